@@ -1,0 +1,1 @@
+"""Sandkeep runs code that you did not write."""

@@ -1,0 +1,1 @@
+"""The words that every room speaks. Standard library only."""
