@@ -1,7 +1,8 @@
 """What changed in a workspace since it was made, by content.
 
-Times, inode numbers and sizes can all be made to look as before: a guest sets mtime freely, and on tmpfs a write through
-a mapping leaves even ctime alone. So a file of unchanged size is always read and hashed again; no shortcut is taken.
+Times, inode numbers and sizes can all be made to look as before: a guest sets mtime freely, and on tmpfs a write
+through a mapping leaves even ctime alone. So a file of unchanged size is always read and hashed again; no shortcut is
+taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Single files and directories of a workspace: read, write, list, look, make. Blocking; bounded; never follows links."""
+"""Single files and directories of a workspace: read, write, list, look, make. Blocking, bounded, follows no link."""
 
 from __future__ import annotations
 

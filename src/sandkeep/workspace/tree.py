@@ -1,4 +1,4 @@
-"""Whole trees: walk, copy, remove. Nothing follows a link, blocks on a special file, or needs a descriptor per level."""
+"""Whole trees: walk and remove. Nothing follows a link, blocks on a special file, or needs a descriptor per level."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sandkeep.workspace.files import TEMP_PREFIX
 from sandkeep.workspace.names import MAX_PATH_BYTES, Parts
 from sandkeep.workspace.paths import OPEN_DIRECTORY, OPEN_FILE, Root, explained, text_of
 
+MAX_TREE_ENTRIES = 100_000
 EntryKind = Literal["file", "directory", "symlink", "other"]
 
 
@@ -25,7 +26,7 @@ EntryKind = Literal["file", "directory", "symlink", "other"]
 class TreeLimits:
     """How large a tree may be before an operation on all of it gives up with `LimitExceeded`."""
 
-    entries: int = 100_000
+    entries: int = MAX_TREE_ENTRIES
     total_bytes: int = 1024 * MIB
 
 
@@ -51,7 +52,7 @@ def kind_of(mode: int) -> EntryKind:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
-def walk(root: Root, start: Parts = (), max_entries: int = TreeLimits.entries) -> Iterator[Found]:
+def walk(root: Root, start: Parts = (), max_entries: int = MAX_TREE_ENTRIES) -> Iterator[Found]:
     """Every entry beneath `start`, parents before children. Each directory is opened from the root by its path.
 
     Names can disappear or change kind while we walk, since a guest may be running: what is gone is left out.
@@ -77,7 +78,7 @@ def walk(root: Root, start: Parts = (), max_entries: int = TreeLimits.entries) -
 
 
 def _names_in(fd: int, here: Parts, room: int) -> list[str]:
-    names = []
+    names: list[str] = []
     with explained(here), os.scandir(fd) as entries:
         for entry in entries:
             if len(names) >= room:
@@ -115,7 +116,7 @@ def _checked_depth(parts: Parts) -> Parts:
 
 
 def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int = 1_000_000) -> None:
-    """Removes a file, or a directory with all that is in it. Links inside are unlinked; what they name is not touched."""
+    """Removes a file, or a directory with all that is in it. Links inside are unlinked, what they name stays."""
     with root.parent(parts) as (dir_fd, name), explained(parts):
         mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
