@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -16,3 +21,31 @@ def require(condition: object, reason: str) -> None:
     if MUST_WORK:
         pytest.fail(f"SANDKEEP_MUST_WORK=1, but: {reason}")
     pytest.skip(reason)
+
+
+def _on_path(program: str) -> Callable[[], bool]:
+    return lambda: shutil.which(program) is not None
+
+
+@cache
+def has_user_namespaces() -> bool:
+    """By trying: a child that unshares its user namespace."""
+    command = ["unshare", "--user", "--map-root-user", "true"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _is_linux() -> bool:
+    return sys.platform == "linux"
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+#: What `@pytest.mark.needs("...")` may name.
+FEATURES: dict[str, Callable[[], bool]] = {
+    "linux": _is_linux,
+    "root": _is_root,
+    "user namespaces": has_user_namespaces,
+    **{program: _on_path(program) for program in ("bwrap", "node", "rustc", "bash", "zsh", "fish", "go", "curl", "jq")},
+}

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sandkeep.net import FetchPolicy as FetchPolicy
     from sandkeep.net import FetchRequest as FetchRequest
     from sandkeep.net import FetchResponse as FetchResponse
+    from sandkeep.net import RateLimit as RateLimit
     from sandkeep.net import SafeClient as SafeClient
     from sandkeep.net import SecretRef as SecretRef
     from sandkeep.oneshot import arun as arun
@@ -110,7 +111,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "sandkeep.interfaces.tool": ("SandboxTool",),
     "sandkeep.languages.config": ("ProcessConfig",),
-    "sandkeep.net": ("FetchPolicy", "FetchRequest", "FetchResponse", "SafeClient", "SecretRef"),
+    "sandkeep.net": ("FetchPolicy", "FetchRequest", "FetchResponse", "RateLimit", "SafeClient", "SecretRef"),
     "sandkeep.oneshot": ("arun", "run"),
     "sandkeep.policy.builder": ("SandboxPolicyBuilder",),
     "sandkeep.policy.model": ("AccessMode", "AllowedPath", "NetworkRule", "SandboxPolicy"),

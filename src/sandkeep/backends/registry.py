@@ -26,7 +26,7 @@ def backend_names() -> tuple[str, ...]:
     return (*BUILT_IN, *sorted(others))
 
 
-def get_backend(name: str, **options: Any) -> SandboxBackend:
+def get_backend(name: str, /, **options: Any) -> SandboxBackend:
     """A new backend. `options` go to its constructor; the caller closes it.
 
     A third-party package registers a factory (a class, usually) in its own metadata::

@@ -1,0 +1,122 @@
+"""The command line's grammar. Subcommands are loaded only when they are called."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import NoReturn
+
+from sandkeep.interfaces.cli.exits import UsageError
+
+EXIT_STATUSES = (
+    "exit status: the guest's own; 124 timeout; 137 memory; 125 sandkeep could not run it; 2 wrong usage; 130 ctrl-c"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse in our voice: lower case, a hint, exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message[:1].lower() + message[1:], f"see '{self.prog} --help'")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments, with `handler` set to the subcommand's function."""
+    return build_parser().parse_args(argv)
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sandkeep", description="Run code that you did not write.", allow_abbrev=False)
+    parser.add_argument("--version", action=_Version, help="print the version and leave")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    _add_run(commands)
+    _add_sh(commands)
+    _add_doctor(commands)
+    _add_bench(commands)
+    _add_completion(commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Reads the version from the package's metadata, which is too slow to do on every start."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"sandkeep {version('sandkeep')}")
+        except PackageNotFoundError:
+            print("sandkeep (not installed; run from its sources)")
+        parser.exit()
+
+
+def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    def call(arguments: argparse.Namespace) -> int:
+        status: int = getattr(import_module(f"sandkeep.interfaces.cli.{module}"), function)(arguments)
+        return status
+
+    return call
+
+
+def _add(commands: argparse._SubParsersAction[Parser], name: str, summary: str, epilog: str | None = None) -> Parser:
+    return commands.add_parser(name, help=summary, description=summary, epilog=epilog, allow_abbrev=False)
+
+
+def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
+    run = _add(commands, "run", "run a program in a sandbox", epilog=EXIT_STATUSES)
+    run.add_argument(
+        "target", metavar="LANGUAGE|FILE", help="python, javascript, typescript, rust, command, wasm; or a file"
+    )
+    run.add_argument("source", metavar="FILE|-", nargs="?", help="the program's file; '-' reads it from stdin")
+    run.add_argument("-c", "--code", metavar="CODE", help="the program itself")
+    run.add_argument("--timeout", metavar="S", default="30", help="seconds until the program is stopped (default 30)")
+    run.add_argument("--memory", metavar="MB", help="memory that all its processes may use together")
+    run.add_argument(
+        "--max-output", metavar="BYTES", help="how much of each of stdout and stderr is kept (default 1 MiB)"
+    )
+    run.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
+    run.add_argument(
+        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
+    )
+    run.add_argument(
+        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
+    )
+    run.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    run.add_argument("--backend", choices=("process", "wasm"), help="default: process, or wasm for a .wasm file")
+    run.add_argument("--enforcer", metavar="NAME", default="auto", help="default auto; 'none' runs without a cage")
+    run.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    run.set_defaults(handler=_later("run", "run"))
+
+
+def _add_sh(commands: argparse._SubParsersAction[Parser]) -> None:
+    sh = _add(commands, "sh", "run a shell script over the current directory, in WebAssembly", epilog=EXIT_STATUSES)
+    sh.add_argument("script", metavar="SCRIPT")
+    sh.add_argument("--write", action="store_true", help="let it change the current directory")
+    sh.add_argument("--timeout", metavar="S", default="30", help="seconds until the script is stopped (default 30)")
+    sh.add_argument("--memory", metavar="MB", help="memory that the script may use")
+    sh.add_argument("--allow-domain", metavar="NAME", action="append", default=[], help="a host that it may fetch from")
+    sh.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    sh.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    sh.set_defaults(handler=_later("shell", "sh"))
+
+
+def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
+    doctor = _add(commands, "doctor", "show what this host can enforce, proved by trying")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.set_defaults(handler=_later("doctor", "doctor"))
+
+
+def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
+    bench = _add(commands, "bench", "measure what a sandboxed run costs on this host")
+    bench.add_argument("options", nargs=argparse.REMAINDER, help="passed on; try 'sandkeep bench -- --help'")
+    bench.set_defaults(handler=_later("bench", "bench"))
+
+
+def _add_completion(commands: argparse._SubParsersAction[Parser]) -> None:
+    completion = _add(commands, "completion", "print a completion script for your shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(handler=_later("completion", "completion"))

@@ -1,0 +1,94 @@
+"""`sandkeep run`: one program, one sandbox, its output and its exit status."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from sandkeep.core.errors import InvalidRequest, SandboxError
+from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits
+from sandkeep.interfaces.cli import options
+from sandkeep.interfaces.cli.exits import UsageError
+from sandkeep.interfaces.cli.render import finish
+from sandkeep.interfaces.cli.source import Source, choose, read_code, read_guest_stdin
+from sandkeep.interfaces.cli.voice import Progress
+
+if TYPE_CHECKING:
+    from sandkeep.policy.model import SandboxPolicy
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Checks everything, then runs it; returns the exit status."""
+    source = choose(arguments.target, arguments.source, arguments.code)
+    policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain)
+    backend = _backend_name(arguments, source.language, policy)
+    request = _request(arguments, source)
+    doing = "compiling and running" if source.language is Language.RUST else "running"
+    try:
+        with Progress(f"{doing} {source.language}"):
+            if backend == "wasm":
+                outcome: ExecResult | SandboxError = _run_wasm(request)
+            else:
+                outcome = _run_process(request, arguments.enforcer, policy)
+    except SandboxError as error:
+        outcome = error
+    return finish(outcome, arguments.json)
+
+
+def _backend_name(arguments: argparse.Namespace, language: Language, policy: SandboxPolicy | None) -> str:
+    name: str = arguments.backend or ("wasm" if language is Language.WASM else "process")
+    if name == "wasm" and policy is not None:
+        raise UsageError("--allow-* options need the process backend", "leave them out, or use --backend process")
+    if name == "wasm" and arguments.enforcer != "auto":
+        raise UsageError("--enforcer needs the process backend", "leave it out, or use --backend process")
+    return name
+
+
+def _request(arguments: argparse.Namespace, source: Source) -> ExecRequest:
+    timeout = options.seconds("--timeout", arguments.timeout)
+    memory = options.whole_number("--memory", arguments.memory, 1 << 20)
+    output = options.whole_number("--max-output", arguments.max_output, 1 << 30)
+    env = options.environment(arguments.env)
+    code = read_code(source)
+    try:
+        return ExecRequest(
+            source.language,
+            code,
+            timeout,
+            stdin=read_guest_stdin(source, timeout),
+            memory_limit_mb=memory,
+            env=env,
+            limits=None if output is None else Limits(output_bytes=output),
+        )
+    except InvalidRequest as error:
+        raise UsageError(error.message, error.hint) from None
+
+
+def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | None) -> ExecResult:
+    from sandkeep.backends.process import ProcessBackend
+    from sandkeep.languages.config import ProcessConfig
+
+    backend = ProcessBackend(
+        config=ProcessConfig(pool_size=0, pool_min=0),
+        enforcer=None if enforcer == "none" else enforcer,
+        policy=policy,
+    )
+    try:
+        return backend.execute_blocking(request)
+    finally:
+        backend.close()
+
+
+def _run_wasm(request: ExecRequest) -> ExecResult:
+    import asyncio
+
+    from sandkeep.backends.wasm import WasmBackend
+
+    async def once() -> ExecResult:
+        backend = WasmBackend()
+        try:
+            return await backend.execute(request)
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(once())

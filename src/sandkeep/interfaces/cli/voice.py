@@ -1,0 +1,83 @@
+"""How the command speaks: errors and hints on stderr, bytes through unchanged, a progress line on terminals."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+
+PROGRESS_AFTER = 0.7
+_CLEAR_LINE = "\r\x1b[2K"
+
+
+def say_error(message: str, hint: str | None = None) -> None:
+    """`error: ...` and, where there is a remedy, `hint: ...`."""
+    _say("error", message)
+    if hint:
+        _say("hint", hint)
+
+
+def say_warning(message: str, hint: str | None = None) -> None:
+    _say("warning", message)
+    if hint:
+        _say("hint", hint)
+
+
+def _say(kind: str, message: str) -> None:
+    printable = message.encode("utf-8", "backslashreplace").decode("utf-8")
+    if sys.stderr is not None:
+        sys.stderr.write(f"{kind}: {printable}\n")
+        sys.stderr.flush()
+
+
+def write_bytes(stdout: bytes, stderr: bytes) -> None:
+    """What the guest printed, byte for byte."""
+    for stream, data in ((sys.stdout, stdout), (sys.stderr, stderr)):
+        if data and stream is not None:
+            stream.flush()
+            stream.buffer.write(data)
+            stream.buffer.flush()
+
+
+def silence() -> None:
+    """Our output cannot be written any more; what is left in buffers must not become a traceback at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(devnull, descriptor)
+    os.close(devnull)
+
+
+class Progress:
+    """`with Progress("compiling rust"):` shows a line when it takes long, on a terminal only, and takes it away."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._thread = threading.Thread(target=self._show, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _show(self) -> None:
+        started = time.monotonic()
+        wait, is_shown = PROGRESS_AFTER, False
+        while not self._done.wait(wait):
+            is_shown, wait = True, 0.5
+            seconds = time.monotonic() - started
+            sys.stderr.write(f"{_CLEAR_LINE}{self._what} ... {seconds:.0f} s")
+            sys.stderr.flush()
+        if is_shown:
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()

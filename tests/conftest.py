@@ -1,0 +1,34 @@
+"""Markers, profiles and the import path that all tests share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+for entry in (ROOT, ROOT / "tests"):
+    if str(entry) not in sys.path:
+        sys.path.insert(0, str(entry))
+
+from tests.helpers import FEATURES, require  # noqa: E402
+
+# A loaded machine must not turn a property into a wall-clock test.
+settings.register_profile("sandkeep", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sandkeep")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for feature in marker.args:
+            if feature not in FEATURES:
+                pytest.fail(f"unknown feature {feature!r}; add it to FEATURES in tests/helpers.py")
+            require(FEATURES[feature](), f"this host has no {feature}")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The checkout that the tests run from."""
+    return ROOT

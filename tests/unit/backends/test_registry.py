@@ -1,0 +1,67 @@
+"""Backends by name; other packages can add, never replace."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from sandkeep.backends import registry
+from sandkeep.backends.fake import FakeBackend
+from sandkeep.core.errors import BackendUnavailable, InvalidRequest
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Entry points that are 'installed' for one test."""
+    installed: dict[str, str] = {}
+
+    def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
+        found = [EntryPoint(key, value, group) for key, value in installed.items()]
+        return [entry for entry in found if name is None or entry.name == name]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    return installed
+
+
+def test_the_fake_by_name_with_options(plugins: dict[str, str]) -> None:
+    backend = registry.get_backend("fake", name="mine")
+    assert isinstance(backend, FakeBackend)
+    assert backend.name == "mine"
+
+
+def test_a_plugin_joins_by_entry_point(plugins: dict[str, str]) -> None:
+    plugins["mine"] = "sandkeep.backends.fake:FakeBackend"
+    assert isinstance(registry.get_backend("mine"), FakeBackend)
+    assert "mine" in registry.backend_names()
+
+
+def test_a_plugin_cannot_replace_ours(plugins: dict[str, str]) -> None:
+    plugins["fake"] = "builtins:dict"
+    assert isinstance(registry.get_backend("fake"), FakeBackend)
+    assert registry.backend_names() == ("process", "wasm", "fake")
+
+
+def test_unknown_names_are_refused_with_the_known_ones(plugins: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="process"):
+        registry.get_backend("dockre")
+
+
+@pytest.mark.parametrize("name", [None, 5, ["process"]])
+def test_names_are_text(name: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        registry.get_backend(name)
+
+
+@pytest.mark.parametrize("target", ["no_such_module_here:X", "sandkeep.backends.fake:Nothing"])
+def test_a_broken_plugin_says_which(plugins: dict[str, str], target: str) -> None:
+    plugins["broken"] = target
+    with pytest.raises(BackendUnavailable, match="broken"):
+        registry.get_backend("broken")
+
+
+def test_a_plugin_that_is_no_backend_is_refused(plugins: dict[str, str]) -> None:
+    plugins["odd"] = "builtins:dict"
+    with pytest.raises(BackendUnavailable, match="not a backend"):
+        registry.get_backend("odd")

@@ -1,0 +1,186 @@
+"""`sandkeep run`: what it asks the backend for, what it prints, with which status it ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkeep import (
+    BackendUnavailable,
+    Denial,
+    EnforcerUnavailable,
+    ExecResult,
+    InvalidRequest,
+    Language,
+    PolicyViolation,
+)
+from sandkeep.backends.fake import FakeMemoryExceeded, FakeTimeout, Reply
+
+
+def test_inline_code(sandkeep: Any, process: Any) -> None:
+    process.answer("42\n")
+    ended = sandkeep("run", "python", "-c", "print(6*7)")
+    assert (ended.status, ended.stdout, ended.stderr) == (0, "42\n", "")
+    asked = process.fake.requests[0]
+    assert (asked.language, asked.code, asked.timeout, asked.memory_limit_mb) == (
+        Language.PYTHON,
+        "print(6*7)",
+        30,
+        None,
+    )
+    assert (process.made_with["enforcer"], process.made_with["policy"]) == ("auto", None)
+    assert process.made_with["config"].pool_size == 0
+    assert process.fake.is_closed
+
+
+def test_a_file_by_suffix_with_every_option(sandkeep: Any, process: Any, stdin: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.ts").write_text("const x: number = 1")
+    stdin(b"\xffin")
+    options = ["--timeout", "2.5", "--memory", "64", "--max-output", "99", "--env", "A=1", "--enforcer", "bubblewrap"]
+    assert sandkeep("run", str(tmp_path / "x.ts"), *options, "--allow-read", str(tmp_path)).status == 0
+    asked = process.fake.requests[0]
+    assert (asked.language, asked.code, asked.timeout) == (Language.TYPESCRIPT, "const x: number = 1", 2.5)
+    assert (asked.memory_limit_mb, dict(asked.env), asked.stdin) == (64, {"A": "1"}, b"\xffin")
+    assert asked.limits.output_bytes == 99
+    assert process.made_with["enforcer"] == "bubblewrap"
+    assert process.made_with["policy"].allowed_paths[0].path == str(tmp_path)
+    assert process.made_with["policy"].allow_process_spawn
+
+
+@pytest.mark.parametrize("source", [["-"], []])
+def test_the_program_from_stdin(sandkeep: Any, process: Any, stdin: Any, source: list[str]) -> None:
+    stdin(b"print('piped')")
+    assert sandkeep("run", "python", *source).status == 0
+    asked = process.fake.requests[0]
+    assert (asked.code, asked.stdin) == ("print('piped')", None)
+
+
+def test_no_cage_must_be_named(sandkeep: Any, process: Any) -> None:
+    sandkeep("run", "python", "-c", "1", "--enforcer", "none")
+    assert process.made_with["enforcer"] is None
+
+
+@pytest.mark.attack("PT-01")
+def test_bytes_pass_through_unchanged(sandkeep: Any, process: Any) -> None:
+    out, err = bytes(range(256)), b"\xff\xfe\0err"
+    process.answer(ExecResult(stdout="?", stdout_bytes=out, stderr="?", stderr_bytes=err))
+    ended = sandkeep("run", "python", "-c", "1")
+    assert (ended.stdout.encode("latin-1"), ended.stderr.encode("latin-1")) == (out, err)
+
+
+@pytest.mark.attack("PT-06")
+@pytest.mark.parametrize("status", [0, 1, 42, 124, 137, 143, 255])
+def test_the_guests_status_is_ours(sandkeep: Any, process: Any, status: int) -> None:
+    process.answer(ExecResult(exit_code=status))
+    assert sandkeep("run", "python", "-c", "1").status == status
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "words"),
+    [
+        (FakeTimeout("part", "err"), 124, "error: execution timed out after 30 s"),
+        (FakeMemoryExceeded("part", "err"), 137, "error: memory limit of 512 MB exceeded"),
+        (BackendUnavailable("no rustc", hint="install rust"), 125, "error: no rustc\nhint: install rust"),
+        (EnforcerUnavailable("native", "no namespaces", hint="sysctl x"), 125, "hint: sysctl x"),
+        (InvalidRequest("odd", field="code"), 2, "error: code: odd"),
+        (PolicyViolation("no such path"), 2, "error: no such path"),
+        (RuntimeError("a bug"), 125, "unexpected RuntimeError: a bug"),
+        (OSError(28, "No space left on device"), 125, "error: no space left on device"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_how_it_ends_when_it_does_not_end_well(
+    sandkeep: Any, process: Any, reply: Reply, status: int, words: str
+) -> None:
+    process.answer(reply)
+    ended = sandkeep("run", "python", "-c", "1")
+    assert ended.status == status
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert process.fake.is_closed
+
+
+def test_a_stopped_run_prints_what_it_had(sandkeep: Any, process: Any) -> None:
+    process.answer(FakeTimeout("so far\n", "warned\n"))
+    ended = sandkeep("run", "python", "-c", "1")
+    assert ended.stdout == "so far\n"
+    assert ended.stderr.startswith("warned\n")
+
+
+def test_cut_output_and_denials_are_said(sandkeep: Any, process: Any) -> None:
+    denial = Denial("network", "example.com:443", "no network rules", "--allow-domain example.com")
+    process.answer(ExecResult(stdout="x" * 10, stdout_truncated=True, denials=[denial]))
+    ended = sandkeep("run", "python", "-c", "1")
+    assert ended.stdout == "x" * 10
+    assert "warning: stdout was cut after 10 bytes\nhint: keep more with --max-output BYTES\n" in ended.stderr
+    assert "warning: refused: example.com:443 (no network rules)\nhint: --allow-domain example.com\n" in ended.stderr
+
+
+def test_json_holds_the_whole_result(sandkeep: Any, process: Any) -> None:
+    process.answer(ExecResult(stdout="é", stderr="\ufffd", stderr_bytes=b"\xff", exit_code=3))
+    ended = sandkeep("run", "python", "-c", "1", "--json")
+    plain = json.loads(ended.stdout)
+    assert (ended.status, ended.stderr) == (3, "")
+    assert (plain["status"], plain["exit_code"], plain["stdout"]) == ("success", 3, "é")
+    assert "stdout_base64" not in plain
+    assert base64.b64decode(plain["stderr_base64"]) == b"\xff"
+    assert {"duration", "signal", "usage", "enforced", "denials", "outputs", "stdout_truncated"} <= set(plain)
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "word"),
+    [
+        (FakeTimeout("part"), 124, "timeout"),
+        (FakeMemoryExceeded("part"), 137, "memory_exceeded"),
+        (BackendUnavailable("x", hint="y"), 125, "error"),
+    ],
+    ids=["timeout", "memory", "error"],
+)
+def test_json_of_what_did_not_end_well(sandkeep: Any, process: Any, reply: Reply, status: int, word: str) -> None:
+    process.answer(reply)
+    ended = sandkeep("run", "python", "-c", "1", "--json")
+    plain = json.loads(ended.stdout)
+    assert (ended.status, plain["status"]) == (status, word)
+    assert plain["error"]["code"].startswith("sandbox.")
+    assert plain.get("stdout", "part") == "part"
+
+
+@pytest.mark.attack("PT-02", "PT-03", "PT-04", "PT-05")
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["bogus"],
+        ["run"],
+        ["run", "python", "-c"],
+        ["run", "python", "-c", ""],
+        ["run", "python", "-c", "a\0b"],
+        ["run", "python", "-c", "1", "--timeout", "0"],
+        ["run", "python", "-c", "1", "--timeout", "nan"],
+        ["run", "python", "-c", "1", "--memory", "-5"],
+        ["run", "python", "-c", "1", "--max-output", "x"],
+        ["run", "python", "-c", "1", "--env", "A"],
+        ["run", "python", "-c", "1", "--allow-read", "/no/such/path"],
+        ["run", "python", "-c", "1", "--backend", "docker"],
+        ["run", "python", "-c", "1", "--backend", "wasm", "--allow-read", "/"],
+        ["run", "python", "-c", "1", "--backend", "wasm", "--enforcer", "native"],
+        ["run", "python", "-c", "1", "--tim", "5"],
+        ["run", "perl", "-c", "1"],
+        ["run", "missing.py"],
+        ["run", "python", "-c", "1", "extra", "words"],
+    ],
+    ids=lambda argv: " ".join(argv[1:]).replace("\0", "NUL") or "nothing",
+)
+def test_wrong_usage_runs_nothing(sandkeep: Any, process: Any, argv: list[str]) -> None:
+    ended = sandkeep(*argv)
+    assert ended.status == 2
+    assert ended.stdout == ""
+    first = ended.stderr.splitlines()[0]
+    assert first.startswith("error: ")
+    assert first[7:8] == first[7:8].lower()
+    assert process.fake.requests == []

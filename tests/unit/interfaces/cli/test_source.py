@@ -1,0 +1,105 @@
+"""Which program was meant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandkeep.core.types import Language
+from sandkeep.interfaces.cli.exits import UsageError
+from sandkeep.interfaces.cli.source import SUFFIXES, Source, choose, read_code, read_guest_stdin
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "inline", "meant"),
+    [
+        ("python", None, "print(1)", Source(Language.PYTHON, inline="print(1)")),
+        ("python", "-", None, Source(Language.PYTHON)),
+        ("python", None, None, Source(Language.PYTHON)),
+        ("py", "tool", None, Source(Language.PYTHON, path="tool")),
+        ("sh", None, "ls", Source(Language.COMMAND, inline="ls")),
+        ("a/script.ts", None, None, Source(Language.TYPESCRIPT, path="a/script.ts")),
+        ("UPPER.PY", None, None, Source(Language.PYTHON, path="UPPER.PY")),
+        ("./python.py", None, None, Source(Language.PYTHON, path="./python.py")),
+    ],
+)
+def test_what_the_words_mean(target: str, source: str | None, inline: str | None, meant: Source) -> None:
+    assert choose(target, source, inline) == meant
+
+
+@pytest.mark.parametrize(("suffix", "language"), SUFFIXES.items())
+def test_files_by_suffix(suffix: str, language: Language) -> None:
+    assert choose(f"x{suffix}", None, None) == Source(language, path=f"x{suffix}")
+
+
+@pytest.mark.attack("PT-05")
+@pytest.mark.parametrize(
+    ("target", "source", "inline", "hint"),
+    [
+        ("pyhton", None, "1", "did you mean 'python'?"),
+        ("Python", None, "1", "did you mean 'python'?"),
+        ("pyhton", None, None, "did you mean 'python'?"),
+        ("cobol", "x.cob", None, "one of rust"),
+        ("notes.txt", None, None, "sandkeep run python notes.txt"),
+        ("../../bin/sh", None, None, "sandkeep run python"),
+        ("python", "x.py", "1", "give one of them"),
+    ],
+)
+def test_what_cannot_be_meant(target: str, source: str | None, inline: str | None, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose(target, source, inline)
+    assert hint in (caught.value.hint or "")
+
+
+def test_reading_files(tmp_path: Path) -> None:
+    text, module = tmp_path / "x.py", tmp_path / "x.wasm"
+    text.write_text("print('é')", encoding="utf-8")
+    module.write_bytes(b"\0asm\xff")
+    assert read_code(Source(Language.PYTHON, path=str(text))) == "print('é')"
+    assert read_code(Source(Language.WASM, path=str(module))) == b"\0asm\xff"
+
+
+@pytest.mark.parametrize("name", ["missing.py", "."])
+def test_unreadable_files_are_usage_errors(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        read_code(Source(Language.PYTHON, path=str(tmp_path / name)))
+
+
+def test_binary_rubbish_is_not_a_program(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="UTF-8"):
+        read_code(Source(Language.PYTHON, path=str(tmp_path / "x.py")))
+
+
+def test_a_pipe_that_never_ends_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as stdin, os.fdopen(writer, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(UsageError, match="did not end"):
+            read_guest_stdin(Source(Language.PYTHON, inline="1"), 0.05)
+
+
+def test_a_pipe_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"\0\xffdata")
+    os.close(writer)
+    with os.fdopen(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert read_guest_stdin(Source(Language.PYTHON, inline="1"), 5) == b"\0\xffdata"
+
+
+def test_a_closed_stdin_is_no_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert read_guest_stdin(Source(Language.PYTHON, inline="1"), 5) is None
+    with pytest.raises(UsageError, match="closed"):
+        read_code(Source(Language.PYTHON))
+
+
+def test_a_terminal_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = os.openpty()
+    with os.fdopen(follower) as stdin, os.fdopen(leader, "wb", buffering=0):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert read_guest_stdin(Source(Language.PYTHON, inline="1"), 5) is None
