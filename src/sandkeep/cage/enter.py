@@ -1,0 +1,80 @@
+"""The recipe. Each function reads as the order in which the cage is built; any failure ends the run.
+
+`build` runs as the first process of the new namespaces, `lock` in the guest's own process just before its code.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Tuple
+
+from .failure import CageError, step
+from .linux import capabilities, cgroups, fds, landlock, mounts, namespaces, rlimits, seccomp, verify
+from .linux.syscalls import PR_SET_DUMPABLE, prctl
+from .plan import LaunchPlan
+
+
+class Kit(NamedTuple):
+    """What the zygote prepared before the fork, because it is the same for many cells or needs the outside."""
+
+    plan: LaunchPlan
+    filter: bytes
+    trees: Tuple[int, ...]
+    cgroups: Tuple[int, ...]
+    outer_namespaces: dict[str, int]
+
+
+def build(kit: Kit) -> None:
+    """Everything that init and guest share: identity, root, network, limits, no privileges."""
+    plan = kit.plan
+    with step("join cgroup"):
+        cgroups.join(kit.cgroups)
+    if plan.isolation == "namespaces":
+        with step("take guest identity"):
+            namespaces.become_guest()
+        mounts.build_root(plan, kit.trees)
+        with step("name host", plan.hostname):
+            namespaces.set_hostname(plan.hostname)
+        if plan.network == "loopback":
+            with step("bring up loopback", "lo"):
+                namespaces.bring_up_loopback()
+    with step("new session"):
+        os.setsid()
+        os.umask(0o022)
+    with step("set limits"):
+        rlimits.apply(plan.rlimits)
+    if plan.isolation != "none":
+        with step("drop capabilities"):
+            capabilities.drop_all()
+            capabilities.forbid_new_privileges()
+    with step("shield init"):
+        # Same user as the guest: without this the guest could write to our memory through /proc.
+        prctl(PR_SET_DUMPABLE, 0)
+
+
+def lock(kit: Kit, keep: Tuple[int, ...]) -> int:
+    """The guest's own locks, seccomp last. Returns the descriptor on which init hears of refused calls, or -1."""
+    plan = kit.plan
+    with step("unshield guest"):
+        prctl(PR_SET_DUMPABLE, 1)
+    with step("enter directory", plan.cwd):
+        os.chdir(plan.cwd)
+    with step("close descriptors"):
+        fds.close_all_but(keep)
+    if plan.landlock:
+        with step("restrict with Landlock"):
+            landlock.restrict(plan.landlock, deny_network=plan.isolation == "landlock" and plan.network != "host")
+    if not plan.seccomp:
+        return -1
+    with step("install seccomp filter"):
+        return seccomp.install(kit.filter, notify=True)
+
+
+def check(kit: Kit, keep: Tuple[int, ...]) -> None:
+    """Refuses to go on unless the cage is exactly as planned."""
+    if kit.plan.isolation == "none":
+        return
+    expected = verify.Expected(kit.plan, {0, 1, 2, *keep}, kit.outer_namespaces)
+    found = verify.problems(verify.gather(), expected)
+    if found:
+        raise CageError("verify", 0, "; ".join(found))

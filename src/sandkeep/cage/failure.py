@@ -1,0 +1,31 @@
+"""CageError: which step of building the cage failed, with what errno, on what."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Iterator
+
+
+class CageError(Exception):
+    """A step failed; the guest must not start."""
+
+    def __init__(self, step: str, errno: int, what: str) -> None:
+        super().__init__(step, errno, what)
+        self.step = step
+        self.errno = errno
+        self.what = what
+
+    def __str__(self) -> str:
+        reason = os.strerror(self.errno) if self.errno else "refused"
+        return f"{self.step}: {self.what}: {reason}"
+
+
+@contextmanager
+def step(name: str, what: str = "") -> Iterator[None]:
+    """Names the step that any OSError inside it belongs to."""
+    try:
+        yield
+    except OSError as error:
+        item = what or str(error.filename or error.strerror or "")
+        raise CageError(name, error.errno or 0, item) from None

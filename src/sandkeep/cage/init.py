@@ -1,0 +1,255 @@
+"""The first process of a cell: starts the guest, reaps, keeps the limits that nobody else keeps, reports, and dies.
+
+Its death takes everything with it: the kernel kills whatever is left in the namespace. In the classes without
+namespaces it is the subreaper of everything the guest starts, and kills that itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from . import enter
+from .failure import CageError
+from .linux import usage
+from .linux.notify import Listener
+from .linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from .wire import close_all, receive_packet, send_packet
+
+_SLOWEST_LOOK = 0.1
+_FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
+
+
+class Channels(NamedTuple):
+    """The cell's descriptors. The guest keeps stdio and, until its job has come, `job`; init keeps `status`."""
+
+    job: int
+    status: socket.socket
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+def run(kit: enter.Kit, channels: Channels, become: Callable[[int], None]) -> None:
+    """Builds the cage, starts the guest and supervises it. Never returns. `become(job)` turns a process into the guest."""
+    try:
+        if kit.plan.isolation != "namespaces":
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        enter.build(kit)
+        listener_socket = _open_listener(kit)
+        guest, handoff = _start_guest(kit, channels, become)
+        _detach_stdio(channels)
+        notifications = _await_lock(handoff)
+        send_packet(channels.status, {"ready": True}, [listener_socket.fileno()] if listener_socket else [])
+        if listener_socket:
+            listener_socket.close()
+    except CageError as failure:
+        _report_failure(channels.status, failure)
+    except OSError as error:
+        _report_failure(channels.status, CageError("start guest", error.errno or 0, str(error)))
+    Supervisor(kit, channels.status, guest, notifications).watch()
+
+
+def _report_failure(status: socket.socket, failure: CageError) -> None:
+    try:
+        send_packet(status, {"failed": [failure.step, failure.errno, failure.what]})
+    finally:
+        os._exit(1)
+
+
+def _open_listener(kit: enter.Kit) -> Optional[socket.socket]:
+    """The only way out of the guest's network: a listener in here whose connections the host's proxy accepts."""
+    if not kit.plan.listener_port:
+        return None
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind(("127.0.0.1", kit.plan.listener_port))
+    listener.listen(128)
+    return listener
+
+
+def _start_guest(kit: enter.Kit, channels: Channels, become: Callable[[int], None]) -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    try:
+        enter.fds.use_as_stdio(channels.stdin, channels.stdout, channels.stderr)
+        keep = (channels.job, theirs.fileno())
+        listener = enter.lock(kit, keep)
+        enter.check(kit, keep + ((listener,) if listener >= 0 else ()))
+        send_packet(theirs, {"locked": True}, [listener] if listener >= 0 else [])
+        close_all([listener] if listener >= 0 else [])
+        theirs.close()
+    except CageError as failure:
+        send_packet(theirs, {"failed": [failure.step, failure.errno, failure.what]})
+        os._exit(1)
+    except BaseException as error:
+        send_packet(theirs, {"failed": ["lock guest", getattr(error, "errno", 0) or 0, repr(error)]})
+        os._exit(1)
+    become(channels.job)
+    os._exit(70)
+
+
+def _detach_stdio(channels: Channels) -> None:
+    close_all([channels.job, channels.stdin, channels.stdout, channels.stderr])
+
+
+def _await_lock(handoff: socket.socket) -> int:
+    """The notification descriptor, once the guest has locked and checked itself; -1 when the plan has none."""
+    message, descriptors = receive_packet(handoff)
+    handoff.close()
+    if "locked" not in message:
+        failed = message.get("failed", ["lock guest", 0, "the guest's process died"])
+        raise CageError(failed[0], failed[1], failed[2])
+    return descriptors[0] if descriptors else -1
+
+
+class Supervisor:
+    """Waits for the guest's end, or makes it."""
+
+    def __init__(self, kit: enter.Kit, status: socket.socket, guest: int, notifications: int) -> None:
+        self._plan = kit.plan
+        self._status = status
+        self._guest = guest
+        self._listener: Optional[Listener] = None
+        if notifications >= 0:
+            self._listener = Listener(notifications, guest, may_exec_once=not kit.plan.allow_spawn)
+        # Any part of the scratch tmpfs tells how full the whole is.
+        self._scratch = kit.plan.scratch_dirs[0][0] if kit.plan.scratch_dirs else ""
+        self._exit: Optional[int] = None
+        self._verdict = ""
+        self._cpu = 0.0
+        self._peak = 0
+        self._is_watching = False
+        self._disk_at_start = 0
+        self._next_disk_look = 0.0
+
+    def watch(self) -> None:
+        """The loop: signals of ended children, words from outside, refused calls, and a look at what is used."""
+        wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        poll.register(self._status, select.POLLIN)
+        if self._listener:
+            poll.register(self._listener.descriptor, select.POLLIN)
+        self._reap()
+        pause = 0.0
+        while self._exit is None and not self._verdict:
+            ready = dict(poll.poll(pause * 1000 if self._is_watching else None))
+            if wake in ready:
+                os.read(wake, 4096)
+                self._reap()
+            if self._status.fileno() in ready:
+                self._hear()
+            if self._listener and self._listener.descriptor in ready:
+                if ready[self._listener.descriptor] & select.POLLIN:
+                    self._listener.answer()
+                else:
+                    poll.unregister(self._listener.descriptor)
+            if self._is_watching:
+                pause = self._look()
+        self._end()
+
+    def _hear(self) -> None:
+        try:
+            message, _ = receive_packet(self._status)
+        except OSError:
+            message = {}
+        if message.get("go"):
+            watch = self._plan.watch
+            self._is_watching = bool(watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes)
+            self._disk_at_start = usage.directory_bytes(list(watch.disk_paths)) if watch.disk_paths else 0
+        else:
+            self._verdict = "stopped"  # told to, or the supervisor is gone
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._cpu += used.ru_utime + used.ru_stime
+            self._peak = max(self._peak, used.ru_maxrss * 1024)
+            if pid == self._guest:
+                self._exit = status
+
+    def _pids(self) -> List[int]:
+        if self._plan.isolation == "namespaces":
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        return list(usage.descendants(os.getpid()))
+
+    def _look(self) -> float:
+        """Compares use with the ceilings; returns how long it is safe not to look."""
+        watch, pids, pause = self._plan.watch, self._pids(), _SLOWEST_LOOK
+        if watch.memory_bytes:
+            used = usage.memory_bytes(pids, self._scratch, watch.memory_bytes)
+            self._peak = max(self._peak, used)
+            if used > watch.memory_bytes:
+                self._verdict = "memory"
+            pause = min(pause, max((watch.memory_bytes - used) / _FASTEST_GROWTH, 0.002))
+        if watch.cpu_seconds and self._cpu + usage.cpu_seconds(pids) > watch.cpu_seconds:
+            self._verdict = "cpu"
+        if watch.disk_bytes and time.monotonic() >= self._next_disk_look:
+            started = time.monotonic()
+            grown = usage.directory_bytes(list(watch.disk_paths)) - self._disk_at_start
+            if grown > watch.disk_bytes:
+                self._verdict = "disk"
+            # A large tree is looked at less often, so that looking never costs more than a tenth of the time.
+            self._next_disk_look = time.monotonic() + max(0.25, 10 * (time.monotonic() - started))
+        return pause
+
+    def _end(self) -> None:
+        self._kill_all()
+        report: Dict[str, Any] = {
+            "exit": self._exit if self._exit is not None else 9,
+            "verdict": self._verdict,
+            "cpu": round(self._cpu, 6),
+            "peak": self._peak,
+            "denials": self._listener.denials if self._listener else [],
+        }
+        try:
+            send_packet(self._status, report)
+        except OSError:
+            pass
+        os._exit(0)
+
+    def _kill_all(self) -> None:
+        """SIGKILL to everything, until nothing is left: what forks faster than we look is stopped first."""
+        while True:
+            try:
+                if self._plan.isolation == "namespaces":
+                    os.kill(-1, signal.SIGKILL)
+                else:
+                    _kill_descendants()
+            except ProcessLookupError:
+                pass
+            try:
+                _, status, used = os.wait4(-1, 0)
+            except ChildProcessError:
+                return
+            except OSError as error:
+                if error.errno != errno.EINTR:
+                    raise
+                continue
+            self._cpu += used.ru_utime + used.ru_stime
+            self._peak = max(self._peak, used.ru_maxrss * 1024)
+
+
+def _kill_descendants() -> None:
+    found = list(usage.descendants(os.getpid()))
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in found:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue

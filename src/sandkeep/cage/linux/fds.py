@@ -1,0 +1,44 @@
+"""Descriptors: what the guest inherits, which is 0, 1 and 2."""
+
+from __future__ import annotations
+
+import os
+from typing import Iterable
+
+from .syscalls import call
+
+_CLOSE_RANGE_MAX = 0xFFFFFFFF
+
+
+def close_all_but(keep: Iterable[int]) -> None:
+    """Closes every descriptor above 2 that is not named."""
+    start = 3
+    for descriptor in sorted(set(keep)):
+        if descriptor < 3:
+            continue
+        if descriptor > start:
+            call("close_range", start, descriptor - 1, 0)
+        start = descriptor + 1
+    call("close_range", start, _CLOSE_RANGE_MAX, 0)
+
+
+def use_as_stdio(stdin: int, stdout: int, stderr: int) -> None:
+    """Puts three descriptors at 0, 1 and 2. They must all be above 2."""
+    for target, source in enumerate((stdin, stdout, stderr)):
+        os.dup2(source, target, inheritable=True)
+
+
+def open_descriptors() -> set[int]:
+    """What is open now, without the descriptor that the listing itself needs."""
+    listing = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return {int(name) for name in os.listdir(listing)} - {listing, _scan_descriptor(listing)}
+    finally:
+        os.close(listing)
+
+
+def _scan_descriptor(listing: int) -> int:
+    # os.listdir(fd) works on a duplicate, which the listing shows as well: the next free number.
+    duplicate = os.dup(listing)
+    os.close(duplicate)
+    return duplicate

@@ -1,0 +1,186 @@
+"""The guest's root: built on a tmpfs from trees that were opened outside, then pivoted into."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from typing import Optional, Sequence
+
+from ..failure import CageError, step
+from ..plan import Bind, LaunchPlan
+from .syscalls import call
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
+MS_REC, MS_PRIVATE, MS_SLAVE = 16384, 1 << 18, 1 << 19
+MNT_DETACH = 2
+
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
+_RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 4, 2
+
+#: Shown at the same name in the guest's /dev; nothing else is there.
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+#: Parts of /proc that describe the host rather than the guest.
+MASKED_PROC = ("cmdline", "keys", "key-users", "kcore", "timer_list", "sched_debug", "sysrq-trigger", "modules", "latency_stats")
+
+
+def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
+    def encoded(text: Optional[str]) -> Optional[bytes]:
+        return None if text is None else os.fsencode(text)
+
+    try:
+        call("mount", encoded(source), encoded(target), encoded(kind), flags, encoded(data))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, target) from None
+
+
+def make_slave() -> None:
+    """Mounts made on the host still arrive; ours never leave."""
+    mount("none", "/", None, MS_REC | MS_SLAVE)
+
+
+def open_without_links(path: str) -> int:
+    """Opens an already resolved path for reference only; a link anywhere on the way is an error."""
+    how = ctypes.create_string_buffer(
+        struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
+    )
+    return call("openat2", _AT_FDCWD, os.fsencode(path), how, 24)
+
+
+def detach_tree(bind: Bind, idmap: Optional[int] = None) -> int:
+    """A private copy of the mount tree at a host path, as a descriptor, with its permissions already reduced.
+
+    The path was resolved when the policy was made and its identity is part of the plan: whatever stands there now
+    must still be the same file or directory.
+    """
+    with step("open allowed path", bind.source):
+        source = open_without_links(bind.source)
+    try:
+        if bind.identity and identity_of(source) != bind.identity:
+            raise CageError("open allowed path", 0, f"{bind.source} is not what it was when the policy was made")
+        with step("clone mount tree", bind.source):
+            tree = call(
+                "open_tree", source, b"", _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
+            )
+    finally:
+        os.close(source)
+    try:
+        with step("restrict mount tree", bind.source):
+            _set_attributes(tree, bind, idmap)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def _set_attributes(tree: int, bind: Bind, idmap: Optional[int]) -> None:
+    attributes = _MOUNT_ATTR_NOSUID | (0 if bind.device else _MOUNT_ATTR_NODEV)
+    if not bind.writable and not bind.device:
+        attributes |= _MOUNT_ATTR_RDONLY
+    _mount_setattr(tree, attributes, 0, recursive=True)
+    if idmap is None:
+        return
+    try:
+        _mount_setattr(tree, _MOUNT_ATTR_IDMAP, idmap, recursive=False)
+    except OSError:
+        # A file system without id maps: what is only read stays readable as for any other user; writing would not work.
+        if bind.writable:
+            raise
+
+
+def _mount_setattr(tree: int, attributes: int, userns: int, recursive: bool) -> None:
+    request = ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns))
+    flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
+    call("mount_setattr", tree, b"", flags, request, 32)
+
+
+def identity_of(descriptor: int) -> str:
+    status = os.fstat(descriptor)
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def build_root(plan: LaunchPlan, trees: Sequence[int]) -> None:
+    """Builds the whole root under one tmpfs and moves into it; afterwards the host's files have no name in here."""
+    with step("make mounts private", "/"):
+        mount("none", "/", None, MS_REC | MS_PRIVATE)
+    with step("mount root", "tmpfs"):
+        mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=2k,mode=0755")
+        os.chdir("/tmp")
+    with step("mount scratch"):
+        _mount_scratch(plan)
+    with step("attach paths"):
+        for bind, tree in zip(plan.binds, trees):
+            _attach(tree, bind.target)
+    with step("mount proc"):
+        _mount_proc()
+    with step("write files"):
+        for path, content in plan.files:
+            _write_file(path, content)
+        for path, target in plan.symlinks:
+            _make_parents(path)
+            os.symlink(target, _inside(path))
+    with step("pivot root", "/"):
+        call("pivot_root", b".", b".")
+        call("umount2", b".", MNT_DETACH)
+        os.chdir("/")
+    with step("seal root", "/"):
+        mount(None, "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _inside(path: str) -> str:
+    return path.lstrip("/") or "."
+
+
+def _make_parents(path: str) -> None:
+    os.makedirs(_inside(os.path.dirname(path)), mode=0o755, exist_ok=True)
+
+
+def _mount_scratch(plan: LaunchPlan) -> None:
+    """One sized tmpfs holds everything that the guest may write, so that one number bounds it all."""
+    os.makedirs("run/scratch", mode=0o755)
+    options = f"size={plan.scratch_bytes},nr_inodes={plan.scratch_inodes},mode=0755"
+    mount("tmpfs", "run/scratch", "tmpfs", MS_NOSUID | MS_NODEV, options)
+    for path, mode in plan.scratch_dirs:
+        store = "run/scratch/" + path.strip("/").replace("/", "-")
+        os.mkdir(store)
+        os.chmod(store, mode)
+        os.makedirs(_inside(path), mode=0o755, exist_ok=True)
+        mount(store, _inside(path), None, MS_BIND)
+    call("umount2", b"run/scratch", MNT_DETACH)  # the parts keep it alive; as a whole it needs no name
+
+
+
+def _attach(tree: int, target: str) -> None:
+    inside = _inside(target)
+    if not os.path.lexists(inside):
+        _make_parents(target)
+        if stat.S_ISDIR(os.fstat(tree).st_mode):
+            os.mkdir(inside)
+        else:
+            os.close(os.open(inside, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    call("move_mount", tree, b"", _AT_FDCWD, os.fsencode(inside), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def _mount_proc() -> None:
+    os.makedirs("proc", mode=0o555, exist_ok=True)
+    mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    for name in MASKED_PROC:
+        if os.path.exists(f"proc/{name}"):
+            mount("dev/null", f"proc/{name}", None, MS_BIND)
+    boot_id = "proc/sys/kernel/random/boot_id"
+    if os.path.exists(boot_id):
+        mount("proc/sys/kernel/random/uuid", boot_id, None, MS_BIND)
+
+
+def _write_file(path: str, content: str) -> None:
+    _make_parents(path)
+    descriptor = os.open(_inside(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, content.encode())
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""Hears of refused calls through seccomp's user notification, refuses them, and remembers what was tried."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from typing import Dict, List, Set, Tuple
+
+from .syscalls import NUMBERS
+
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_CONTINUE = 1
+_EPERM = 1
+_MOST_REMEMBERED = 32
+
+_NAMES: Dict[int, str] = {number: name for name, number in NUMBERS.items()}
+_SPAWNING = {"clone", "fork", "vfork", "execve", "execveat"}
+_LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the address and its length
+
+
+class Listener:
+    """Answers notifications. Looking calls go on (the network itself refuses); all others get EPERM."""
+
+    def __init__(self, descriptor: int, guest: int, may_exec_once: bool) -> None:
+        self.descriptor = descriptor
+        self._guest = guest
+        self._may_exec_once = may_exec_once
+        self._seen: Set[Tuple[str, str]] = set()
+
+    @property
+    def denials(self) -> List[List[str]]:
+        return [[kind, what] for kind, what in sorted(self._seen)]
+
+    def answer(self) -> None:
+        """Handles one waiting call. The caller may have died meanwhile, which is no error."""
+        request = bytearray(80)
+        try:
+            fcntl.ioctl(self.descriptor, _RECEIVE, request, True)
+        except OSError:
+            return
+        identity, pid, _, number = struct.unpack_from("=QIIi", request)
+        arguments = struct.unpack_from("=6Q", request, 32)
+        name = _NAMES.get(number, str(number))
+        goes_on = self._judge(name, pid, arguments)
+        reply = struct.pack("=QqiI", identity, 0, 0 if goes_on else -_EPERM, _CONTINUE if goes_on else 0)
+        try:
+            fcntl.ioctl(self.descriptor, _SEND, reply)
+        except OSError:
+            return
+
+    def _judge(self, name: str, pid: int, arguments: Tuple[int, ...]) -> bool:
+        if name in _LOOKING:
+            address, length = (arguments[index] for index in _LOOKING[name])
+            self._remember_destination(pid, address, length)
+            return True
+        if name == "execve" and pid == self._guest and self._may_exec_once:
+            # The program itself is started by one exec, made by our own code before any of the guest's.
+            self._may_exec_once = False
+            return True
+        self._remember("process" if name in _SPAWNING else "syscall", name)
+        return False
+
+    def _remember(self, kind: str, what: str) -> None:
+        if len(self._seen) < _MOST_REMEMBERED:
+            self._seen.add((kind, what))
+
+    def _remember_destination(self, pid: int, address: int, length: int) -> None:
+        destination = describe_address(_read_memory(pid, address, min(length, 128)))
+        if destination:
+            self._remember("network", destination)
+
+
+def _read_memory(pid: int, address: int, length: int) -> bytes:
+    try:
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(memory, length, address)
+    except (OSError, OverflowError):
+        return b""
+    finally:
+        os.close(memory)
+
+
+def describe_address(raw: bytes) -> str:
+    """"host:port" of an internet address that is not the guest's own loopback; "" for everything else. Pure."""
+    if len(raw) < 8:
+        return ""
+    family, port = struct.unpack_from("=H", raw)[0], struct.unpack_from("!H", raw, 2)[0]
+    if family == socket.AF_INET:
+        host = socket.inet_ntop(socket.AF_INET, raw[4:8])
+        if host.startswith("127.") or host == "0.0.0.0":
+            return "name resolution" if port == 53 else ""
+        return f"{host}:{port}"
+    if family == socket.AF_INET6 and len(raw) >= 24:
+        host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
+        return "" if host in ("::1", "::") else f"[{host}]:{port}"
+    return ""

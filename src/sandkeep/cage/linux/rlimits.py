@@ -1,0 +1,28 @@
+"""Per-process ceilings that the kernel keeps without anybody watching."""
+
+from __future__ import annotations
+
+import resource
+from typing import Iterable, Tuple
+
+NAMES = {
+    "core": resource.RLIMIT_CORE,
+    "cpu": resource.RLIMIT_CPU,
+    "fsize": resource.RLIMIT_FSIZE,
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "msgqueue": getattr(resource, "RLIMIT_MSGQUEUE", 12),
+    "sigpending": getattr(resource, "RLIMIT_SIGPENDING", 11),
+    "nice": getattr(resource, "RLIMIT_NICE", 13),
+    "rtprio": getattr(resource, "RLIMIT_RTPRIO", 14),
+}
+
+
+def apply(limits: Iterable[Tuple[str, int]]) -> None:
+    """Sets each as soft and hard limit, lowering to what the caller itself may have."""
+    for name, value in limits:
+        number = NAMES[name]
+        _, hard = resource.getrlimit(number)
+        ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (ceiling, ceiling))

@@ -1,0 +1,213 @@
+"""The system call filter: an allow-list, written as data, compiled to BPF, installed last.
+
+What is not known gets ENOSYS, so that libc falls back; what is known to be dangerous gets EPERM. Another architecture's
+calls (and x32) kill the process. Calls whose refusal is worth telling go to init, which refuses and remembers them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Dict, List, NamedTuple, Sequence
+
+from .syscalls import MACHINE, NUMBERS, call
+
+_ALLOWED = """
+read write open openat close stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo rt_sigsuspend
+sigaltstack pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat faccessat2 pipe pipe2
+select pselect6 sched_yield mremap msync mincore madvise mlock mlock2 munlock mlockall munlockall
+shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
+mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
+dup dup2 dup3 pause nanosleep clock_nanosleep getitimer alarm setitimer timer_create timer_settime timer_gettime
+timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
+getpid gettid getppid getpgid setpgid getpgrp getsid setsid sendfile connect accept accept4 sendto recvfrom sendmsg
+recvmsg sendmmsg recvmmsg shutdown bind listen getsockname getpeername setsockopt getsockopt
+exit exit_group wait4 waitid kill tkill tgkill uname fcntl flock fsync fdatasync sync syncfs sync_file_range truncate
+ftruncate fallocate getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir creat
+link linkat unlink unlinkat symlink symlinkat readlink readlinkat chmod fchmod fchmodat fchmodat2 chown fchown lchown
+fchownat umask time gettimeofday getrlimit setrlimit prlimit64 getrusage sysinfo times
+getuid getgid geteuid getegid setuid setgid setreuid setregid setresuid getresuid setresgid getresgid setfsuid setfsgid
+getgroups setgroups capget capset
+utime utimes utimensat futimesat statfs fstatfs ustat getpriority setpriority ioprio_get ioprio_set
+sched_setparam sched_getparam sched_setscheduler sched_getscheduler sched_get_priority_max sched_get_priority_min
+sched_rr_get_interval sched_setaffinity sched_getaffinity sched_setattr sched_getattr getcpu
+arch_prctl set_tid_address set_robust_list get_robust_list futex futex_waitv futex_wake futex_wait futex_requeue
+rseq membarrier restart_syscall getrandom memfd_create copy_file_range splice tee vmsplice
+epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 signalfd signalfd4
+inotify_init inotify_init1 inotify_add_watch inotify_rm_watch readahead fadvise64 cachestat mseal
+setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr
+fremovexattr clock_gettime clock_getres close_range pidfd_open pidfd_send_signal pkey_mprotect pkey_alloc pkey_free
+landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy openat2 process_mrelease
+map_shadow_stack remap_file_pages name_to_handle_at
+""".split()
+
+#: Refused with EPERM without a word: ordinary programs try these and go on.
+_REFUSED = """
+io_uring_setup io_uring_enter io_uring_register perf_event_open userfaultfd memfd_secret
+add_key request_key keyctl mbind set_mempolicy set_mempolicy_home_node migrate_pages move_pages
+process_madvise fanotify_init fanotify_mark seccomp adjtimex clock_adjtime vhangup acct lookup_dcookie modify_ldt
+pciconfig_read pciconfig_write pciconfig_iobase quotactl_fd
+io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents statmount listmount open_tree_attr
+""".split()
+
+#: Refused with EPERM and told: nobody calls these by accident.
+_TOLD = """
+mount umount2 pivot_root chroot fsopen fsconfig fsmount fspick move_mount open_tree mount_setattr
+unshare setns ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp
+bpf kexec_load kexec_file_load init_module finit_module delete_module open_by_handle_at
+quotactl swapon swapoff reboot settimeofday clock_settime stime iopl ioperm syslog sethostname setdomainname nfsservctl
+""".split()
+
+_SPAWN = ("fork", "vfork", "execve", "execveat")
+
+_CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag, the time namespace's included
+_CLONE_THREAD = 0x00010000
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_SOCK_TYPE_MASK, _SOCK_RAW = 0xF, 3
+_S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
+_TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
+_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
+
+_KILL, _ALLOW, _NOTIFY = 0x80000000, 0x7FFF0000, 0x7FC00000
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_ERRNO = 0x00050000
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+
+_SET_MODE_FILTER, _FLAG_NEW_LISTENER, _FLAG_WAIT_KILLABLE = 1, 8, 32
+
+# Offsets in struct seccomp_data; arguments are 64 bits, little endian on both architectures.
+_NR, _ARCH = 0, 4
+
+
+def _argument(index: int) -> int:
+    return 16 + 8 * index
+
+
+_LD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+
+
+class Instruction(NamedTuple):
+    code: int
+    jump_true: int
+    jump_false: int
+    value: int
+
+
+def _ret(action: int) -> Instruction:
+    return Instruction(_RET, 0, 0, action)
+
+
+def _load(offset: int) -> Instruction:
+    return Instruction(_LD, 0, 0, offset)
+
+
+def _returns_if_equal(values: Sequence[int], action: int) -> List[Instruction]:
+    body: List[Instruction] = []
+    for value in values:
+        body += [Instruction(_JEQ, 0, 1, value), _ret(action)]
+    return body
+
+
+def _clone_rule(allow_spawn: bool, told: int) -> List[Instruction]:
+    rule = [_load(_argument(0)), Instruction(_JSET, 0, 1, _CLONE_NAMESPACES), _ret(told)]
+    if not allow_spawn:
+        rule += [Instruction(_JSET, 1, 0, _CLONE_THREAD), _ret(told)]
+    return [*rule, _ret(_ALLOW)]
+
+
+def _socket_rule(allow_internet: bool) -> List[Instruction]:
+    families = (_AF_UNIX, _AF_INET, _AF_INET6) if allow_internet else (_AF_UNIX,)
+    rule = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
+    rule += _returns_if_equal([_SOCK_RAW], _ERRNO | _EPERM)
+    rule += [_load(_argument(0)), *_returns_if_equal(families, _ALLOW)]
+    # Netlink's protocol 0 is routing, which libc uses to list interfaces.
+    rule += [Instruction(_JEQ, 0, 3, _AF_NETLINK), _load(_argument(2)), Instruction(_JEQ, 0, 1, 0), _ret(_ALLOW)]
+    return [*rule, _ret(_ERRNO | _EAFNOSUPPORT)]
+
+
+def _only(index: int, values: Sequence[int]) -> List[Instruction]:
+    return [_load(_argument(index)), *_returns_if_equal(values, _ALLOW), _ret(_ERRNO | _EPERM)]
+
+
+def _all_but(index: int, values: Sequence[int], mask: int = 0) -> List[Instruction]:
+    masked = [Instruction(_AND, 0, 0, mask)] if mask else []
+    return [_load(_argument(index)), *masked, *_returns_if_equal(values, _ERRNO | _EPERM), _ret(_ALLOW)]
+
+
+def _addressed_send_rule() -> List[Instruction]:
+    """sendto() with an address is how a datagram picks its destination: init looks at it."""
+    low, high = _load(_argument(4)), _load(_argument(4) + 4)
+    return [low, Instruction(_JEQ, 1, 0, 0), _ret(_NOTIFY), high, Instruction(_JEQ, 1, 0, 0), _ret(_NOTIFY), _ret(_ALLOW)]
+
+
+def rules(allow_spawn: bool, allow_internet: bool, notify: bool) -> Dict[str, List[Instruction]]:
+    """What happens to each call that is not simply allowed."""
+    told = _NOTIFY if notify else _ERRNO | _EPERM
+    table = {name: [_ret(_ERRNO | _EPERM)] for name in _REFUSED}
+    table.update({name: [_ret(told)] for name in _TOLD})
+    table.update({name: [_ret(_ALLOW if allow_spawn else told)] for name in _SPAWN})
+    table["clone"] = _clone_rule(allow_spawn, told)
+    table["socket"] = _socket_rule(allow_internet)
+    table["socketpair"] = _only(0, (_AF_UNIX,))
+    table["ioctl"] = _all_but(1, _TERMINAL_INJECTION)
+    table["personality"] = _only(0, _PERSONALITIES)
+    table["prctl"] = _all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER))
+    table["mknod"] = _all_but(1, (_S_IFCHR, _S_IFBLK), _S_IFMT)
+    table["mknodat"] = _all_but(2, (_S_IFCHR, _S_IFBLK), _S_IFMT)
+    if notify:
+        table["connect"] = [_ret(_NOTIFY)]
+        table["sendto"] = _addressed_send_rule()
+    return table
+
+
+def compile_filter(allow_spawn: bool, allow_internet: bool = True, notify: bool = True) -> bytes:
+    """The whole filter as BPF: architecture, then one block per special call, then the allow-list as ranges."""
+    if not NUMBERS:
+        raise OSError(38, f"no system call table for {MACHINE}")
+    program = [_load(_ARCH), Instruction(_JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), _ret(_KILL), _load(_NR)]
+    if MACHINE == "x86_64":
+        program += [Instruction(_JGE, 0, 1, _X32_BIT), _ret(_KILL)]
+    special = rules(allow_spawn, allow_internet, notify)
+    program += _allow_ranges({NUMBERS[name] for name in _ALLOWED if name in NUMBERS and name not in special})
+    for name, rule in special.items():
+        if name in NUMBERS:
+            program += [Instruction(_JEQ, 0, len(rule), NUMBERS[name]), *rule]
+    program.append(_ret(_ERRNO | _ENOSYS))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _allow_ranges(numbers: set[int]) -> List[Instruction]:
+    body: List[Instruction] = []
+    ordered = sorted(numbers)
+    start = 0
+    while start < len(ordered):
+        end = start
+        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
+            end += 1
+        # first <= nr < last + 1, else fall through to the next range
+        body += [
+            Instruction(_JGE, 0, 2, ordered[start]),
+            Instruction(_JGE, 1, 0, ordered[end] + 1),
+            _ret(_ALLOW),
+        ]
+        start = end + 1
+    return body
+
+
+def install(program: bytes, notify: bool) -> int:
+    """Installs the filter for this thread. With `notify`, returns the descriptor on which init hears of calls."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
+    if not notify:
+        call("seccomp", _SET_MODE_FILTER, 0, header)
+        return -1
+    try:
+        return call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE, header)
+    except OSError as error:
+        if error.errno != 22:
+            raise
+        return call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER, header)  # before Linux 5.19

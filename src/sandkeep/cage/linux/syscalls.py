@@ -1,0 +1,42 @@
+"""The system calls that Python does not offer, by name, through libc's `syscall`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+from .tables import AARCH64, X86_64
+
+MACHINE = platform.machine()
+NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def call(name: str, *arguments: object) -> int:
+    """Calls `name`; raises OSError. Integers are passed as longs, bytes and buffers as pointers."""
+    number = NUMBERS.get(name)
+    if number is None:
+        raise OSError(38, f"{name} is not known on {MACHINE}")
+    words = [ctypes.c_long(item) if isinstance(item, int) else item for item in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *words))
+    if result < 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"{name}: {os.strerror(errno)}")
+    return result
+
+
+def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
+    return call("prctl", option, a, b, c, d)
+
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4

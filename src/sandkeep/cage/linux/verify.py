@@ -1,0 +1,118 @@
+"""Looks at the finished cage from inside, before the guest's code, and names everything that is not as planned."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, NamedTuple, Set
+
+from ..plan import LaunchPlan
+from . import fds, namespaces
+
+_CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+class Facts(NamedTuple):
+    """What the process is, as the kernel tells it."""
+
+    status: Dict[str, str]
+    descriptors: Set[int]
+    #: mount point -> is it writable
+    mounts: Dict[str, bool]
+    namespaces: Dict[str, int]
+    uid_map: str
+    ids: Set[int]
+
+
+class Expected(NamedTuple):
+    """What it must be."""
+
+    plan: LaunchPlan
+    descriptors: Set[int]
+    #: The namespaces of the process that made us: ours must all differ.
+    outer_namespaces: Dict[str, int]
+
+
+def gather() -> Facts:
+    with open("/proc/self/status") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    with open("/proc/self/uid_map") as file:
+        uid_map = " ".join(file.read().split())
+    return Facts(
+        status,
+        fds.open_descriptors(),
+        _mounts(),
+        namespaces.identities(),
+        uid_map,
+        {*os.getresuid(), *os.getresgid()},
+    )
+
+
+def _mounts() -> Dict[str, bool]:
+    mounts: Dict[str, bool] = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields = line.split()
+            separator = fields.index("-")
+            options = set(fields[5].split(",")) | set(fields[separator + 3].split(","))
+            mounts[_unescape(fields[4])] = "ro" not in options
+    return mounts
+
+
+def _unescape(text: str) -> str:
+    return text.encode("latin-1", "surrogateescape").decode("unicode_escape") if "\\" in text else text
+
+
+def problems(facts: Facts, expected: Expected) -> List[str]:
+    """Everything that deviates; an empty list is the only answer that lets the guest start. Pure."""
+    found = _privilege_problems(facts, expected)
+    extra = sorted(facts.descriptors ^ expected.descriptors)
+    if extra:
+        found.append(f"descriptors differ: {extra}")
+    if expected.plan.isolation == "namespaces":
+        found += _namespace_problems(facts, expected) + _mount_problems(facts, expected.plan)
+    return found
+
+
+def _privilege_problems(facts: Facts, expected: Expected) -> List[str]:
+    found = [f"{name} is {facts.status.get(name)}" for name in _CAPABILITY_SETS if int(facts.status.get(name, "1"), 16)]
+    if facts.status.get("NoNewPrivs") != "1":
+        found.append("NoNewPrivs is off")
+    if expected.plan.seccomp and facts.status.get("Seccomp") != "2":
+        found.append("no seccomp filter is installed")
+    return found
+
+
+def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
+    own = set(facts.namespaces) - ({"net"} if expected.plan.network == "host" else set())
+    found = [
+        f"the {name} namespace is the host's"
+        for name in sorted(own)
+        if facts.namespaces[name] == expected.outer_namespaces.get(name)
+    ]
+    if facts.ids != {namespaces.GUEST_UID, namespaces.GUEST_GID}:
+        found.append(f"runs as {sorted(facts.ids)}")
+    inside, _, count = (facts.uid_map + " 0 0 0").split()[:3]
+    if int(inside) != namespaces.GUEST_UID or count != "1":
+        found.append(f"the user map is {facts.uid_map!r}")
+    return found
+
+
+def _mount_problems(facts: Facts, plan: LaunchPlan) -> List[str]:
+    writable = {bind.target for bind in plan.binds if bind.writable or bind.device}
+    writable |= {path for path, _ in plan.scratch_dirs}
+    readable = {bind.target for bind in plan.binds} | {"/"}
+    found = []
+    for point, is_writable in facts.mounts.items():
+        if point == "/proc" or point.startswith("/proc/"):
+            continue
+        known = point in writable or point in readable or _is_below(point, readable | writable)
+        if not known:
+            found.append(f"unplanned mount at {point}")
+        elif is_writable and point not in writable and not _is_below(point, writable):
+            found.append(f"{point} is writable")
+    return found
+
+
+def _is_below(point: str, targets: Set[str]) -> bool:
+    """A tree that was bound with what is mounted below it shows as further mounts."""
+    return any(target != "/" and point.startswith(target + "/") for target in targets)

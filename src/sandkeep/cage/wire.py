@@ -1,0 +1,91 @@
+"""Frames between supervisor and cage. Control and status: one JSON object per packet. Job: length, JSON, then bytes.
+
+Nothing here is ever unpickled, and what a guest could have written is never read as anything but its output.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+
+MAX_PACKET = 512 * 1024
+_MAX_DESCRIPTORS = 32
+
+
+def send_packet(channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    channel.sendmsg([payload], rights)
+
+
+def receive_packet(channel: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
+    """One message and the descriptors that came with it. An empty message is the end of the conversation."""
+    size = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+    payload, rights, _, _ = channel.recvmsg(MAX_PACKET, size, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, data in rights:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if not payload:
+        close_all(descriptors)
+        return {}, []
+    return json.loads(payload), list(descriptors)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass
+
+
+class Job(NamedTuple):
+    """What a waiting cell is given: how to start, with which environment, and the files it starts from."""
+
+    #: "python": run `main` in the warm interpreter; "node": hand it to the waiting node; "exec": become `argv`.
+    mode: str
+    argv: Tuple[str, ...]
+    env: Dict[str, str]
+    code_dir: str
+    files: Dict[str, bytes]
+    main: str = ""
+
+
+def encode_job(job: Job) -> bytes:
+    names = list(job.files)
+    header = json.dumps(
+        {
+            "mode": job.mode,
+            "argv": job.argv,
+            "env": job.env,
+            "code_dir": job.code_dir,
+            "main": job.main,
+            "files": [[name, len(job.files[name])] for name in names],
+        },
+        separators=(",", ":"),
+    ).encode()
+    return b"".join([struct.pack("!I", len(header)), header, *(job.files[name] for name in names)])
+
+
+def receive_job(descriptor: int) -> Job:
+    """Blocks until a whole job arrived; raises EOFError when the supervisor let go of the cell instead."""
+    (size,) = struct.unpack("!I", _read_exactly(descriptor, 4))
+    header = json.loads(_read_exactly(descriptor, size))
+    files = {name: _read_exactly(descriptor, length) for name, length in header["files"]}
+    return Job(header["mode"], tuple(header["argv"]), header["env"], header["code_dir"], files, header["main"])
+
+
+def _read_exactly(descriptor: int, size: int) -> bytes:
+    chunks = []
+    while size:
+        chunk = os.read(descriptor, min(size, 1 << 20))
+        if not chunk:
+            raise EOFError("the supervisor closed the job channel")
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,292 @@
+"""The zygote: a warm, single-threaded, secret-free interpreter that clones every run straight into its cage.
+
+It is told what to make over one socket, never sees a guest's output, and ends with its supervisor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from types import ModuleType
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+from . import init, plan as plans
+from .enter import Kit
+from .failure import CageError, step
+from .linux import mounts, namespaces, seccomp, usage
+from .linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from .wire import close_all, receive_job, receive_packet, send_packet
+
+_FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; the rest are cgroups
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    control = socket.socket(fileno=int(arguments[0]))
+    zygote = Zygote(control)
+    try:
+        zygote.prepare(receive_packet(control)[0])
+        send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
+    except CageError as failure:
+        send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
+        os._exit(1)
+    zygote.serve()
+    os._exit(0)
+
+
+class Zygote:
+    """Holds what every cell of this interpreter has in common."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._worker: Optional[ModuleType] = None
+        self._is_root = os.geteuid() == 0
+        self._host_id = 0
+        self._outer: Dict[str, int] = {}
+        self._id_maps: Dict[Tuple[int, int], int] = {}
+        self._cells: set[int] = set()
+        self._supervisor = call("pidfd_open", os.getppid(), 0)
+
+    def prepare(self, order: Dict[str, Any]) -> None:
+        """Loads the worker and the preloads, then steps out of the host's mount namespace; all of it once."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        if order.get("worker"):
+            self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
+        hide_command_line()
+        self._outer = namespaces.identities()
+        if order["isolation"] == "namespaces":
+            self._own_mounts()
+        gc.collect()
+        gc.freeze()
+
+    def _own_mounts(self) -> None:
+        """A mount namespace in which this process may clone trees; an ordinary user needs a user namespace for that."""
+        flags = namespaces.CLONE_NEWNS
+        uid, gid = os.geteuid(), os.getegid()
+        if not self._is_root:
+            flags |= namespaces.CLONE_NEWUSER
+        with step("create namespaces"):
+            call("unshare", flags)
+        if not self._is_root:
+            with step("map own user"):
+                namespaces.map_ids(os.getpid(), uid, gid, 0, 0)
+        with step("make mounts slave"):
+            mounts.make_slave()
+        self._host_id = namespaces.UNOWNED_UID_BASE + os.getpid() if self._is_root else 0
+
+    def serve(self) -> None:
+        """Until the supervisor closes the control socket or dies."""
+        wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        poll = select.poll()
+        for descriptor in (wake, self._control.fileno(), self._supervisor):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            ready = dict(poll.poll())
+            if wake in ready:
+                os.read(wake, 4096)
+                self._reap()
+            if self._supervisor in ready:
+                self._kill_cells()
+                return
+            if self._control.fileno() in ready:
+                message, descriptors = receive_packet(self._control)
+                if not message:
+                    return
+                self._make_cell(message, descriptors, (wake, signalled))
+
+    def _reap(self) -> None:
+        lost = False
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._cells.discard(pid)
+            lost = True
+        if lost:
+            self._kill_strays()
+
+    def _kill_strays(self) -> None:
+        """Whatever is our child and not a cell outlived its init (a bare guest may kill its own)."""
+        for pid in usage._children(os.getpid()):
+            if pid not in self._cells:
+                for stray in (pid, *usage.descendants(pid)):
+                    _kill(stray)
+
+    def _kill_cells(self) -> None:
+        for pid in self._cells:
+            _kill(pid)
+
+    def _make_cell(self, message: Dict[str, Any], descriptors: List[int], wake: Tuple[int, int]) -> None:
+        status = socket.socket(fileno=descriptors[1])
+        trees: List[int] = []
+        try:
+            plan, program = _parse(message["plan"])
+            trees = [mounts.detach_tree(bind, self._id_map(bind)) for bind in plan.binds]
+            kit = Kit(plan, program, tuple(trees), tuple(descriptors[_FIXED_DESCRIPTORS:]), self._outer)
+            channels = init.Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
+            self._start(kit, channels, wake)
+        except CageError as failure:
+            send_packet(status, {"failed": [failure.step, failure.errno, failure.what]})
+        except plans.PlanError as problem:
+            send_packet(status, {"failed": ["read plan", 0, str(problem)]})
+        finally:
+            status.close()
+            close_all([*trees, descriptors[0], *descriptors[2:]])
+
+    def _start(self, kit: Kit, channels: init.Channels, wake: Tuple[int, int]) -> None:
+        is_caged = kit.plan.isolation == "namespaces"
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        with step("clone into namespaces" if is_caged else "fork"):
+            if is_caged:
+                pid, pidfd = namespaces.clone(namespaces.flags_for(kit.plan.network))
+            else:
+                pid = os.fork()
+                pidfd = call("pidfd_open", pid, 0) if pid else -1
+        if pid == 0:
+            self._become_init(kit, channels, (go_read, go_write, *wake))
+        os.close(go_read)
+        self._cells.add(pid)
+        try:
+            if is_caged:
+                with step("map user"):
+                    namespaces.map_ids(pid, self._host_id, self._host_id)
+            os.write(go_write, b"g")
+            send_packet(channels.status, {"pid": pid}, [pidfd])
+        except (CageError, OSError):
+            _kill(pid)
+            raise
+        finally:
+            close_all([go_write, pidfd])
+
+    def _become_init(self, kit: Kit, channels: init.Channels, spare: Tuple[int, ...]) -> NoReturn:
+        signal.set_wakeup_fd(-1)
+        go_read, go_write, *wake = spare
+        os.close(go_write)
+        if os.read(go_read, 1) != b"g":
+            os._exit(1)
+        close_all([go_read, *wake, self._control.detach(), self._supervisor, *self._id_maps.values()])
+        init.run(kit, channels, self._become_guest)
+        os._exit(70)
+
+    def _become_guest(self, job_descriptor: int) -> None:
+        """In the guest's process, cage complete: wait for the job and turn into it."""
+        restore_signals()
+        if self._worker is not None:
+            self._worker.warm_up()
+        try:
+            job = receive_job(job_descriptor)
+        except EOFError:
+            os._exit(0)
+        if job.mode == "python" and self._worker is not None:
+            write_files(job)
+            os.close(job_descriptor)
+            self._worker.run(job)
+        else:
+            become_program(job, job_descriptor)
+
+    def _id_map(self, bind: plans.Bind) -> Optional[int]:
+        """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""
+        if not self._is_root or not bind.as_owner:
+            return None
+        owner = os.stat(bind.source)
+        key = (owner.st_uid, owner.st_gid)
+        if key not in self._id_maps:
+            self._id_maps[key] = _user_namespace(key, self._host_id)
+        return self._id_maps[key]
+
+
+def _user_namespace(owner: Tuple[int, int], host_id: int) -> int:
+    """A user namespace, kept by descriptor, in which the owner of a path on disk is the guest's id on the host."""
+    pid, pidfd = namespaces.clone(namespaces.CLONE_NEWUSER)
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        signal.pause()
+        os._exit(0)
+    try:
+        with step("map owner of allowed path"):
+            namespaces.map_ids(pid, host_id, host_id, owner[0], owner[1])
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(pidfd)
+        _kill(pid)
+        os.waitpid(pid, 0)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(text: str) -> Tuple[plans.LaunchPlan, bytes]:
+    plan = plans.decode(json.loads(text))
+    if not plan.seccomp:
+        return plan, b""
+    allow_internet = plan.isolation == "namespaces" or plan.network == "host"
+    return plan, seccomp.compile_filter(plan.allow_spawn, allow_internet)
+
+
+def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
+    """Executes the guest-side worker as a module of its own and lets it import what runs will need."""
+    worker = ModuleType("sandkeep_worker")
+    with step("load worker", path), open(path, encoding="utf-8") as file:
+        code = compile(file.read(), "<sandkeep>", "exec")
+    exec(code, worker.__dict__)
+    problem = worker.prepare(with_site, list(preload))
+    if problem:
+        raise CageError("preload", 0, problem)
+    return worker
+
+
+def hide_command_line() -> None:
+    """Guests are forks of this process: its arguments would show them where Sandkeep is installed."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    title = b"python3\0main.py\0"
+    if end - start > len(title):
+        ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
+
+
+def restore_signals() -> None:
+    """What a program finds when a shell starts it; Python itself ignores SIGPIPE and SIGXFSZ."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def become_program(job: Any, job_descriptor: int) -> None:
+    """Writes the program's files and execs it. A failure is told on the job channel, which exec closes."""
+    try:
+        write_files(job)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.set_inheritable(job_descriptor, False)
+        os.execve(job.argv[0], list(job.argv), job.env)
+    except OSError as error:
+        os.write(job_descriptor, f"{job.argv[0]}: {error.strerror}".encode())
+        os._exit(126)
+
+
+def write_files(job: Any) -> None:
+    for name, content in job.files.items():
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(os.path.join(job.code_dir, name), flags, 0o644)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view):]
+        finally:
+            os.close(descriptor)

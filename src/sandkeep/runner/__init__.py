@@ -1,0 +1,1 @@
+"""Start, feed, capture, watch and judge one run."""

@@ -1,0 +1,158 @@
+"""Cell: the supervisor's end of one caged process, from its making to its end. Used once."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from sandkeep.cage.linux.cgroups import Group, GroupUsage
+from sandkeep.cage.wire import Job, encode_job, receive_packet, send_packet
+from sandkeep.core.errors import EnforcerFailed
+
+
+class CellLost(Exception):
+    """The cell died before it was given anything to do: another one can take its place."""
+
+
+class Cell:
+    """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind."""
+
+    def __init__(self, enforcer: str, group: Group | None) -> None:
+        self.enforcer = enforcer
+        self.group = group
+        self.group_usage: GroupUsage | None = None
+        self.pid = 0
+        self.pidfd = -1
+        self.listener = -1
+        self.report: dict[str, Any] | None = None
+        self._is_ready = False
+        self._is_closed = False
+        self.job, self._their_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.status, self._their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
+        self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
+        self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
+        self._theirs = [stdin, stdout, stderr]
+        for descriptor in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(descriptor, False)
+
+    def descriptors_to_send(self) -> list[int]:
+        """The cell's ends in the order that the zygote expects; `sent` closes our copies of them."""
+        if self.group is not None:
+            self._theirs += self.group.open_procs()
+        return [self._their_job.fileno(), self._their_status.fileno(), *self._theirs]
+
+    def sent(self) -> None:
+        self._their_job.close()
+        self._their_status.close()
+        while self._theirs:
+            os.close(self._theirs.pop())
+
+    def await_ready(self, timeout: float) -> None:
+        """Waits until the cage stands and has been checked. Raises with the step that failed."""
+        deadline = time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self.status, select.POLLIN)
+        while not self._is_ready:
+            if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
+                raise EnforcerFailed(self.enforcer, f"the cage was not ready after {timeout:g} s")
+            self.hear()
+
+    def hear(self) -> None:
+        """Takes one message from the cell: its pid, that it is ready, or its report at the end."""
+        try:
+            message, descriptors = receive_packet(self.status)
+        except ConnectionResetError:
+            message, descriptors = {}, []
+        if not message:
+            raise CellLost("the cell ended")
+        if "failed" in message:
+            step, errno, what = message["failed"]
+            reason = f": {os.strerror(errno)}" if errno else ""
+            raise EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
+        if "pid" in message:
+            self.pid, self.pidfd = message["pid"], descriptors[0]
+        elif "ready" in message:
+            self._is_ready = True
+            self.listener = descriptors[0] if descriptors else -1
+        else:
+            self.report = message
+
+    def start(self, job: Job, *, is_watched: bool) -> None:
+        """Gives the waiting cell its work."""
+        try:
+            if is_watched:
+                send_packet(self.status, {"go": True})
+            self.job.sendall(encode_job(job))
+        except OSError as error:
+            raise CellLost(str(error)) from None
+
+    def start_failure(self) -> str:
+        """Why the program could not be started, if it could not: only told before the guest's code."""
+        self.job.setblocking(False)
+        with suppress(OSError):
+            return self.job.recv(4096).decode("utf-8", "replace")
+        return ""
+
+    def ask_to_stop(self) -> None:
+        """Everything in the cell is killed and what it used is reported."""
+        with suppress(OSError):
+            send_packet(self.status, {"stop": True})
+
+    def kill(self) -> None:
+        """Takes the namespace down, whatever is in it."""
+        if self.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def await_gone(self, timeout: float) -> bool:
+        """Whether everything of the cell has ended: its init is reaped only after all the rest."""
+        if self.pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def is_alive(self) -> bool:
+        return self._is_ready and not self._is_closed and not self.await_gone(0)
+
+    def close(self) -> None:
+        """Ends the cell if it has not ended, waits until it is gone, and gives everything back."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.sent()
+        self.job.close()
+        if self.report is None and not self.await_gone(0):
+            self.ask_to_stop()
+            if not self.await_gone(0.5):
+                self.kill()
+        self.await_gone(10)
+        self.status.close()
+        for descriptor in (self.stdin, self.stdout, self.stderr, self.pidfd, self.listener):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.stdin = self.stdout = self.stderr = self.pidfd = self.listener = -1
+        if self.group is not None:
+            self.group_usage = self.group.usage()
+            self.group.remove()
+
+    def close_stdin(self) -> None:
+        if self.stdin >= 0:
+            os.close(self.stdin)
+            self.stdin = -1
+
+    def abandon(self) -> None:
+        """In a forked copy of the supervisor: let go of the descriptors without touching the cell."""
+        self._is_closed = True
+        self.job.close()
+        self.status.close()
+        for descriptor in (self.stdin, self.stdout, self.stderr, self.pidfd, self.listener):
+            if descriptor >= 0:
+                with suppress(OSError):
+                    os.close(descriptor)

@@ -1,0 +1,178 @@
+"""Feeds and drains one run until it ends: bounded memory, no deadlock, no waiting for pipes that others hold open."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from dataclasses import dataclass, field
+
+from sandkeep.runner.cell import Cell, CellLost
+
+_CHUNK = 1 << 16
+_GRACE = 0.25
+
+
+@dataclass(slots=True)
+class Capture:
+    """One output stream: the first `cap` bytes are kept, the rest is read and counted, so that nobody stalls."""
+
+    cap: int
+    kept: bytearray = field(default_factory=bytearray)
+    total: int = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        room = self.cap - len(self.kept)
+        if room > 0:
+            self.kept += chunk[:room]
+
+
+@dataclass(slots=True)
+class Exit:
+    """How a run ended, as facts. `outcome` judges them."""
+
+    stdout: Capture
+    stderr: Capture
+    duration: float
+    is_timeout: bool = False
+    is_cancelled: bool = False
+    #: The wait status that init saw, or None when init never told.
+    status: int | None = None
+    verdict: str = ""
+    cpu_time: float = 0.0
+    peak_memory: int = 0
+    denials: list[list[str]] = field(default_factory=list)
+    start_failure: str = ""
+
+
+class Pump:
+    """One run's conversation with its cell, in the calling thread."""
+
+    def __init__(self, cell: Cell, stdin: bytes, output_cap: int, deadline: float, cancel: int = -1) -> None:
+        self._cell = cell
+        self._stdin = memoryview(stdin)
+        self._deadline = deadline
+        self._cancel = cancel
+        self._captures = {cell.stdout: Capture(output_cap), cell.stderr: Capture(output_cap)}
+        self._order = (cell.stdout, cell.stderr)
+        self._poll = select.poll()
+        self._is_lost = False
+
+    def run(self, started: float) -> Exit:
+        """Until the cell is gone: by itself, at the deadline, or because the caller cancelled."""
+        self._register()
+        is_timeout = is_cancelled = False
+        while self._cell.report is None and not self._is_lost:
+            remaining = self._deadline - time.monotonic()
+            if remaining <= 0:
+                is_timeout = True
+                break
+            # poll() counts whole milliseconds: rounding down would spin, rounding up overshoots by less than one.
+            events = self._poll.poll(int(remaining * 1000) + 1)
+            is_cancelled = any(descriptor == self._cancel for descriptor, _ in events)
+            if is_cancelled:
+                break
+            for descriptor, event in events:
+                self._handle(descriptor, event)
+        if is_timeout or is_cancelled:
+            self._stop()
+        return self._finish(started, is_timeout, is_cancelled)
+
+    def _register(self) -> None:
+        for descriptor in (*self._order, self._cell.status.fileno(), self._cell.pidfd):
+            self._poll.register(descriptor, select.POLLIN)
+        if self._stdin:
+            self._poll.register(self._cell.stdin, select.POLLOUT)
+        else:
+            self._cell.close_stdin()
+        if self._cancel >= 0:
+            self._poll.register(self._cancel, select.POLLIN)
+
+    def _handle(self, descriptor: int, event: int) -> None:
+        if descriptor in self._captures:
+            self._read(descriptor)
+        elif descriptor == self._cell.stdin:
+            self._feed()
+        elif descriptor == self._cell.status.fileno():
+            self._hear()
+        elif descriptor == self._cell.pidfd:
+            self._is_lost = True
+
+    def _read(self, descriptor: int) -> bool:
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._poll.unregister(descriptor)
+            return False
+        self._captures[descriptor].add(chunk)
+        return True
+
+    def _feed(self) -> None:
+        try:
+            self._stdin = self._stdin[os.write(self._cell.stdin, self._stdin[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._stdin = self._stdin[:0]  # the guest closed its end and will never read the rest
+        if not self._stdin:
+            self._poll.unregister(self._cell.stdin)
+            self._cell.close_stdin()
+
+    def _hear(self) -> None:
+        try:
+            self._cell.hear()
+        except CellLost:
+            self._is_lost = True
+
+    def _stop(self) -> None:
+        """Asks first, because the report says what was used; a namespace that does not answer is taken down."""
+        self._cell.ask_to_stop()
+        until = time.monotonic() + _GRACE
+        while self._cell.report is None and not self._is_lost and time.monotonic() < until:
+            for descriptor, event in self._poll.poll(20):
+                if descriptor != self._cancel:
+                    self._handle(descriptor, event)
+
+    def _finish(self, started: float, is_timeout: bool, is_cancelled: bool) -> Exit:
+        if self._cell.report is None:
+            self._cell.kill()
+        self._cell.await_gone(10)
+        for descriptor in self._order:
+            while self._read_rest(descriptor):
+                pass
+        if self._cell.report is None:
+            self._last_words()
+        report = self._cell.report or {}
+        return Exit(
+            *(self._captures[descriptor] for descriptor in self._order),
+            duration=time.monotonic() - started,
+            is_timeout=is_timeout,
+            is_cancelled=is_cancelled,
+            status=report.get("exit"),
+            verdict=report.get("verdict", ""),
+            cpu_time=report.get("cpu", 0.0),
+            peak_memory=report.get("peak", 0),
+            denials=report.get("denials", []),
+            start_failure=self._cell.start_failure(),
+        )
+
+    def _read_rest(self, descriptor: int) -> bool:
+        # Everything that could write is gone, so what is in the pipe now is all there will ever be.
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        self._captures[descriptor].add(chunk)
+        return bool(chunk)
+
+    def _last_words(self) -> None:
+        """The report may have been sent just before the end that we noticed first."""
+        self._cell.status.setblocking(False)
+        try:
+            while self._cell.report is None:
+                self._cell.hear()
+        except (CellLost, BlockingIOError):
+            return
