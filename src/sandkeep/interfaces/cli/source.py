@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from sandkeep.core.types import MAX_CODE_BYTES, Language
 from sandkeep.interfaces.cli.exits import UsageError
+from sandkeep.interfaces.cli.voice import say_warning
 
 MAX_STDIN_BYTES = 256 * 1024 * 1024
+SILENCE = 3.0
 
 LANGUAGES = {str(item): item for item in Language} | {
     "py": Language.PYTHON,
@@ -115,19 +117,27 @@ def _read_program_from_stdin() -> bytes:
 def read_guest_stdin(source: Source, patience: float) -> bytes | None:
     """What the guest reads: our stdin when it is not a terminal and did not hold the program.
 
-    A pipe that nobody writes to and nobody closes would hold us for ever, so it is given `patience` seconds.
+    A pipe that is open but silent (programs that start us often leave one) would hold us for ever. Nothing at all for
+    `SILENCE` seconds counts as nothing to read, and is said; a pipe that has spoken gets `patience` to finish.
     """
     if source.is_from_stdin or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return None
-    return _read_until_end(sys.stdin.fileno(), time.monotonic() + patience)
+    descriptor = sys.stdin.fileno()
+    if not _is_readable(descriptor, min(SILENCE, patience)):
+        say_warning("nothing came on stdin; the program reads end of file", "add '< /dev/null', or write sooner")
+        return None
+    return _read_until_end(descriptor, time.monotonic() + patience)
+
+
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
 
 
 def _read_until_end(descriptor: int, deadline: float) -> bytes:
     received = bytearray()
     while len(received) <= MAX_STDIN_BYTES:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise UsageError("stdin is open but did not end in time", "add '< /dev/null' if the program reads nothing")
+        if not _is_readable(descriptor, deadline - time.monotonic()):
+            raise UsageError("stdin did not end in time", "close it, or give it longer with --timeout")
         piece = os.read(descriptor, 1 << 20)
         if not piece:
             return bytes(received)

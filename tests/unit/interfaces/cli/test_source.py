@@ -74,8 +74,17 @@ def test_binary_rubbish_is_not_a_program(tmp_path: Path) -> None:
         read_code(Source(Language.PYTHON, path=str(tmp_path / "x.py")))
 
 
+def test_a_silent_pipe_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as stdin, os.fdopen(writer, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert read_guest_stdin(Source(Language.PYTHON, inline="1"), 0.05) is None
+    assert "warning: nothing came on stdin" in capsys.readouterr().err
+
+
 def test_a_pipe_that_never_ends_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
+    os.write(writer, b"some")
     with os.fdopen(reader) as stdin, os.fdopen(writer, "w"):
         monkeypatch.setattr(sys, "stdin", stdin)
         with pytest.raises(UsageError, match="did not end"):

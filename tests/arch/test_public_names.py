@@ -1,0 +1,66 @@
+"""Every public name is there, is typed, and costs nothing until it is used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sandkeep
+
+ROOT = Path(__file__).resolve().parents[2]
+DESIGNED = """
+    Language ExecRequest ExecResult Usage Enforced Denial SandboxBackend BackendCapabilities EnforcedLimits
+    ProcessBackend ProcessConfig WasmBackend FakeBackend SandboxPolicy SandboxPolicyBuilder AllowedPath
+    AccessMode NetworkRule Limits SandboxEnforcer get_enforcer SandboxTool Sandbox AsyncSandbox MountPoint
+    FsChange DirEntry FetchPolicy FetchRequest FetchResponse SafeClient SecretRef run arun errors get_backend
+    SandboxError ExecutionTimeout MemoryExceeded ExecutionFailed InvalidRequest BackendUnavailable
+    EnforcerFailed EnforcerUnavailable PolicyViolation ProvisionFailed SessionNotFound SnapshotNotFound
+    PathTraversal SessionTimeout SessionBusy SandboxDestroyed CommandNotFound NetworkingDisabled FetchFailed
+    FuelExhausted
+"""
+
+
+@pytest.mark.parametrize("name", sandkeep.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(sandkeep, name) is not None
+    assert name in dir(sandkeep)
+
+
+def test_the_designed_names_are_public() -> None:
+    assert set(DESIGNED.split()) <= set(sandkeep.__all__)
+
+
+def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
+    tree = ast.parse((ROOT / "src/sandkeep/__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: part.module
+        for part in block.body
+        if isinstance(part, ast.ImportFrom)
+        for alias in part.names
+        if alias.name != "errors"
+    }
+    assert seen == sandkeep._HOME_OF
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Sandbocks'"):
+        sandkeep.Sandbocks  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_errors_are_one_tree_under_two_names() -> None:
+    from sandkeep import errors
+    from sandkeep.core import errors as tree
+
+    assert sandkeep.errors is errors
+    assert all(getattr(errors, name) is getattr(tree, name) for name in errors.__all__)
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    script = "import sys; import sandkeep; print(*[m for m in sys.modules if m.startswith('sandkeep')])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["sandkeep"]

@@ -1,0 +1,44 @@
+"""`sandkeep run` loads little. Checked by the list of modules, never by the clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = """
+    asyncio wasmtime http ssl httpcore h11 idna brotli zstandard urllib.request email importlib.metadata logging
+    multiprocessing concurrent unittest typing_extensions pydantic xml sqlite3 tomllib difflib
+"""
+OUR_HEAVY = ("sandkeep.net", "sandkeep.wasm", "sandkeep.toolbox", "sandkeep.sandbox", "sandkeep.interfaces.tool")
+
+
+def modules_of(*argv: str) -> tuple[set[str], subprocess.CompletedProcess[str]]:
+    command = [sys.executable, "-X", "importtime", "-m", "sandkeep.interfaces.cli", *argv]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip() for line in lines}, ended
+
+
+def heavy(loaded: set[str]) -> set[str]:
+    """The heavy packages among them, apart from those that this interpreter's own start-up brings (.pth files)."""
+    bare = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", ""], capture_output=True, text=True, check=True
+    ).stderr
+    ambient = {line.rpartition("|")[2].strip() for line in bare.splitlines()}
+    packages = set(HEAVY.split())
+    ours = {name for name in loaded if name.startswith(OUR_HEAVY)}
+    return ours | {name for name in loaded - ambient if name in packages or name.partition(".")[0] in packages}
+    }
+
+
+def test_a_run_loads_nothing_heavy() -> None:
+    loaded, ended = modules_of("run", "python", "-c", "print(6*7)")
+    assert (ended.returncode, ended.stdout) == (0, "42\n"), ended.stderr[-2000:]
+    assert heavy(loaded) == set()
+
+
+def test_help_loads_no_backend() -> None:
+    loaded, ended = modules_of("run", "--help")
+    assert ended.returncode == 0
+    assert heavy(loaded) == set()
+    assert not {name for name in loaded if name.startswith(("sandkeep.backends", "sandkeep.runner", "sandkeep.cage"))}
