@@ -28,7 +28,6 @@ def heavy(loaded: set[str]) -> set[str]:
     packages = set(HEAVY.split())
     ours = {name for name in loaded if name.startswith(OUR_HEAVY)}
     return ours | {name for name in loaded - ambient if name in packages or name.partition(".")[0] in packages}
-    }
 
 
 def test_a_run_loads_nothing_heavy() -> None:
