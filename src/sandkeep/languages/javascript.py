@@ -66,7 +66,7 @@ def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ())
 
 
 def files_for(version: Version, code: str, suffix: str) -> tuple[dict[str, str], str]:
-    """The files, the guest's own first, and the one to start: its text once, or in both spellings for START to choose."""
+    """The files, the guest's own first, and the one to start; both spellings where START must choose."""
     if detects_modules(version):
         return {f"main.{suffix}": code, "boot.cjs": node_boot.BOOT}, f"main.{suffix}"
     both = {f"main.c{suffix}": code, f"main.m{suffix}": code}
