@@ -19,8 +19,8 @@ MAX_PATCH_BYTES = 8 * MIB
 _NOTHING = "/dev/null"
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _MODES = {"100644": False, "100755": True}
-_WORDS = ("rename from", "rename to", "copy from", "copy to")
-_WORDS += ("new file mode", "deleted file mode", "old mode", "new mode")
+_MOVES = ("rename from", "rename to", "copy from", "copy to")
+_WORDS = (*_MOVES, "new file mode", "deleted file mode", "old mode", "new mode")
 #: Lines that tools put before a file's diff and that carry nothing for us.
 _IDLE = ("index ", "similarity index ", "dissimilarity index ", "diff ", "Index: ", "=====")
 
