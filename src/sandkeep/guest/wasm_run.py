@@ -1,0 +1,231 @@
+"""One run of one module in a Store of its own, and the verdict on how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from dataclasses import dataclass, field
+
+import wasmtime
+from wasm_binary import MEMORY_NAME, REFUSED_NAME
+from wasm_clock import Clock, DeadlineReached
+from wasm_engine import Loaded, one_line
+from wasm_wasi import GuestExit, Wasi
+from wasmtime import _ffi as ffi
+from wasmtime._func import enter_wasm
+
+PAGE_BYTES = 65536
+MAX_TABLES = 8
+_MAX_TABLE_ELEMENTS = 1_000_000
+_ELEMENT_BYTES = 8
+_MAX_MESSAGE = 4000
+_MAX_TRACE_LINES = 20
+#: What Go's runtime exits with when the host refuses it memory.
+_GO_FATAL = 2
+
+
+@dataclass
+class Preopen:
+    """A host directory as the supervisor saw it: the inode must still be the same when it is opened here."""
+
+    host_path: str
+    guest_path: str
+    is_writable: bool
+    device: int
+    inode: int
+
+
+@dataclass
+class Spec:
+    """What one run gets."""
+
+    argv: list[str]
+    env: dict[str, str]
+    stdin: bytes
+    stdout: str
+    stderr: str
+    memory_bytes: int
+    fuel: int | None
+    preopens: list[Preopen] = field(default_factory=list)
+    #: For modules of our own: any failure after refused growth is a failure for lack of memory.
+    is_own_module: bool = False
+
+
+@dataclass
+class Outcome:
+    """How it ended: `exit`, `trap`, `timeout`, `fuel`, `memory`, or `failed` when it could not be carried out."""
+
+    kind: str
+    exit_code: int = 0
+    message: str = ""
+    memory_bytes: int = 0
+    fuel_left: int = 0
+
+
+class Broken(Exception):
+    """Something on the host's side is not as the supervisor said."""
+
+
+class Runner:
+    """Runs modules one after the other, nested ones inside the host calls of outer ones."""
+
+    def __init__(self, clock: Clock, wasi: Wasi) -> None:
+        self._clock = clock
+        self._wasi = wasi
+
+    def run(self, loaded: Loaded, spec: Spec) -> Outcome:
+        outer_started = self._wasi.started
+        store = wasmtime.Store(loaded.engine)
+        try:
+            self._configure(store, spec)
+            return self._execute(store, loaded, spec)
+        except (Broken, OSError) as error:
+            return Outcome("failed", message=one_line(error))
+        finally:
+            store.close()
+            self._wasi.started = outer_started
+
+    def _configure(self, store: wasmtime.Store, spec: Spec) -> None:
+        store.set_epoch_deadline(1)
+        store.set_limits(
+            memory_size=spec.memory_bytes,
+            table_elements=min(_MAX_TABLE_ELEMENTS, spec.memory_bytes // (MAX_TABLES * _ELEMENT_BYTES)),
+            instances=1,
+            tables=MAX_TABLES,
+            memories=1,
+        )
+        if spec.fuel is not None:
+            store.set_fuel(spec.fuel)
+        self._wasi.started = time.monotonic()
+        _give_wasi(store, spec)
+
+    def _execute(self, store: wasmtime.Store, loaded: Loaded, spec: Spec) -> Outcome:
+        instance = None
+        try:
+            instance = loaded.pre.instantiate(store)
+            outcome = Outcome("exit", _call(store, instance, loaded))
+        except GuestExit as leaving:
+            outcome = Outcome("exit", min(leaving.code, 255))
+        except DeadlineReached:
+            outcome = Outcome("timeout")
+        except wasmtime.Trap as trap:
+            outcome = self._judge_trap(trap)
+        except wasmtime.WasmtimeError as error:
+            outcome = _judge_error(str(error))
+        if instance is not None and loaded.facts.is_witnessed:
+            _look_at_memory(store, instance, loaded, spec, outcome)
+        outcome.fuel_left = store.get_fuel() if spec.fuel is not None else 0
+        return outcome
+
+    def _judge_trap(self, trap: wasmtime.Trap) -> Outcome:
+        code = trap.trap_code
+        if code is wasmtime.TrapCode.INTERRUPT and self._clock.has_passed():
+            return Outcome("timeout")
+        if code is wasmtime.TrapCode.OUT_OF_FUEL:
+            return Outcome("fuel")
+        return Outcome("trap", 1, trap_text(trap.message))
+
+
+def trap_text(message: str) -> str:
+    """The cause first, then the top of the backtrace: an endless recursion has thousands of frames."""
+    trace, found, cause = message.partition("Caused by:")
+    if not found:
+        return message.strip()[:_MAX_MESSAGE]
+    frames = trace.strip().splitlines()[:_MAX_TRACE_LINES]
+    return "\n".join([" ".join(cause.split()), *frames])[:_MAX_MESSAGE]
+
+
+def _give_wasi(store: wasmtime.Store, spec: Spec) -> None:
+    wasi = wasmtime.WasiConfig()
+    wasi.argv = spec.argv
+    if spec.env:
+        wasi.env = spec.env.items()
+    _give_stdin(wasi, spec.stdin)
+    wasi.stdout_file = spec.stdout
+    wasi.stderr_file = spec.stderr
+    opened: list[int] = []
+    try:
+        for preopen in spec.preopens:
+            opened.append(_open_directory(preopen))
+            wasi.preopen_dir(f"/proc/self/fd/{opened[-1]}", preopen.guest_path, preopen.is_writable)
+        store.set_wasi(wasi)
+    except wasmtime.WasmtimeError as error:
+        raise Broken(str(error)) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _give_stdin(wasi: wasmtime.WasiConfig, data: bytes) -> None:
+    """As bytes, never as a pipe: wasmtime reads pipes on threads of its own, and a read from one cannot be stopped."""
+    vector = ffi.wasm_byte_vec_t(0, None)
+    if data:
+        ffi.wasm_byte_vec_new(ctypes.byref(vector), len(data), ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)))
+    ffi.wasi_config_set_stdin_bytes(wasi.ptr(), ctypes.byref(vector))
+
+
+def _open_directory(preopen: Preopen) -> int:
+    descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if (found.st_dev, found.st_ino) != (preopen.device, preopen.inode):
+        os.close(descriptor)
+        raise Broken(f"{preopen.host_path} was replaced while the run was starting")
+    return descriptor
+
+
+def _call(store: wasmtime.Store, instance: wasmtime.Instance, loaded: Loaded) -> int:
+    # By name through the raw interface: `Instance.exports` lists all of them, 15 ms for a Go module.
+    entry = _export(store, instance, loaded.facts.entry)
+    if entry is None:
+        raise Broken(f"the compiled module has no {loaded.facts.entry!r}")
+    count = int(loaded.facts.has_exit_code)
+    results = (ffi.wasmtime_val_t * count)()
+    with enter_wasm(store) as trap:
+        error = ffi.wasmtime_func_call(store._context(), ctypes.byref(entry.of.func), None, 0, results, count, trap)
+        if error:
+            raise wasmtime.WasmtimeError._from_ptr(error)
+    return min(results[0].of.i32 & 0xFFFFFFFF, 255) if count else 0
+
+
+def _export(store: wasmtime.Store, instance: wasmtime.Instance, name: str) -> ffi.wasmtime_extern_t | None:
+    item = ffi.wasmtime_extern_t()
+    encoded = name.encode()
+    is_there = ffi.wasmtime_instance_export_get(
+        store._context(), ctypes.byref(instance._instance), encoded, len(encoded), ctypes.byref(item)
+    )
+    return item if is_there else None
+
+
+def _judge_error(message: str) -> Outcome:
+    if "exceeds memory limits" in message or "exceeds table limits" in message:
+        return Outcome("memory", 1, message[:_MAX_MESSAGE])
+    return Outcome("trap", 1, trap_text(message))
+
+
+def _look_at_memory(
+    store: wasmtime.Store, instance: wasmtime.Instance, loaded: Loaded, spec: Spec, outcome: Outcome
+) -> None:
+    memory = _export(store, instance, MEMORY_NAME)
+    if memory is not None:
+        outcome.memory_bytes = ffi.wasmtime_memory_data_size(store._context(), ctypes.byref(memory.of.memory))
+    if outcome.kind not in ("trap", "exit") or not loaded.facts.counts_refusals:
+        return
+    if _died_of(outcome, loaded, spec) and _refused_bytes(store, instance) > spec.memory_bytes:
+        outcome.kind = "memory"
+
+
+def _died_of(outcome: Outcome, loaded: Loaded, spec: Spec) -> bool:
+    """Whether the end looks like that of a guest that was refused memory; an exit of its own choice is not one."""
+    if outcome.kind == "trap":
+        return True
+    return outcome.exit_code != 0 if spec.is_own_module else loaded.facts.is_go and outcome.exit_code == _GO_FATAL
+
+
+def _refused_bytes(store: wasmtime.Store, instance: wasmtime.Instance) -> int:
+    counter = _export(store, instance, REFUSED_NAME)
+    if counter is None:
+        return 0
+    value = ffi.wasmtime_val_t()
+    ffi.wasmtime_global_get(store._context(), ctypes.byref(counter.of.global_), ctypes.byref(value))
+    return int(value.of.i64) * PAGE_BYTES

@@ -1,0 +1,169 @@
+"""A worker process: loads modules and runs them, one at a time, for a supervisor at the other end of descriptor 0.
+
+Started as `python -I -S wasm_worker.py <directory that holds wasmtime>`. It has no environment, no files and nothing
+of the caller's; it ends when the supervisor goes away, even in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+sys.path.append(sys.argv[1])
+
+import wasmtime  # noqa: E402
+from wasm_clock import Clock, DeadlineReached  # noqa: E402
+from wasm_engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
+from wasm_exec import Exec  # noqa: E402
+from wasm_frames import Channel, SupervisorGone  # noqa: E402
+from wasm_host import HostCalls  # noqa: E402
+from wasm_run import Outcome, Preopen, Runner, Spec  # noqa: E402
+from wasm_wasi import Wasi  # noqa: E402
+
+_OWN_FILES = 64
+
+
+class Worker:
+    """The requests of the supervisor, each a method of the same name."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._channel = Channel(control)
+        self._calls = HostCalls()
+        self._clock = Clock(control.fileno(), lambda: self._engines.interrupt_all())
+        wasi = Wasi(self._clock)
+        self._engines = Engines(wasi.functions(), self._calls.functions())
+        self._exec = Exec(Runner(self._clock, wasi), self._calls, self._find_command)
+        self._calls.answers = {"fetch": self._fetch, "exec": self._exec.answer}
+        self._modules: dict[str, Loaded] = {}
+        self._commands: dict[tuple[str, bool], str | None] = {}
+        self._may_fetch = False
+        self._limits: tuple[int, int | None] = (0, None)
+
+    def serve(self) -> None:
+        operations = {"setup": self._setup, "load": self._load, "run": self._run}
+        while True:
+            message, blob = self._channel.receive()
+            reply = operations[message["op"]](message, blob)
+            self._channel.send(reply)
+
+    def _setup(self, _message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
+        self._stdout, self._stderr, log = self._channel.take_descriptors()
+        os.dup2(log, 2)
+        os.close(log)
+        return {"op": "ready"}
+
+    def _load(self, message: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        for key in message["drop"]:
+            self._modules.pop(key, None)
+        descriptors = self._channel.take_descriptors()
+        try:
+            return self._load_from(message, blob, descriptors[0] if descriptors else None)
+        except Refused as refused:
+            return {"op": "refused", "reason": refused.reason, "detail": str(refused)}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _load_from(self, message: dict[str, Any], blob: bytes, descriptor: int | None) -> dict[str, Any]:
+        source = Source(message["format"], blob, message["entry"], message["fuel"], message["host"])
+        if source.format == "compiled":
+            if descriptor is None:
+                raise Refused("stale", "no compiled form came with the request")
+            self._modules[message["key"]] = self._engines.adopt(source, Facts(**message["facts"]), descriptor)
+            return {"op": "loaded"}
+        loaded, module = self._engines.compile(source)
+        self._modules[message["key"]] = loaded
+        size = write_compiled(module, descriptor) if descriptor is not None else 0
+        return {"op": "loaded", "facts": asdict(loaded.facts), "size": size}
+
+    def _run(self, message: dict[str, Any], stdin: bytes) -> dict[str, Any]:
+        self._clock.start(message["timeout"])
+        cpu_before = time.process_time()
+        try:
+            self._set_limits(message["open_files"], message["file_bytes"])
+            self._may_fetch, self._exec.is_allowed = message["fetch"], message["exec"]
+            self._exec.output_bytes = message["output_bytes"]
+            outcome = self._exec.run(self._modules[message["key"]], self._spec(message, stdin))
+        except DeadlineReached:
+            outcome = Outcome("timeout")
+        finally:
+            self._clock.stop()
+        return {"op": "done", **asdict(outcome), "cpu": time.process_time() - cpu_before}
+
+    def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
+        return Spec(
+            argv=message["argv"],
+            env=message["env"],
+            stdin=stdin,
+            stdout=f"/proc/self/fd/{self._stdout}",
+            stderr=f"/proc/self/fd/{self._stderr}",
+            memory_bytes=message["memory_bytes"],
+            fuel=message["fuel"],
+            preopens=[Preopen(*item) for item in message["preopens"]],
+            is_own_module=message["exec"],
+        )
+
+    def _set_limits(self, open_files: int, file_bytes: int | None) -> None:
+        """A second line, for the files that a guest opens and writes under its preopens."""
+        if self._limits == (open_files, file_bytes):
+            return
+        _lower(resource.RLIMIT_NOFILE, open_files + _OWN_FILES)
+        _lower(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY if file_bytes is None else file_bytes)
+        self._limits = (open_files, file_bytes)
+
+    def _ask(self, message: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """A question to the supervisor in the middle of a run. What it spends on our behalf is added to the time."""
+        self._channel.send({"op": "call", **message}, blob)
+        answer, data = self._channel.receive()
+        self._clock.extend(answer.get("extra_time", 0.0))
+        return answer, data
+
+    def _fetch(self, raw: bytes, _request: dict[str, Any], _caller: wasmtime.Caller) -> bytes | None:
+        if not self._may_fetch:
+            return None
+        return self._ask({"what": "fetch"}, raw)[1]
+
+    def _find_command(self, name: str, needs_fuel: bool) -> Loaded | None:
+        if (name, needs_fuel) not in self._commands:
+            answer, blob = self._ask({"what": "command", "name": name, "fuel": needs_fuel})
+            self._commands[name, needs_fuel] = self._take_command(answer, blob)
+        key = self._commands[name, needs_fuel]
+        return self._modules[key] if key is not None else None
+
+    def _take_command(self, answer: dict[str, Any], blob: bytes) -> str | None:
+        if not answer["is_found"]:
+            return None
+        if answer["key"] not in self._modules:
+            self._load(answer, blob)
+        return str(answer["key"])
+
+
+def _lower(which: int, soft: int) -> None:
+    _, hard = resource.getrlimit(which)
+    if hard != resource.RLIM_INFINITY:
+        soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
+    resource.setrlimit(which, (soft, hard))
+
+
+def main() -> None:
+    control = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        Worker(control).serve()
+    except SupervisorGone:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

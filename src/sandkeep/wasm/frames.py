@@ -1,0 +1,115 @@
+"""Frames on the control socket, supervisor's end: two lengths, JSON, then bytes. Nothing is ever unpickled.
+
+What arrives was written by a process that runs untrusted code: sizes are bounded before anything is allocated, and no
+descriptor is ever accepted from it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+HEADER = struct.Struct(">II")
+MAX_TEXT_BYTES = 1 << 20
+MAX_BLOB_BYTES = 32 << 20
+_RECEIVE_BYTES = 1 << 16
+
+
+class WorkerDied(Exception):
+    """The worker closed its end: it crashed, was killed, or ended."""
+
+
+class ProtocolViolation(Exception):
+    """The worker sent something that no worker of ours sends. It is killed, whatever it is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message with the bytes that came with it."""
+
+    message: dict[str, Any]
+    blob: bytes = b""
+
+
+def encode(message: dict[str, Any], blob: bytes = b"") -> bytes:
+    """One frame, ready to send."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return b"".join((HEADER.pack(len(text), len(blob)), text, blob))
+
+
+class Decoder:
+    """Turns received bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next_frame(self) -> Frame | None:
+        if len(self._buffer) < HEADER.size:
+            return None
+        text_size, blob_size = HEADER.unpack_from(self._buffer)
+        if text_size > MAX_TEXT_BYTES or blob_size > MAX_BLOB_BYTES:
+            raise ProtocolViolation(f"frame of {text_size} + {blob_size} bytes")
+        end = HEADER.size + text_size + blob_size
+        if len(self._buffer) < end:
+            return None
+        text = bytes(self._buffer[HEADER.size : HEADER.size + text_size])
+        blob = bytes(self._buffer[HEADER.size + text_size : end])
+        del self._buffer[:end]
+        return Frame(_parse(text), blob)
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ProtocolViolation("frame is not JSON") from None
+    if not isinstance(message, dict):
+        raise ProtocolViolation("frame is not an object")
+    return message
+
+
+class Channel:
+    """The supervisor's end of one worker's control socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._decoder = Decoder()
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def close(self) -> None:
+        self._control.close()
+
+    def send(
+        self, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = (), *, timeout: float
+    ) -> None:
+        """Sends all of it within `timeout`; a worker that does not read is as good as dead."""
+        data = encode(message, blob)
+        self._control.settimeout(timeout)
+        try:
+            sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else 0
+            self._control.sendall(memoryview(data)[sent:] if sent else data)
+        except (OSError, ValueError) as error:
+            raise WorkerDied(str(error)) from error
+
+    def receive(self) -> Frame | None:
+        """What is there. Call it when the socket is readable; None means that the frame is not complete yet."""
+        frame = self._decoder.next_frame()
+        if frame is not None:
+            return frame
+        try:
+            data = self._control.recv(_RECEIVE_BYTES)
+        except (OSError, ValueError) as error:
+            raise WorkerDied(str(error)) from error
+        if not data:
+            raise WorkerDied("the worker is gone")
+        self._decoder.feed(data)
+        return self._decoder.next_frame()

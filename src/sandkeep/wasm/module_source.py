@@ -1,0 +1,61 @@
+"""What a request's `code` is: a binary module, base64 of one, or WAT text. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from sandkeep.core.errors import InvalidRequest
+
+MAGIC = b"\0asm"
+CORE_VERSION = b"\1\0\0\0"
+START = "_start"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A module as it was given. `is_own` marks those that Sandkeep ships; they may import the module `sandbox`."""
+
+    format: Literal["wasm", "wat", "component"]
+    data: bytes
+    digest: str
+    entry: str = START
+    is_own: bool = False
+
+
+def source_from_code(code: str | bytes) -> ModuleSource:
+    """Tells the three forms apart, or raises `InvalidRequest` that says what was expected."""
+    if isinstance(code, bytes):
+        return _from_bytes(code)
+    text = code.strip()
+    if text.startswith(("(", ";;")):
+        return _make("wat", text.encode())
+    return _from_bytes(_from_base64(text))
+
+
+def _from_bytes(data: bytes) -> ModuleSource:
+    if not data.startswith(MAGIC):
+        if data.lstrip().startswith((b"(", b";;")):
+            return _make("wat", data)
+        raise InvalidRequest("invalid module: it does not start with the WebAssembly magic number", field="code")
+    if data[4:8] != CORE_VERSION:
+        raise InvalidRequest(
+            "invalid module: not a core module of version 1 (components are not supported)", field="code"
+        )
+    return _make("wasm", data)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(
+            "is neither WAT text nor a base64-encoded module", field="code", hint="give the binary module as bytes"
+        ) from None
+
+
+def _make(form: Literal["wasm", "wat"], data: bytes) -> ModuleSource:
+    return ModuleSource(form, data, hashlib.sha256(form.encode() + b"\0" + data).hexdigest())
