@@ -11,10 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = {".git", ".venv", "node_modules", "build", "dist", "__pycache__"}
-# Spelt in pieces so that this file does not find itself.
-MACHINE_PATHS = re.compile("/root/[.](?:pyenv|cargo|rustup|cache)|/work/(?:main|shared|[.]library)|/tmp/venv-")
-HOME_PATHS = re.compile("/root/")
-REGISTRIES = re.compile("files[.]pythonhosted|registry[.]npmjs|proxy[.]golang|static[.]crates|deb[.]debian")
+# Spelt with brackets so that this file does not find itself.
+MACHINE_PATHS = re.compile("/[r]oot/[.](?:pyenv|cargo|rustup|cache)|/[w]ork/(?:main|shared|[.]library)|/tmp/[v]env-")
+HOME_PATHS = re.compile("/[r]oot/")
+REGISTRIES = re.compile(
+    "files[.]pythonhosted|registry[.]npmjs|proxy[.]golang|static[.]crates|index[.]crates|deb[.]debian|repo1[.]maven"
+)
 
 
 def files() -> list[Path]:

@@ -1,0 +1,81 @@
+# Shared by the scripts in this directory; sourced, never run.
+
+# step NAME COMMAND...: one line when it works, everything that it printed when it does not.
+step() {
+    name=$1
+    shift
+    log="$logs/$(echo "$name" | tr ' ' '-')"
+    started=$(date +%s)
+    if "$@" >"$log" 2>&1; then
+        printf '%-14s ok  %s s  %s\n' "$name" "$(($(date +%s) - started))" "$(grep -E '^=* ?[0-9]+ passed' "$log" | tail -n 1)"
+    else
+        status=$?
+        cat "$log"
+        printf '%s failed (exit status %s)\n' "$name" "$status" >&2
+        exit "$status"
+    fi
+}
+
+# A Python that is new enough and can make virtual environments.
+is_usable_python() {
+    "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+    for candidate in "${PYTHON:-}" python3 /usr/bin/python3 python3.14 python3.13 python3.12 python3.11; do
+        if [ -n "$candidate" ] && is_usable_python "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "error: no Python 3.11 or newer with venv and ensurepip was found" >&2
+    echo "hint: install one (Debian: apt-get install python3 python3-venv), or set PYTHON to its path" >&2
+    exit 1
+}
+
+# make_venv PYTHON DIRECTORY: the package and its test extra, editable.
+make_venv() {
+    # A venv whose interpreter is gone or older (a moved checkout, an upgraded Python) is made anew.
+    is_usable_python "$2/bin/python" || "$1" -m venv --clear "$2"
+    "$2/bin/python" -m pip install -q --disable-pip-version-check -e '.[test]'
+}
+
+missing_packages() {
+    while read -r program package; do
+        command -v "$program" >/dev/null 2>&1 || printf '%s ' "$package"
+    done <<END
+bwrap bubblewrap
+bash bash
+curl curl
+jq jq
+gawk gawk
+git git
+setpriv util-linux
+zsh zsh
+fish fish
+END
+}
+
+# The tests compare with real tools and another enforcer. Only root installs them; others skip what needs them.
+install_system_packages() {
+    missing=$(missing_packages)
+    [ -n "$missing" ] || return 0
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        # shellcheck disable=SC2086 # several words on purpose
+        step "packages" install_debian_packages $missing
+    else
+        echo "note: not installed, tests that need them are skipped: $missing" >&2
+    fi
+}
+
+install_debian_packages() {
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -y -q --no-install-recommends "$@" ||
+        { apt-get update -q && apt-get install -y -q --no-install-recommends "$@"; }
+}
+
+workers() {
+    count=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+    [ "$count" -gt 4 ] && count=4
+    echo "$count"
+}
