@@ -57,6 +57,8 @@ class LaunchPlan(NamedTuple):
     #: New processes and exec. Without it, threads still work.
     allow_spawn: bool = False
     watch: Watch = Watch()
+    #: Where a worker leaves note of the paths that its program was refused; "": nowhere.
+    report_path: str = ""
 
 
 class PlanError(ValueError):

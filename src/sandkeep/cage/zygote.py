@@ -69,6 +69,8 @@ class Zygote:
         """A mount namespace in which this process may clone trees; an ordinary user needs a user namespace for that."""
         flags = namespaces.CLONE_NEWNS
         uid, gid = os.geteuid(), os.getegid()
+        if self._is_root:
+            os.setgroups([])
         if not self._is_root:
             flags |= namespaces.CLONE_NEWUSER
         with step("create namespaces"):

@@ -129,7 +129,7 @@ def _environment(env: Mapping[str, str]) -> Iterator[str]:
 def _system(system: SystemLayout) -> Iterator[str]:
     for mount in system.mounts:
         yield from _bind(mount)
-    for link, leads_to in system.links:
+    for link, leads_to in (*system.links, ("/var/tmp", "/tmp"), ("/etc/mtab", "/proc/self/mounts")):
         yield from ("--symlink", leads_to, link)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from sandkeep.enforcers.mounts import Mount
 
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-#: What the dynamic loader, TLS, time zones and alternatives need. Keys, users and host names are not among it.
-_ETC = (
+#: What the dynamic loader, TLS and alternatives need. Keys, users and host names are not among it.
+SHARED_ETC = (
     "/etc/ld.so.cache",
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
@@ -23,7 +23,6 @@ _ETC = (
     "/etc/ca-certificates/extracted",
     "/etc/crypto-policies",
     "/etc/alternatives",
-    "/etc/localtime",
     "/etc/mime.types",
     "/etc/protocols",
     "/etc/services",
@@ -45,7 +44,7 @@ def system_layout() -> SystemLayout:
     """As this host has it. A host that merged /bin into /usr gives links, another gives mounts."""
     links = tuple((path, os.readlink(path)) for path in _TOP_LEVEL if os.path.islink(path))
     real = [path for path in ("/usr", *_TOP_LEVEL) if os.path.isdir(path) and not os.path.islink(path)]
-    etc = [Mount(os.path.realpath(path), path) for path in _ETC if os.path.exists(path)]
+    etc = [Mount(os.path.realpath(path), path) for path in SHARED_ETC if os.path.exists(path)]
     own = Path(__file__).resolve().parent / "etc"
     generic = [Mount(str(own / name), f"/etc/{name}") for name in _OWN_ETC]
     return SystemLayout((*(Mount(path, path) for path in real), *etc, *generic), links)

@@ -59,7 +59,9 @@ def _mounts() -> Dict[str, bool]:
 
 
 def _unescape(text: str) -> str:
-    return text.encode("latin-1", "surrogateescape").decode("unicode_escape") if "\\" in text else text
+    """Spaces and the like are written as octal. By hand: importing a codec would need files that may not be here."""
+    head, *rest = text.split("\\")
+    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 
 
 def problems(facts: Facts, expected: Expected) -> List[str]:

@@ -1,0 +1,188 @@
+"""Launcher: from a program to its result under one enforcer. What is the same for every run is decided once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from sandkeep.backends.builds import Artefacts
+from sandkeep.backends.settings import PlaceFor, Setting, setting_for
+from sandkeep.cage.linux.cgroups import GroupLimits
+from sandkeep.core.errors import ExecutionTimeout, PolicyViolation
+from sandkeep.core.types import MIB, Denial, Enforced, ExecResult, Limits
+from sandkeep.enforcers import probe
+from sandkeep.languages.config import ProcessConfig
+from sandkeep.languages.program import Program
+from sandkeep.policy.model import SandboxPolicy
+from sandkeep.policy.resolve import EffectivePolicy, ResolvedPath, resolve
+from sandkeep.pool.pool import CellKind, Pool
+from sandkeep.runner.cell import Cell
+from sandkeep.runner.denials import explain
+from sandkeep.runner.outcome import KernelUsage, Terms, judge
+from sandkeep.runner.streams import Pump
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run as it was asked for."""
+
+    program: Program
+    env: Mapping[str, str]
+    stdin: bytes
+    timeout: float
+    deadline: float
+    limits: Limits
+    cancel: int = -1
+    #: More of the host for this run: a build's output directory, an artefact.
+    extra_paths: tuple[ResolvedPath, ...] = ()
+    #: Compilers need processes of their own, whatever the program may do.
+    is_build: bool = False
+
+
+class Launcher:
+    """Shared by all runs of a backend. Enforcer and paths are settled when the backend is made."""
+
+    def __init__(self, config: ProcessConfig, enforcer: str | None, policy: SandboxPolicy) -> None:
+        self._config = config
+        self._asked_for = enforcer
+        self._policy = policy
+        self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned(policy)
+        self._artefacts = Artefacts()
+        self._home = probe.cgroup_home()
+        self._pool = Pool(config.pool_min, config.pool_size, self._home)
+        self._settings: dict[object, Setting] = {}
+        self.is_closed = False
+
+    @cached_property
+    def enforcer(self) -> str | None:
+        """The name of the one in use; "auto" becomes the best that works here, or an error."""
+        if self._asked_for is None:
+            return None
+        from sandkeep.enforcers.registry import get_enforcer
+
+        if self._asked_for == "auto":
+            return get_enforcer().name
+        enforcer = get_enforcer(self._asked_for)
+        enforcer.probe()
+        return enforcer.name
+
+    def describe(self) -> Enforced:
+        """What would be enforced for a run under this policy."""
+        return self._effective(Limits(), ()).enforced
+
+    def _effective(self, limits: Limits, extra: tuple[ResolvedPath, ...]) -> EffectivePolicy:
+        if isinstance(self._paths, PolicyViolation):
+            raise self._paths
+        return resolve(self._policy, (*self._paths, *extra), limits, probe.measure(), self.enforcer)
+
+    def run(self, launch: Launch) -> ExecResult:
+        """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
+        build = launch.program.build
+        if build is None:
+            return self._run_once(launch)
+        with ExitStack() as cleanup:
+            artefact = self._artefacts.find(build)
+            if artefact is None:
+                workshop = cleanup.enter_context(self._artefacts.workshop())
+                compiler = replace(launch.program, argv=build.argv, build=None, worker=None)
+                out = _pin(workshop, "/out", writable=True)
+                result = self._run_once(replace(launch, program=compiler, extra_paths=(out,), is_build=True, stdin=b""))
+                if not result.ok:
+                    return result
+                artefact = self._artefacts.keep(build, workshop)
+            if launch.deadline <= time.monotonic():
+                raise ExecutionTimeout(launch.timeout)
+            program = replace(launch.program, build=None, files={})
+            return self._run_once(replace(launch, program=program, extra_paths=(_pin(artefact, "/out"),)))
+
+    def _run_once(self, launch: Launch) -> ExecResult:
+        setting = self._setting(launch)
+        with ExitStack() as cleanup:
+            place = setting.place(cleanup)
+            cell = self._pool.lease(self._kind(setting, place, launch))
+            cleanup.callback(cell.close)
+            told: list[Denial] = []
+            proxy_env = self._open_egress(cell, setting, told.append, cleanup)
+            job = setting.job(launch, place, proxy_env)
+            started = time.monotonic()
+            cell.start(job, is_watched=True)
+            end = Pump(cell, launch.stdin, launch.limits.output_bytes, launch.deadline, launch.cancel).run(started)
+            cell.close()
+            kernel = _kernel_usage(cell)
+            targets = tuple(bind.target for bind in setting.visible)
+            told += explain(end, kernel, launch.limits, targets)
+            terms = Terms(launch.timeout, launch.limits.memory_mb, setting.effective.enforced)
+            return judge(end, terms, kernel, list(dict.fromkeys(told)))
+
+    def _setting(self, launch: Launch) -> Setting:
+        """The plan for this kind of run, remembered, since most runs of a backend are alike."""
+        program = launch.program
+        key = (launch.limits, program.runtime_paths, launch.extra_paths, launch.is_build, program.worker)
+        setting = self._settings.get(key)
+        if setting is None:
+            effective = self._effective(launch.limits, launch.extra_paths)
+            if launch.is_build:
+                effective = replace(effective, allow_spawn=True)
+            setting = setting_for(effective, self._policy, self._config, program)
+            if not launch.extra_paths:
+                self._settings[key] = setting
+        return setting
+
+    def _kind(self, setting: Setting, place: PlaceFor, launch: Launch) -> CellKind:
+        limits = launch.limits
+        group = GroupLimits(limits.memory_mb * MIB, limits.processes + 1, limits.cpus) if self._home else None
+        return CellKind(setting.zygote, place.plan, group, is_pooled=place.is_shared and not launch.extra_paths)
+
+    def _open_egress(
+        self, cell: Cell, setting: Setting, on_denial: Callable[[Denial], Any], cleanup: ExitStack
+    ) -> Mapping[str, str]:
+        """The proxy behind the cell's only way out, for the time of this run."""
+        if cell.listener < 0:
+            return {}
+        from sandkeep.backends.egress import open_egress
+
+        return open_egress(cell, setting.effective.network_rules, on_denial, cleanup)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._pool.close()
+
+    @property
+    def pool(self) -> Pool:
+        return self._pool
+
+
+def _kernel_usage(cell: Cell) -> KernelUsage:
+    used = cell.group_usage
+    if used is None:
+        return KernelUsage()
+    return KernelUsage(used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals)
+
+
+def _pinned(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:
+    """The policy's paths as they are now. A later swap of what stands there is noticed, never followed."""
+    from sandkeep.enforcers.layout import system_layout
+    from sandkeep.enforcers.mounts import resolve_mounts
+
+    if not policy.allowed_paths:
+        return ()
+    layout = system_layout()
+    try:
+        mounts = resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)
+    except PolicyViolation as refused:
+        return refused
+    return tuple(_pin(mount.source, mount.target, mount.writable) for mount in mounts)
+
+
+def _pin(source: str, target: str, writable: bool = False) -> ResolvedPath:
+    descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        return ResolvedPath(source, target, writable, f"{status.st_dev}:{status.st_ino}")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,169 @@
+"""Settings: where a run takes place. In a cage it is always the same world; in the open classes a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sandkeep.cage.plan import Bind, LaunchPlan, encode
+from sandkeep.cage.wire import Job
+from sandkeep.enforcers import probe
+from sandkeep.languages.config import ProcessConfig
+from sandkeep.languages.program import Program
+from sandkeep.policy.compile import CODE_DIR, HOME_DIR, OUT_DIR, WORK_DIR, compile_open_plan, compile_plan
+from sandkeep.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from sandkeep.policy.resolve import EffectivePolicy
+from sandkeep.pool.zygote import ZygoteKey
+
+if TYPE_CHECKING:
+    from sandkeep.backends.launch import Launch
+
+CAGED_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME_DIR, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the directories of a run are, as its program sees them."""
+
+    work: str = WORK_DIR
+    code: str = CODE_DIR
+    out: str = OUT_DIR
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFor:
+    """A plan that is ready to be sent, and the directories that it makes. `is_shared`: the same for every run."""
+
+    plan: str
+    home: Home
+    is_shared: bool
+
+
+class Setting:
+    """The full cage. Subclasses are the classes that share the host's root."""
+
+    def __init__(self, effective: EffectivePolicy, policy: SandboxPolicy, config: ProcessConfig, program: Program) -> None:
+        self.effective = effective
+        self.policy = policy
+        self._runtime_paths = program.runtime_paths
+        self.zygote = _zygote_key(effective, config, program)
+        self._plan = self._compile()
+
+    def _compile(self) -> LaunchPlan:
+        return compile_plan(self.effective, probe.layout(), self._runtime_paths)
+
+    @property
+    def visible(self) -> tuple[Bind, ...]:
+        """What of the host the guest sees, and where."""
+        return self._plan.binds
+
+    def place(self, cleanup: ExitStack) -> PlaceFor:
+        return PlaceFor(encode(self._plan), Home(), is_shared=True)
+
+    def job(self, launch: Launch, place: PlaceFor, more_env: Mapping[str, str]) -> Job:
+        """What the waiting cell is told. A warm interpreter takes the text itself, unless PYTHON* variables are set:
+        those are read when an interpreter starts, so it gets one of its own."""
+        program = launch.program
+        env = {**self._default_env(place.home), **program.env, **more_env, **self.effective.env, **launch.env}
+        is_warm = program.worker == "python" and self._can_be_warm(env)
+        argv = () if is_warm else tuple(self._argv(program, place.home))
+        return Job(
+            mode="python" if is_warm else "exec",
+            argv=argv,
+            env=env,
+            code_dir=place.home.code,
+            files=dict(program.files),
+            main=program.main_file,
+        )
+
+    def _can_be_warm(self, env: Mapping[str, str]) -> bool:
+        return self.zygote.has_worker and not any(name.startswith("PYTHON") for name in env)
+
+    def _default_env(self, home: Home) -> Mapping[str, str]:
+        return CAGED_ENV
+
+    def _argv(self, program: Program, home: Home) -> list[str]:
+        return program.argv_in(home.code, home.out)
+
+
+class OpenSetting(Setting):
+    """Without a root of its own: a private directory on the host stands in for it, and goes with the run."""
+
+    def _compile(self) -> LaunchPlan:
+        return LaunchPlan(isolation=self.effective.isolation)
+
+    def place(self, cleanup: ExitStack) -> PlaceFor:
+        root = tempfile.mkdtemp(prefix="sandkeep-")
+        cleanup.callback(shutil.rmtree, root, ignore_errors=True)
+        for name in (WORK_DIR, CODE_DIR, "/tmp"):
+            os.mkdir(root + name, 0o700)
+        plan = compile_open_plan(self.effective, probe.layout(), self._runtime_paths, root)
+        out = next((path.source for path in self.effective.paths if path.target == OUT_DIR), OUT_DIR)
+        return PlaceFor(encode(plan), Home(root + WORK_DIR, root + CODE_DIR, out), is_shared=False)
+
+    def _can_be_warm(self, env: Mapping[str, str]) -> bool:
+        return self.effective.isolation == "landlock" and super()._can_be_warm(env)
+
+    def _default_env(self, home: Home) -> Mapping[str, str]:
+        if self.effective.isolation != "landlock":
+            return {}
+        temporary = home.work.removesuffix(WORK_DIR) + "/tmp"
+        return {**CAGED_ENV, "HOME": home.work, "TMPDIR": temporary}
+
+
+class WrappedSetting(OpenSetting):
+    """The command is wrapped by an enforcer that is a program of its own; what is supervised is the wrapper."""
+
+    def job(self, launch: Launch, place: PlaceFor, more_env: Mapping[str, str]) -> Job:
+        from sandkeep.enforcers.registry import get_enforcer
+
+        program = launch.program
+        inside = program.argv_in(CODE_DIR, OUT_DIR)
+        env = {**program.env, **self.policy.env, **launch.env}
+        policy = replace(self.policy, env=env, limits=launch.limits, allowed_paths=self._paths(launch, place))
+        if launch.is_build:
+            policy = replace(policy, allow_process_spawn=True)
+        enforcer = get_enforcer(self.effective.enforced.enforcer)
+        wrapped = enforcer.wrap_command(inside[0], inside[1:], policy)
+        return Job("exec", tuple(wrapped.argv), dict(wrapped.env), place.home.code, dict(program.files))
+
+    def _paths(self, launch: Launch, place: PlaceFor) -> tuple[AllowedPath, ...]:
+        read_only = [AllowedPath(place.home.code, AccessMode.READ_ONLY, CODE_DIR)]
+        read_only += [AllowedPath(path, AccessMode.READ_ONLY) for path in launch.program.runtime_paths]
+        extra = [
+            AllowedPath(path.source, AccessMode.READ_WRITE if path.writable else AccessMode.READ_ONLY, path.target)
+            for path in launch.extra_paths
+        ]
+        merged = {path.target: path for path in (*read_only, *extra, *self.policy.allowed_paths)}
+        return tuple(merged.values())
+
+
+def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, program: Program) -> ZygoteKey:
+    """One zygote of the configured interpreter serves every language, so that there is rarely more than one."""
+    from sandkeep.languages.python import find_interpreter
+
+    interpreter = find_interpreter(config)
+    is_open = effective.isolation == "none"
+    return ZygoteKey(
+        interpreter=interpreter.path,
+        isolation=effective.isolation,
+        enforcer=effective.enforced.enforcer or "process",
+        has_worker=not is_open,
+        with_site=interpreter.has_site and not is_open,
+        preload=() if is_open else tuple(config.preload),
+    )
+
+
+def setting_for(
+    effective: EffectivePolicy, policy: SandboxPolicy, config: ProcessConfig, program: Program
+) -> Setting:
+    """The class that fits the enforcer."""
+    if effective.isolation == "namespaces":
+        return Setting(effective, policy, config, program)
+    is_wrapped = effective.enforced.enforcer not in (None, "landlock")
+    return (WrappedSetting if is_wrapped else OpenSetting)(effective, policy, config, program)

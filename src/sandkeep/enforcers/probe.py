@@ -1,0 +1,112 @@
+"""Measures what this host can enforce, by trying it. Each question is asked once per process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from functools import cache
+
+from sandkeep.cage.linux import landlock
+from sandkeep.cage.linux.cgroups import Home, find_home
+from sandkeep.enforcers.layout import SHARED_ETC, system_layout
+from sandkeep.policy.host import HostCapabilities, HostLayout
+
+@cache
+def cgroup_home() -> Home | None:
+    """Where groups can be made; None where the supervisor has to watch by itself."""
+    return find_home() if sys.platform == "linux" else None
+
+
+@cache
+def measure() -> HostCapabilities:
+    """User namespaces and seccomp are proved by the first cage; see `sandkeep.enforcers.native`."""
+    reasons: list[tuple[str, str]] = []
+    if sys.platform != "linux":
+        reasons = [(name, "this is not Linux") for name in ("user_namespaces", "landlock_abi", "seccomp")]
+        return HostCapabilities(reasons=tuple(reasons))
+    has_namespaces, why_not = _try_user_namespace()
+    if not has_namespaces:
+        reasons.append(("user_namespaces", why_not))
+    abi = landlock.abi()
+    if not abi:
+        reasons.append(("landlock_abi", "the kernel has no Landlock (5.13+) or it is not in the `lsm=` boot parameter"))
+    has_seccomp = platform.machine() in ("x86_64", "aarch64") and _has_seccomp()
+    if not has_seccomp:
+        reasons.append(("seccomp", f"no filter for {platform.machine()}, or the kernel has no seccomp filters"))
+    home = cgroup_home()
+    return HostCapabilities(
+        user_namespaces=has_namespaces,
+        landlock_abi=abi,
+        seccomp=has_seccomp,
+        cgroup=home.mechanism if home else None,
+        process_limit_per_namespace=_kernel() >= (5, 14),
+        reasons=tuple(reasons),
+    )
+
+
+def _kernel() -> tuple[int, int]:
+    numbers = platform.release().split(".")
+    return int(numbers[0]), int("".join(ch for ch in numbers[1] if ch.isdigit()) or 0)
+
+
+def _has_seccomp() -> bool:
+    try:
+        with open("/proc/self/status") as file:
+            return any(line.startswith("Seccomp_filters:") or line.startswith("Seccomp:") for line in file)
+    except OSError:
+        return False
+
+
+def _try_user_namespace() -> tuple[bool, str]:
+    """A child that makes the namespaces and a mount, as the cage will; `fork` without exec keeps it quick."""
+    import subprocess
+
+    script = (
+        "import ctypes,os,sys\n"
+        "libc=ctypes.CDLL(None,use_errno=True)\n"
+        "def must(result):\n"
+        "    if result: sys.exit(ctypes.get_errno())\n"
+        "uid=os.geteuid()\n"
+        "must(libc.unshare(0x10020000))\n"
+        "open('/proc/self/setgroups','w').write('deny')\n"
+        "open('/proc/self/uid_map','w').write(f'0 {uid} 1')\n"
+        "must(libc.mount(b'none',b'/',None,ctypes.c_ulong(0x44000),None))\n"
+        "must(libc.mount(b'tmpfs',b'/tmp',b'tmpfs',ctypes.c_ulong(6),None))\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, check=False, cwd="/")
+    return done.returncode == 0, "" if done.returncode == 0 else remedy()
+
+
+def remedy() -> str:
+    """The setting that stands in the way of user namespaces, by name."""
+
+    def reads(path: str, value: str) -> bool:
+        try:
+            with open(path) as file:
+                return file.read().strip() == value
+        except OSError:
+            return False
+
+    if reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"):
+        return (
+            "AppArmor restricts unprivileged user namespaces: run `sudo sysctl -w "
+            "kernel.apparmor_restrict_unprivileged_userns=0`, or give this Python an AppArmor profile with `userns,`"
+        )
+    if reads("/proc/sys/kernel/unprivileged_userns_clone", "0"):
+        return "they are switched off: run `sudo sysctl -w kernel.unprivileged_userns_clone=1`"
+    if reads("/proc/sys/user/max_user_namespaces", "0"):
+        return "they are switched off: run `sudo sysctl -w user.max_user_namespaces=15000`"
+    return (
+        "the kernel or the container around us refuses them: in Docker, run with "
+        "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`"
+    )
+
+
+@cache
+def layout() -> HostLayout:
+    """The host's system directories, the links between them, and the little of /etc that programs need."""
+    system = system_layout()
+    directories = tuple(mount.target for mount in system.mounts if not mount.target.startswith("/etc/"))
+    etc = tuple((mount.source, mount.target) for mount in system.mounts if mount.target in SHARED_ETC)
+    return HostLayout(directories, system.links, etc)

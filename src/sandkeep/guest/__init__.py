@@ -1,0 +1,1 @@
+"""Files that run inside the cage. Nobody imports them; the cage loads them by path."""

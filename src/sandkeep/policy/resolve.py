@@ -1,0 +1,128 @@
+"""Policy and host capabilities in, effective policy out, or a refusal with the remedy. Pure module.
+
+Nothing is weakened here: what cannot be enforced on this host is an error, never a smaller promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sandkeep.core.errors import EnforcerUnavailable
+from sandkeep.core.types import Enforced, Limits
+from sandkeep.policy.host import HostCapabilities
+from sandkeep.policy.model import AccessMode, NetworkRule, SandboxPolicy
+
+#: What `policy=None` means: nothing of the host, and processes allowed.
+DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
+
+NATIVE, LANDLOCK, BARE = "native", "landlock", None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPath:
+    """An allowed path after its links were followed, once, when the policy was made."""
+
+    source: str
+    target: str
+    writable: bool
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePolicy:
+    """What will be done, with the mechanism for each promise."""
+
+    isolation: str
+    network: str
+    network_rules: tuple[NetworkRule, ...]
+    paths: tuple[ResolvedPath, ...]
+    allow_spawn: bool
+    env: Mapping[str, str]
+    limits: Limits
+    uses_cgroup: bool
+    enforced: Enforced
+
+
+def effective_limits(policy: SandboxPolicy, requested: Limits | None, memory_mb: int | None) -> Limits:
+    """What a request asked for, never more than the policy gives; the defaults where neither says anything."""
+    limits = requested or policy.limits or Limits()
+    if memory_mb is not None:
+        limits = Limits(**{**_fields(limits), "memory_mb": memory_mb})
+    return limits.capped_by(policy.limits) if policy.limits else limits
+
+
+def _fields(limits: Limits) -> dict[str, object]:
+    return {name: getattr(limits, name) for name in Limits.__slots__}
+
+
+def resolve(
+    policy: SandboxPolicy,
+    paths: tuple[ResolvedPath, ...],
+    limits: Limits,
+    host: HostCapabilities,
+    enforcer: str | None,
+) -> EffectivePolicy:
+    """The one place that decides by which mechanism each promise is kept."""
+    if enforcer == NATIVE:
+        _require_native(host)
+    elif enforcer == LANDLOCK:
+        _require_landlock(policy, host)
+    isolation = {NATIVE: "namespaces", LANDLOCK: "landlock"}.get(enforcer or "", "none")
+    network = "host" if policy.allow_network or isolation == "none" else "proxy" if policy.network_rules else "none"
+    return EffectivePolicy(
+        isolation=isolation,
+        network=network,
+        network_rules=policy.network_rules,
+        paths=paths,
+        allow_spawn=policy.allow_process_spawn if isolation != "none" else True,
+        env=policy.env,
+        limits=limits,
+        uses_cgroup=host.cgroup is not None,
+        enforced=_enforced(policy, host, enforcer, isolation, network),
+    )
+
+
+def _require_native(host: HostCapabilities) -> None:
+    for name, label in (("user_namespaces", "user namespaces"), ("seccomp", "seccomp"), ("landlock_abi", "Landlock")):
+        if not getattr(host, name):
+            raise EnforcerUnavailable(
+                NATIVE,
+                f"{label} do not work here: {host.reason(name)}",
+                hint="see `sandkeep doctor`; WasmBackend works without them, and enforcer='landlock' is a weaker class",
+            )
+
+
+def _require_landlock(policy: SandboxPolicy, host: HostCapabilities) -> None:
+    if not host.landlock_abi or not host.seccomp:
+        missing = "landlock_abi" if not host.landlock_abi else "seccomp"
+        raise EnforcerUnavailable(LANDLOCK, f"not usable here: {host.reason(missing)}")
+    if policy.network_rules:
+        raise EnforcerUnavailable(
+            LANDLOCK, "it has no network of its own and so cannot carry domain rules", hint="use the native enforcer"
+        )
+
+
+def _enforced(
+    policy: SandboxPolicy, host: HostCapabilities, enforcer: str | None, isolation: str, network: str
+) -> Enforced:
+    is_caged = isolation == "namespaces"
+    files = {"namespaces": "mount namespace + Landlock", "landlock": "Landlock"}.get(isolation)
+    networks = {"none": "network namespace", "proxy": "network namespace + proxy", "host": None}
+    writes = any(path.mode is AccessMode.READ_WRITE for path in policy.allowed_paths)
+    return Enforced(
+        isolation_class={"namespaces": "process+sandbox", "landlock": "landlock"}.get(isolation, "process"),
+        enforcer=enforcer,
+        timeout="supervisor",
+        memory=host.cgroup or "supervisor",
+        cpu=f"{host.cgroup} + supervisor" if host.cgroup else "supervisor",
+        processes=host.cgroup or ("rlimit per namespace" if is_caged and host.process_limit_per_namespace else None),
+        open_files="rlimit",
+        disk=("sized tmpfs + supervisor" if writes else "sized tmpfs") if is_caged else "supervisor + rlimit",
+        output="supervisor",
+        network=networks[network] if is_caged else ("seccomp" if isolation == "landlock" and network != "host" else None),
+        filesystem_read=files,
+        filesystem_write=files,
+        environment="supervisor",
+        syscalls="seccomp" if isolation != "none" else None,
+    )

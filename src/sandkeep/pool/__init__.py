@@ -1,0 +1,1 @@
+"""Zygotes and warm cells: made ahead of time, leased once, destroyed."""

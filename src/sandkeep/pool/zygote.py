@@ -1,0 +1,147 @@
+"""ZygoteProcess: the supervisor's end of one zygote. It starts it, tells it what to make, and ends it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import sandkeep.cage
+import sandkeep.guest
+from sandkeep.cage.linux.cgroups import Group, GroupLimits, Home
+from sandkeep.cage.wire import receive_packet, send_packet
+from sandkeep.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
+from sandkeep.runner.cell import Cell, CellLost
+
+CAGE_DIR = str(Path(sandkeep.cage.__path__[0]))
+PYTHON_WORKER = str(Path(sandkeep.guest.__path__[0]) / "python_worker.py")
+
+_START_TIMEOUT = 60.0  # a preload such as pandas may take its time
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteKey:
+    """What makes two zygotes different."""
+
+    interpreter: str
+    isolation: str
+    enforcer: str
+    has_worker: bool = True
+    with_site: bool = False
+    preload: tuple[str, ...] = ()
+
+
+class ZygoteProcess:
+    """Safe to use from many threads. `close` ends the zygote; cells that were made live on with their own channels."""
+
+    def __init__(self, key: ZygoteKey) -> None:
+        self.key = key
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = self._spawn(theirs)
+        theirs.close()
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of a pipe.
+        try:
+            return subprocess.Popen(
+                [self.key.interpreter, "-I", "-S", CAGE_DIR, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={"LANG": "C.UTF-8"},
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BackendUnavailable(f"could not start {self.key.interpreter}: {error.strerror}") from None
+
+    def _prepare(self) -> None:
+        order = {
+            "isolation": self.key.isolation,
+            "worker": PYTHON_WORKER if self.key.has_worker else "",
+            "site": self.key.with_site,
+            "preload": list(self.key.preload),
+        }
+        send_packet(self._control, order)
+        if not self._is_readable(_START_TIMEOUT):
+            raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} was not ready after {_START_TIMEOUT:g} s")
+        answer, _ = receive_packet(self._control)
+        if "ready" in answer:
+            return
+        if "failed" in answer:
+            raise self._refusal(*answer["failed"])
+        raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {self._last_words()}")
+
+    def _is_readable(self, timeout: float) -> bool:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def _refusal(self, step: str, errno: int, what: str) -> Exception:
+        reason = f": {os.strerror(errno)}" if errno else ""
+        if step == "preload":
+            return BackendUnavailable(what, hint="install it for that interpreter, or correct ProcessConfig.preload")
+        if step == "create namespaces":
+            from sandkeep.enforcers.probe import remedy
+
+            return EnforcerUnavailable(self.key.enforcer, f"user namespaces do not work here{reason}", hint=remedy())
+        return EnforcerFailed(self.key.enforcer, f"could not {step}: {what}{reason}")
+
+    def _last_words(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            _, errors = self._process.communicate(timeout=2)
+            lines = errors.decode("utf-8", "replace").strip().splitlines()
+            return lines[-1] if lines else f"exit status {self._process.returncode}"
+        return "no answer"
+
+    def order_cell(self, plan: str, home: Home | None, limits: GroupLimits | None) -> Cell:
+        """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone."""
+        group = Group(home, f"sandkeep-{secrets.token_hex(8)}", limits) if home and limits else None
+        cell = Cell(self.key.enforcer, group)
+        try:
+            with self._lock:
+                send_packet(self._control, {"plan": plan}, cell.descriptors_to_send())
+        except OSError as error:
+            cell.close()
+            raise CellLost(f"the zygote is gone: {error}") from None
+        cell.sent()
+        return cell
+
+    def is_alive(self) -> bool:
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """Its control channel ends, and so does it."""
+        self._control.close()
+        if self._owner != os.getpid():
+            return
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def abandon(self) -> None:
+        """In a forked copy of the supervisor: let go without ending what the original still uses."""
+        self._control.close()
