@@ -7,22 +7,26 @@ import os
 from typing import Any
 
 from sandkeep.core.errors import InvalidRequest, SandboxError
-from sandkeep.core.types import ExecResult, check_text
+from sandkeep.core.types import ExecResult, Language, check_text
 from sandkeep.interfaces.cli import options
 from sandkeep.interfaces.cli.exits import UsageError
 from sandkeep.interfaces.cli.render import finish
+from sandkeep.interfaces.cli.source import Source, read_guest_stdin
 from sandkeep.interfaces.cli.voice import Progress
 
-GUEST_DIRECTORY = "/work"
+#: Where the current directory is for a script that may not change it.
+READ_ONLY_DIRECTORY = "/here"
 
 
 def sh(arguments: argparse.Namespace) -> int:
     """Runs the script where the user stands; read-only unless `--write`."""
+    script = _script(arguments.script)
     settings = _settings(arguments)
+    stdin = read_guest_stdin(Source(Language.COMMAND, inline=script), settings["timeout"])
     outcome: ExecResult | SandboxError
     try:
         with Progress("running"):
-            outcome = _run(_script(arguments.script), settings, arguments.write)
+            outcome = _run(script, stdin, settings, arguments.write)
     except SandboxError as error:
         outcome = error
     return finish(outcome, arguments.json)
@@ -37,6 +41,8 @@ def _script(text: str) -> str:
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {
+        "backend": "wasm",
+        "track_changes": False,
         "timeout": options.seconds("--timeout", arguments.timeout),
         "env": options.environment(arguments.env),
     }
@@ -52,13 +58,13 @@ def _network(domains: list[str]) -> dict[str, Any]:
     return {"fetch_policy": FetchPolicy(allowed_domains=tuple(domains))}
 
 
-def _run(script: str, settings: dict[str, Any], is_writable: bool) -> ExecResult:
+def _run(script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool) -> ExecResult:
     from sandkeep.sandbox import MountPoint, Sandbox
 
     here = os.getcwd()
     if is_writable:
-        with Sandbox(here, backend="wasm", **settings) as sandbox:
-            return sandbox.sh(script)
-    mount = MountPoint(here, GUEST_DIRECTORY, writable=False)
-    with Sandbox(backend="wasm", mounts=(mount,), **settings) as sandbox:
-        return sandbox.exec("sh", ("-c", script), cwd=GUEST_DIRECTORY)
+        with Sandbox(here, **settings) as sandbox:
+            return sandbox.sh(script, stdin=stdin)
+    mount = MountPoint(here, READ_ONLY_DIRECTORY, writable=False)
+    with Sandbox(mounts=(mount,), **settings) as sandbox:
+        return sandbox.sh(script, cwd=READ_ONLY_DIRECTORY, stdin=stdin)

@@ -1,0 +1,90 @@
+"""`sandkeep sh`: what it asks of a sandbox."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sandkeep import ExecResult, ExecutionTimeout, SandboxError
+from sandkeep.net import FetchPolicy
+
+
+class ScriptedSandbox:
+    """Records how it was made and called."""
+
+    outcome: ExecResult | SandboxError = ExecResult(stdout="3\n", exit_code=1)
+    made: tuple[tuple[Any, ...], dict[str, Any]]
+    called: tuple[str, dict[str, Any]]
+    is_destroyed = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        ScriptedSandbox.made = (args, options)
+
+    def __enter__(self) -> ScriptedSandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ScriptedSandbox.is_destroyed = True
+
+    def sh(self, script: str, **options: Any) -> ExecResult:
+        ScriptedSandbox.called = (script, options)
+        if isinstance(self.outcome, SandboxError):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedSandbox]:
+    module = ModuleType("sandkeep.sandbox")
+    module.Sandbox = ScriptedSandbox  # type: ignore[attr-defined]
+    module.MountPoint = lambda *args, **options: (args, options)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sandkeep.sandbox", module)
+    monkeypatch.setattr(ScriptedSandbox, "is_destroyed", False)
+    return ScriptedSandbox
+
+
+def test_the_current_directory_is_read_only(sandkeep: Any, sandbox: Any, stdin: Any) -> None:
+    stdin(b"in")
+    ended = sandkeep("sh", "wc -l *", "--timeout", "5", "--env", "A=1", "--memory", "64")
+    assert (ended.status, ended.stdout) == (1, "3\n")
+    args, options = sandbox.made
+    assert args == ()
+    assert options["mounts"] == (((os.getcwd(), "/here"), {"writable": False}),)
+    assert (options["backend"], options["timeout"], options["env"]) == ("wasm", 5, {"A": "1"})
+    assert options["memory_limit_mb"] == 64
+    assert "fetch_policy" not in options
+    assert sandbox.called == ("wc -l *", {"cwd": "/here", "stdin": b"in"})
+    assert sandbox.is_destroyed
+
+
+def test_write_must_be_said(sandkeep: Any, sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sandkeep("sh", "touch x", "--write")
+    args, options = sandbox.made
+    assert args == (str(tmp_path),)
+    assert "mounts" not in options
+
+
+def test_domains_become_a_fetch_policy(sandkeep: Any, sandbox: Any) -> None:
+    sandkeep("sh", "curl example.com", "--allow-domain", "example.com")
+    policy = sandbox.made[1]["fetch_policy"]
+    assert isinstance(policy, FetchPolicy)
+    assert tuple(policy.allowed_domains) == ("example.com",)
+
+
+def test_a_timeout_has_its_status(sandkeep: Any, sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "outcome", ExecutionTimeout(1, ExecResult(stdout="so far")))
+    ended = sandkeep("sh", "sleep 9")
+    assert (ended.status, ended.stdout) == (124, "so far")
+    assert sandbox.is_destroyed
+
+
+@pytest.mark.attack("PT-02")
+@pytest.mark.parametrize("argv", [[], ["a\0b"], ["ls", "--timeout", "0"], ["ls", "--memory", "x"], ["ls", "more"]])
+def test_wrong_usage(sandkeep: Any, sandbox: Any, argv: list[str]) -> None:
+    assert sandkeep("sh", *argv).status == 2
