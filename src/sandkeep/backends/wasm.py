@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sandkeep.core.errors import BackendUnavailable, InvalidRequest
@@ -18,14 +17,14 @@ from sandkeep.core.types import (
 )
 from sandkeep.wasm.cache import ModuleCache, default_directory
 from sandkeep.wasm.launch import ISOLATION_CLASS
-from sandkeep.wasm.lease import Cancellation, RunCancelled
+from sandkeep.wasm.lease import Cancellation
 from sandkeep.wasm.module_source import source_from_code
 from sandkeep.wasm.pool import DEFAULT_MOST_WORKERS
 from sandkeep.wasm.request import RunRequest, check_fuel
 from sandkeep.wasm.supervisor import Supervisor
+from sandkeep.wasm.threads import RunThreads
 from sandkeep.wasm.worker import wasmtime_directory
 
-_MOST_THREADS = 64
 _ENFORCED_LIMITS = EnforcedLimits(
     timeout=True,
     memory=True,
@@ -62,7 +61,7 @@ class WasmBackend:
         self._limits = limits
         cache = ModuleCache(Path(cache_dir).absolute() if cache_dir is not None else default_directory())
         self._supervisor = Supervisor(max_workers, cache)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = RunThreads()
         self._is_closed = False
 
     @property
@@ -74,17 +73,7 @@ class WasmBackend:
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         """Runs in a thread; cancelling the task kills the run."""
-        cancellation = Cancellation()
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor(), self._execute, request, cancellation)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            cancellation.cancel()
-            # The run dies at once; waiting for it here keeps the promise that nothing of it is left.
-            await asyncio.wait([future])
-            future.exception()
-            raise
+        return await self._threads.run(lambda cancellation: self._execute(request, cancellation))
 
     def execute_blocking(self, request: ExecRequest) -> ExecResult:
         """The same, in the calling thread and without an event loop."""
@@ -97,21 +86,11 @@ class WasmBackend:
     def close(self) -> None:
         self._is_closed = True
         self._supervisor.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=True)
-
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._is_closed:
-            raise BackendUnavailable("the WASM backend was closed", hint="make a new one")
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="sandkeep-wasm")
-        return self._threads
+        self._threads.close()
 
     def _execute(self, request: ExecRequest, cancellation: Cancellation) -> ExecResult:
         if self._is_closed:
             raise BackendUnavailable("the WASM backend was closed", hint="make a new one")
-        if cancellation.is_cancelled:
-            raise RunCancelled
         if request.language is not Language.WASM:
             raise InvalidRequest(
                 f"WasmBackend runs wasm, not {request.language}", field="language", hint="use ProcessBackend"

@@ -161,7 +161,8 @@ def _give_stdin(wasi: wasmtime.WasiConfig, data: bytes) -> None:
     """As bytes, never as a pipe: wasmtime reads pipes on threads of its own, and a read from one cannot be stopped."""
     vector = ffi.wasm_byte_vec_t(0, None)
     if data:
-        ffi.wasm_byte_vec_new(ctypes.byref(vector), len(data), ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)))
+        start = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
+        ffi.wasm_byte_vec_new(ctypes.byref(vector), len(data), start)
     ffi.wasi_config_set_stdin_bytes(wasi.ptr(), ctypes.byref(vector))
 
 

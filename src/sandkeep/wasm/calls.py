@@ -69,7 +69,7 @@ class CallDesk:
         message |= {"op": "answer", "is_found": True, "facts": compiled.facts if compiled else {}}
         message["extra_time"] = self._give_time(started)
         self._worker.loaded[message["key"]] = 0
-        self._send(message, b"" if compiled else source.data, [compiled.descriptor] if compiled else [])
+        self._send(message, b"" if compiled else source.read(), [compiled.descriptor] if compiled else [])
 
     def _give_time(self, started: float) -> float:
         """Preparing a module of ours is not the guest's time."""

@@ -47,7 +47,7 @@ def launch_worker(
     """
     process = subprocess.Popen(
         list(argv),
-        stdin=control_socket,
+        stdin=control_socket.fileno(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={},

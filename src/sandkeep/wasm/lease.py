@@ -51,6 +51,8 @@ class Lease:
         self._paths = paths
         self._cancellation = cancellation or Cancellation()
         self.is_reusable = False
+        if self._cancellation.is_cancelled:
+            raise RunCancelled
         self.worker = pool.lease(prefer, paths, needs_clean=needs_clean)
         self._cancellation.attach(self.worker)
 

@@ -51,9 +51,10 @@ class Loader:
         compiled = self._cache.find(cache_key(source, needs_fuel))
         if compiled is not None and self._adopt(lease, source, needs_fuel, compiled, timeout):
             return
-        if len(source.data) > _LARGE_BYTES and not lease.worker.is_clean:
+        data = source.read()
+        if len(data) > _LARGE_BYTES and not lease.worker.is_clean:
             lease.swap_for_clean()
-        self._compile(lease, source, needs_fuel, seconds, timeout)
+        self._compile(lease, source, data, needs_fuel, Bounds(seconds, _compile_memory(source)), timeout)
 
     def prepare_own(self, source: ModuleSource, needs_fuel: bool) -> None:
         """Makes sure that a module of ours is in the cache; the first time on a machine this takes seconds."""
@@ -74,15 +75,15 @@ class Loader:
         self._cache.forget(cache_key(source, needs_fuel))
         return False
 
-    def _compile(self, lease: Lease, source: ModuleSource, needs_fuel: bool, seconds: float, timeout: float) -> None:
+    def _compile(
+        self, lease: Lease, source: ModuleSource, data: bytes, needs_fuel: bool, bounds: Bounds, timeout: float
+    ) -> None:
         worker, was_clean = lease.worker, lease.worker.is_clean
         worker.is_clean = was_clean and source.is_own
         artefact = os.memfd_create("sandkeep-module") if was_clean else None
         try:
             message = load_message(source, needs_fuel, source.format, _evicted(lease))
-            memory_mb = OWN_COMPILE_MEMORY_MB if source.is_own else COMPILE_MEMORY_MB
-            bounds = Bounds(seconds, memory_mb * MIB)
-            reply = _exchange(lease, message, source.data, artefact, bounds, timeout).message
+            reply = _exchange(lease, message, data, artefact, bounds, timeout).message
             facts = _checked_reply(reply, lease)
             worker.loaded[message["key"]] = 0
             if artefact is not None:
@@ -90,6 +91,10 @@ class Loader:
         finally:
             if artefact is not None:
                 os.close(artefact)
+
+
+def _compile_memory(source: ModuleSource) -> int:
+    return (OWN_COMPILE_MEMORY_MB if source.is_own else COMPILE_MEMORY_MB) * MIB
 
 
 def load_message(source: ModuleSource, needs_fuel: bool, form: str, drop: list[str]) -> dict[str, Any]:

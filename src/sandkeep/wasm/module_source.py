@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,10 +18,14 @@ START = "_start"
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A module as it was given. `is_own` marks those that Sandkeep ships; they may import the module `sandbox`."""
+    """A module as it was given. `is_own` marks those that Sandkeep ships; they may import the module `sandbox`.
 
-    format: Literal["wasm", "wat", "component"]
-    data: bytes
+    `read` gives the bytes: those of our own modules are in files that are needed only when there is something to
+    compile.
+    """
+
+    format: Literal["wasm", "wat"]
+    read: Callable[[], bytes]
     digest: str
     entry: str = START
     is_own: bool = False
@@ -58,4 +63,4 @@ def _from_base64(text: str) -> bytes:
 
 
 def _make(form: Literal["wasm", "wat"], data: bytes) -> ModuleSource:
-    return ModuleSource(form, data, hashlib.sha256(form.encode() + b"\0" + data).hexdigest())
+    return ModuleSource(form, lambda: data, hashlib.sha256(form.encode() + b"\0" + data).hexdigest())

@@ -1,0 +1,1 @@
+"""The command toolbox: WASM modules that Sandkeep ships, and how to find them."""
