@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from sandkeep.backends.builds import Artefacts
 from sandkeep.backends.settings import PlaceFor, Setting, setting_for
 from sandkeep.cage.linux.cgroups import GroupLimits
-from sandkeep.core.errors import ExecutionTimeout, PolicyViolation
+from sandkeep.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
 from sandkeep.core.types import MIB, Denial, Enforced, ExecResult, Limits
 from sandkeep.enforcers import probe
 from sandkeep.languages.config import ProcessConfig
@@ -21,10 +21,13 @@ from sandkeep.languages.program import Program
 from sandkeep.policy.model import SandboxPolicy
 from sandkeep.policy.resolve import EffectivePolicy, ResolvedPath, resolve
 from sandkeep.pool.pool import CellKind, Pool
-from sandkeep.runner.cell import Cell
+from sandkeep.runner.cell import Cell, CellLost
 from sandkeep.runner.denials import explain
 from sandkeep.runner.outcome import KernelUsage, Terms, judge
 from sandkeep.runner.streams import Pump
+
+
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,9 @@ class Launcher:
         setting = self._setting(launch)
         with ExitStack() as cleanup:
             place = setting.place(cleanup)
-            cell = self._pool.lease(self._kind(setting, place, launch))
-            cleanup.callback(cell.close)
             told: list[Denial] = []
-            proxy_env = self._open_egress(cell, setting, told.append, cleanup)
-            job = setting.job(launch, place, proxy_env)
+            cell = self._started(setting, place, launch, told, cleanup)
             started = time.monotonic()
-            cell.start(job, is_watched=True)
             end = Pump(cell, launch.stdin, launch.limits.output_bytes, launch.deadline, launch.cancel).run(started)
             cell.close()
             kernel = _kernel_usage(cell)
@@ -118,6 +117,19 @@ class Launcher:
             told += explain(end, kernel, launch.limits, targets)
             terms = Terms(launch.timeout, launch.limits.memory_mb, setting.effective.enforced)
             return judge(end, terms, kernel, list(dict.fromkeys(told)))
+
+    def _started(
+        self, setting: Setting, place: PlaceFor, launch: Launch, told: list[Denial], cleanup: ExitStack
+    ) -> Cell:
+        """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
+        for _ in range(_ATTEMPTS):
+            cell = self._pool.lease(self._kind(setting, place, launch))
+            cleanup.callback(cell.close)
+            proxy_env = self._open_egress(cell, setting, told.append, cleanup)
+            with suppress(CellLost):
+                cell.start(setting.job(launch, place, proxy_env), is_watched=True)
+                return cell
+        raise EnforcerFailed(self.enforcer or "process", "cells die before they can be used")
 
     def _setting(self, launch: Launch) -> Setting:
         """The plan for this kind of run, remembered, since most runs of a backend are alike."""

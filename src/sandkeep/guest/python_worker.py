@@ -65,7 +65,6 @@ def warm_up():
     """Runs a little of everything, so that copying the pages it touches is over before the job comes."""
     module = _main_module("/code/main.py")
     exec(compile(_WARM_UP.encode(), "/code/main.py", "exec", dont_inherit=True), module.__dict__)
-    os.stat("/code")
     gc.collect(0)
 
 

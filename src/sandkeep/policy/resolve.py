@@ -6,7 +6,7 @@ Nothing is weakened here: what cannot be enforced on this host is an error, neve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandkeep.core.errors import EnforcerUnavailable
 from sandkeep.core.types import Enforced, Limits
@@ -68,8 +68,13 @@ def resolve(
         _require_native(host)
     elif enforcer == LANDLOCK:
         _require_landlock(policy, host)
+    elif enforcer is BARE:
+        _refuse_what_bare_cannot(policy)
     isolation = {NATIVE: "namespaces", LANDLOCK: "landlock"}.get(enforcer or "", "none")
-    network = "host" if policy.allow_network or isolation == "none" else "proxy" if policy.network_rules else "none"
+    if policy.allow_network or isolation == "none":
+        network = "host"
+    else:
+        network = "proxy" if policy.network_rules else "none"
     return EffectivePolicy(
         isolation=isolation,
         network=network,
@@ -93,6 +98,14 @@ def _require_native(host: HostCapabilities) -> None:
             )
 
 
+def _refuse_what_bare_cannot(policy: SandboxPolicy) -> None:
+    """The bare class is named on purpose, but a rule that it would silently ignore is another matter."""
+    if policy.network_rules or policy.allowed_paths:
+        raise EnforcerUnavailable(
+            "process", "the bare class enforces no paths and no domains", hint="use enforcer='auto' with this policy"
+        )
+
+
 def _require_landlock(policy: SandboxPolicy, host: HostCapabilities) -> None:
     if not host.landlock_abi or not host.seccomp:
         missing = "landlock_abi" if not host.landlock_abi else "seccomp"
@@ -106,23 +119,52 @@ def _require_landlock(policy: SandboxPolicy, host: HostCapabilities) -> None:
 def _enforced(
     policy: SandboxPolicy, host: HostCapabilities, enforcer: str | None, isolation: str, network: str
 ) -> Enforced:
-    is_caged = isolation == "namespaces"
-    files = {"namespaces": "mount namespace + Landlock", "landlock": "Landlock"}.get(isolation)
-    networks = {"none": "network namespace", "proxy": "network namespace + proxy", "host": None}
-    writes = any(path.mode is AccessMode.READ_WRITE for path in policy.allowed_paths)
-    return Enforced(
-        isolation_class={"namespaces": "process+sandbox", "landlock": "landlock"}.get(isolation, "process"),
+    limits = host.cgroup or "supervisor"
+    common = Enforced(
         enforcer=enforcer,
         timeout="supervisor",
-        memory=host.cgroup or "supervisor",
-        cpu=f"{host.cgroup} + supervisor" if host.cgroup else "supervisor",
-        processes=host.cgroup or ("rlimit per namespace" if is_caged and host.process_limit_per_namespace else None),
+        memory=limits,
+        cpu=limits if limits == "supervisor" else f"{limits} + supervisor",
+        processes=host.cgroup,
         open_files="rlimit",
-        disk=("sized tmpfs + supervisor" if writes else "sized tmpfs") if is_caged else "supervisor + rlimit",
+        disk="supervisor + rlimit",
         output="supervisor",
-        network=networks[network] if is_caged else ("seccomp" if isolation == "landlock" and network != "host" else None),
-        filesystem_read=files,
-        filesystem_write=files,
         environment="supervisor",
-        syscalls="seccomp" if isolation != "none" else None,
+    )
+    if isolation == "namespaces":
+        return _in_namespaces(common, policy, host, network)
+    if isolation == "landlock":
+        network_lock = None if network == "host" else "seccomp"
+        return replace(
+            common,
+            isolation_class="landlock",
+            network=network_lock,
+            filesystem_read="Landlock",
+            filesystem_write="Landlock",
+            syscalls="seccomp",
+        )
+    if enforcer is None:
+        return replace(common, isolation_class="process")
+    return replace(
+        common,
+        isolation_class="process+sandbox",
+        network=None if policy.allow_network else enforcer,
+        filesystem_read=enforcer,
+        filesystem_write=enforcer,
+    )
+
+
+def _in_namespaces(common: Enforced, policy: SandboxPolicy, host: HostCapabilities, network: str) -> Enforced:
+    networks = {"none": "network namespace", "proxy": "network namespace + proxy", "host": None}
+    has_writable = any(path.mode is AccessMode.READ_WRITE for path in policy.allowed_paths)
+    per_namespace = "rlimit per namespace" if host.process_limit_per_namespace else None
+    return replace(
+        common,
+        isolation_class="process+sandbox",
+        processes=host.cgroup or per_namespace,
+        disk="sized tmpfs + supervisor" if has_writable else "sized tmpfs",
+        network=networks[network],
+        filesystem_read="mount namespace + Landlock",
+        filesystem_write="mount namespace + Landlock",
+        syscalls="seccomp",
     )
