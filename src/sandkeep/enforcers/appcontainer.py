@@ -94,8 +94,7 @@ def container_plan(program: str, args: Sequence[str], policy: SandboxPolicy) -> 
             "cannot keep rules by domain: a container has the network or it has not",
             hint="fetch through Sandbox.fetch with a FetchPolicy, or use allow_network()",
         )
-    if not ntpath.isabs(check_text("program", program)) or not ntpath.splitdrive(program)[0]:
-        raise InvalidRequest(f"must be an absolute path with a drive, not {program!r}", field="program")
+    check_program(program)
     command = command_line([program, *(check_text("args", item) for item in args)])
     limits = policy.limits or Limits()
     return ContainerPlan(
@@ -108,6 +107,15 @@ def container_plan(program: str, args: Sequence[str], policy: SandboxPolicy) -> 
         memory_bytes=limits.memory_mb * 1024 * 1024,
         processes=limits.processes if policy.allow_process_spawn else 1,
     )
+
+
+def check_program(program: str) -> None:
+    """An absolute path to a real executable. Batch files are run by cmd.exe, which reads arguments by other rules."""
+    drive, tail = ntpath.splitdrive(check_text("program", program))
+    if not re.fullmatch("[A-Za-z]:", drive) or not tail.startswith("\\") or _FORBIDDEN_IN_PATH.search(tail):
+        raise InvalidRequest(f"must be an absolute path with a drive, not {program!r}", field="program")
+    if tail.lower().rstrip(". ").endswith((".bat", ".cmd")):
+        raise InvalidRequest("must not be a batch file", field="program", hint="run cmd.exe /c with it")
 
 
 def profile_name(policy: SandboxPolicy, command: str) -> str:
@@ -150,11 +158,11 @@ def quoted_argument(word: str) -> str:
     if word and not re.search(r'[\s"]', word):
         return word
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', word)
-    return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
+    return '"' + re.sub(r"(\\+)\Z", r"\1\1", escaped) + '"'
 
 
 def environment_block(env: Mapping[str, str]) -> str:
-    """`key=value` lines separated by NUL, sorted as Windows wants them; names differ by more than case or not at all."""
+    """`key=value` lines separated by NUL, sorted as Windows wants them. Names that differ only in case are one name."""
     merged = {"SystemRoot": r"C:\Windows", "PATH": r"C:\Windows\System32", **env}
     folded: dict[str, str] = {}
     for key, value in merged.items():

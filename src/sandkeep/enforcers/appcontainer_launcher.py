@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from ctypes import wintypes
 from typing import Any
 
 ALREADY_EXISTS = 0x800700B7
@@ -29,15 +28,15 @@ START_USES_HANDLES = 0x100
 
 
 class SidAndAttributes(ctypes.Structure):
-    _fields_ = (("sid", ctypes.c_void_p), ("attributes", wintypes.DWORD))
+    _fields_ = (("sid", ctypes.c_void_p), ("attributes", ctypes.c_uint32))
 
 
 class SecurityCapabilities(ctypes.Structure):
     _fields_ = (
         ("container", ctypes.c_void_p),
         ("capabilities", ctypes.POINTER(SidAndAttributes)),
-        ("count", wintypes.DWORD),
-        ("reserved", wintypes.DWORD),
+        ("count", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     )
 
 
@@ -53,23 +52,23 @@ class Trustee(ctypes.Structure):
 
 class ExplicitAccess(ctypes.Structure):
     _fields_ = (
-        ("mask", wintypes.DWORD),
+        ("mask", ctypes.c_uint32),
         ("mode", ctypes.c_int),
-        ("inheritance", wintypes.DWORD),
+        ("inheritance", ctypes.c_uint32),
         ("trustee", Trustee),
     )
 
 
 class StartupInfo(ctypes.Structure):
     _fields_ = (
-        ("size", wintypes.DWORD),
+        ("size", ctypes.c_uint32),
         ("reserved", ctypes.c_void_p),
         ("desktop", ctypes.c_void_p),
         ("title", ctypes.c_void_p),
-        ("geometry", wintypes.DWORD * 7),
-        ("flags", wintypes.DWORD),
-        ("show", wintypes.WORD),
-        ("reserved_size", wintypes.WORD),
+        ("geometry", ctypes.c_uint32 * 7),
+        ("flags", ctypes.c_uint32),
+        ("show", ctypes.c_uint16),
+        ("reserved_size", ctypes.c_uint16),
         ("reserved_bytes", ctypes.c_void_p),
         ("stdin", ctypes.c_void_p),
         ("stdout", ctypes.c_void_p),
@@ -82,8 +81,8 @@ class ProcessInformation(ctypes.Structure):
     _fields_ = (
         ("process", ctypes.c_void_p),
         ("thread", ctypes.c_void_p),
-        ("process_id", wintypes.DWORD),
-        ("thread_id", wintypes.DWORD),
+        ("process_id", ctypes.c_uint32),
+        ("thread_id", ctypes.c_uint32),
     )
 
 
@@ -93,13 +92,13 @@ class JobLimits(ctypes.Structure):
     _fields_ = (
         ("process_time", ctypes.c_int64),
         ("job_time", ctypes.c_int64),
-        ("flags", wintypes.DWORD),
+        ("flags", ctypes.c_uint32),
         ("minimum_working_set", ctypes.c_size_t),
         ("maximum_working_set", ctypes.c_size_t),
-        ("active_processes", wintypes.DWORD),
+        ("active_processes", ctypes.c_uint32),
         ("affinity", ctypes.c_size_t),
-        ("priority", wintypes.DWORD),
-        ("scheduling", wintypes.DWORD),
+        ("priority", ctypes.c_uint32),
+        ("scheduling", ctypes.c_uint32),
         ("io_counters", ctypes.c_uint64 * 6),
         ("process_memory", ctypes.c_size_t),
         ("job_memory", ctypes.c_size_t),
@@ -199,7 +198,7 @@ def capability_array(windows: Windows, names: list[str]) -> Any:
     return array
 
 
-def attribute_list(windows: Windows, security: SecurityCapabilities, policy: wintypes.DWORD | None) -> Any:
+def attribute_list(windows: Windows, security: SecurityCapabilities, policy: ctypes.c_uint32 | None) -> Any:
     """Memory that CreateProcess reads: the container, and whether it may have children."""
     count, size = 1 if policy is None else 2, ctypes.c_size_t()
     windows.kernel.InitializeProcThreadAttributeList(None, count, 0, ctypes.byref(size))
@@ -225,7 +224,7 @@ def make_job(windows: Windows, plan: dict[str, Any]) -> ctypes.c_void_p:
 
 def start(windows: Windows, plan: dict[str, Any], attributes: Any) -> ProcessInformation:
     """The guest, suspended: it must be in the job before its first instruction."""
-    handles = [windows.kernel.GetStdHandle(wintypes.DWORD(number & 0xFFFFFFFF)) for number in (-10, -11, -12)]
+    handles = [windows.kernel.GetStdHandle(ctypes.c_uint32(number & 0xFFFFFFFF)) for number in (-10, -11, -12)]
     startup = StartupInfo(
         size=ctypes.sizeof(StartupInfo),
         flags=START_USES_HANDLES,
@@ -254,7 +253,7 @@ def run(plan: dict[str, Any]) -> int:
         for grant in plan["grants"]:
             stack.enter_context(granted(windows, grant, sid))
         security = SecurityCapabilities(sid.value, capabilities, count, 0)
-        policy = None if plan["allow_children"] else wintypes.DWORD(CHILD_PROCESS_RESTRICTED)
+        policy = None if plan["allow_children"] else ctypes.c_uint32(CHILD_PROCESS_RESTRICTED)
         job = make_job(windows, plan)
         process = start(windows, plan, attribute_list(windows, security, policy))
         return wait(windows, job, process)
@@ -266,8 +265,8 @@ def wait(windows: Windows, job: ctypes.c_void_p, process: ProcessInformation) ->
         windows.kernel.TerminateProcess(handle, 1)
         raise WindowsError("the guest could not be put into its job")
     windows.kernel.ResumeThread(ctypes.c_void_p(process.thread))
-    windows.kernel.WaitForSingleObject(handle, wintypes.DWORD(0xFFFFFFFF))
-    status = wintypes.DWORD()
+    windows.kernel.WaitForSingleObject(handle, ctypes.c_uint32(0xFFFFFFFF))
+    status = ctypes.c_uint32()
     windows.must("GetExitCodeProcess", windows.kernel.GetExitCodeProcess(handle, ctypes.byref(status)))
     windows.kernel.TerminateJobObject(job, 1)
     return int(status.value)

@@ -94,6 +94,7 @@ class SeatbeltEnforcer:
         refuse_moved_paths(policy)
         mounts = resolve_mounts(policy.allowed_paths, (), ())
         paths = [ProfilePath(mount.source, mount.writable, os.path.isdir(mount.source)) for mount in mounts]
+        paths.sort(key=lambda path: (path.path.count("/"), path.path))
         profile = seatbelt_profile(policy, os.path.realpath(program), paths)
         return WrappedCommand(SANDBOX_EXEC, ("-p", profile, "--", *command), env={**DEFAULT_ENV, **policy.env})
 
@@ -185,7 +186,7 @@ def _network_rule(rule: NetworkRule) -> Iterator[str]:
     if rule.domain.lower() not in _THIS_MACHINE or rule.methods is not None or rule.path_prefixes is not None:
         raise EnforcerUnavailable(
             NAME,
-            f"cannot keep a rule for {rule.domain!r}: Seatbelt knows ports of this machine, not names, methods or paths",
+            f"cannot keep a rule for {rule.domain!r}: it knows ports of this machine, not names, methods or paths",
             hint="fetch through Sandbox.fetch with a FetchPolicy, or use allow_network()",
         )
     yield from (f'(allow network-outbound (remote ip "localhost:{port}"))' for port in rule.ports)
