@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from sandkeep.core.errors import InvalidRequest, NetworkingDisabled
 from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
-from sandkeep.guests import Guest, GuestConfig, Job, checked_argv, make_guest
+from sandkeep.guests import GuestConfig, GuestFactory, Job, checked_argv, make_guest
 from sandkeep.operations import Operations, in_thread
 from sandkeep.policy.model import SandboxPolicy
 from sandkeep.workspace.places import MountPoint, check_mounts
@@ -60,7 +60,7 @@ class AsyncSandbox:
         fetch_policy: FetchPolicy | None = None,
         policy: SandboxPolicy | None = None,
         track_changes: bool = True,
-        guest_factory: Callable[[str, GuestConfig], Guest] = make_guest,
+        guest_factory: GuestFactory = make_guest,
     ) -> None:
         self.id = secrets.token_hex(16)
         self._settings: dict[str, Any] = {

@@ -56,6 +56,9 @@ class Guest(Protocol):
     async def aclose(self) -> None: ...
 
 
+GuestFactory = Callable[[str, GuestConfig], Guest]
+
+
 def make_guest(backend: str, config: GuestConfig) -> Guest:
     """The adapter for a backend by its name."""
     if backend == "process":

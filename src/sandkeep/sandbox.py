@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sandkeep.async_sandbox import AsyncSandbox
+from sandkeep.async_sandbox import AsyncSandbox, Backend
+from sandkeep.guests import GuestFactory, make_guest
+from sandkeep.policy.model import SandboxPolicy
 from sandkeep.portal import portal
 from sandkeep.workspace.diff import FsChange
 from sandkeep.workspace.files import DirEntry, FileStat
 from sandkeep.workspace.members import ArchiveLimits
 from sandkeep.workspace.places import MountPoint
 from sandkeep.workspace.snapshot import SnapshotId
+from sandkeep.workspace.workspace import AnyPath
+
+if TYPE_CHECKING:
+    from sandkeep.net import FetchPolicy
 
 __all__ = ["ArchiveLimits", "AsyncSandbox", "DirEntry", "FileStat", "FsChange", "MountPoint", "Sandbox", "SnapshotId"]
 
@@ -32,22 +38,38 @@ def _blocking(
     return call
 
 
-def _made_from(method: Callable[Concatenate[AsyncSandbox, P], None]) -> Callable[Concatenate[Sandbox, P], None]:
-    """The constructor, with the arguments of `AsyncSandbox`."""
-
-    @functools.wraps(method)
-    def init(self: Sandbox, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self._async = AsyncSandbox(*args, **kwargs)
-        portal.call(self._async.start)
-
-    return init
-
-
 class Sandbox:
     """`AsyncSandbox` for blocking code: the same arguments, methods and errors. Safe to use from several threads."""
 
-    _async: AsyncSandbox
-    __init__ = _made_from(AsyncSandbox.__init__)
+    def __init__(
+        self,
+        work_dir: AnyPath | None = None,
+        *,
+        backend: Backend = "process",
+        mounts: Sequence[MountPoint] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+        memory_limit_mb: int = 512,
+        fuel: int | None = None,
+        fetch_policy: FetchPolicy | None = None,
+        policy: SandboxPolicy | None = None,
+        track_changes: bool = True,
+        guest_factory: GuestFactory = make_guest,
+    ) -> None:
+        self._async = AsyncSandbox(
+            work_dir,
+            backend=backend,
+            mounts=mounts,
+            env=env,
+            timeout=timeout,
+            memory_limit_mb=memory_limit_mb,
+            fuel=fuel,
+            fetch_policy=fetch_policy,
+            policy=policy,
+            track_changes=track_changes,
+            guest_factory=guest_factory,
+        )
+        portal.call(self._async.start)
 
     @classmethod
     def _around(cls, sandbox: AsyncSandbox) -> Sandbox:

@@ -133,8 +133,8 @@ def _opener(resolver: Resolver) -> Callable[[int, Parts, int], int]:
 
 
 def _open_by_openat2(root: int, parts: Parts, flags: int) -> int:
-    # O_PATH with O_NOFOLLOW would hand out a link instead of refusing it; no caller combines them.
-    return openat2.open_beneath(root, "/".join(parts) or ".", flags)
+    # The call refuses links by itself; O_NOFOLLOW would only have it answer ENOTDIR, or hand out the link with O_PATH.
+    return openat2.open_beneath(root, "/".join(parts) or ".", flags & ~os.O_NOFOLLOW)
 
 
 def _open_by_walk(root: int, parts: Parts, flags: int) -> int:

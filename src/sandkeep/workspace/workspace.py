@@ -210,6 +210,7 @@ def _as_bytes(name: str, data: str | bytes, *, check_only: bool = False) -> byte
 
 def remove_directory(path: str) -> None:
     """Removes a private directory whatever its guest has made of it."""
+    os.chmod(path, 0o700)  # the directory itself is beyond the guest's reach: it cannot have become a link
     root = Root(path)
     try:
         tree.clear(root)
