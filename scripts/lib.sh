@@ -6,14 +6,30 @@ step() {
     shift
     log="$logs/$(echo "$name" | tr ' ' '-')"
     started=$(date +%s)
-    if "$@" >"$log" 2>&1; then
-        printf '%-14s ok  %s s  %s\n' "$name" "$(($(date +%s) - started))" "$(grep -E '^=* ?[0-9]+ passed' "$log" | tail -n 1)"
+    status=0
+    "$@" >"$log" 2>&1 || status=$?
+    if [ "$status" = 0 ]; then
+        passed=$(grep -oE '[0-9]+ passed.*[0-9]' "$log" | tail -n 1 || true)
+        printf '%-14s ok  %3s s  %s\n' "$name" "$(($(date +%s) - started))" "$passed"
     else
-        status=$?
         cat "$log"
         printf '%s failed (exit status %s)\n' "$name" "$status" >&2
-        exit "$status"
     fi
+    return "$status"
+}
+
+# check NAME COMMAND...: a step after which the others still run; `finish` then fails for all of them together.
+failed=''
+check() {
+    step "$@" || failed="$failed '$1'"
+}
+
+finish() {
+    if [ -n "$failed" ]; then
+        echo "failed:$failed" >&2
+        exit 1
+    fi
+    echo "all checks passed"
 }
 
 # A Python that is new enough and can make virtual environments.

@@ -79,6 +79,6 @@ def test_a_full_disk_is_said_once() -> None:
 
 
 def test_without_stdout_the_status_is_still_the_guests() -> None:
-    script = f"import os; os.close(1); os.execv({sys.executable!r}, ['python', '-c', {COMMAND!r}])"
+    script = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {COMMAND!r}])"
     ended = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (3, b"")
