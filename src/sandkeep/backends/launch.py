@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from sandkeep.backends.builds import Artefacts
-from sandkeep.backends.settings import PlaceFor, Setting, setting_for
+from sandkeep.backends.settings import PlaceFor, Setting, WrappedSetting, setting_for
 from sandkeep.cage.linux.cgroups import GroupLimits
 from sandkeep.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
 from sandkeep.core.types import MIB, Denial, Enforced, ExecResult, Limits
@@ -115,7 +115,9 @@ class Launcher:
             kernel = _kernel_usage(cell)
             targets = tuple(bind.target for bind in setting.visible)
             told += explain(end, kernel, launch.limits, targets)
-            terms = Terms(launch.timeout, launch.limits.memory_mb, setting.effective.enforced)
+            terms = Terms(
+                launch.timeout, launch.limits.memory_mb, setting.effective.enforced, isinstance(setting, WrappedSetting)
+            )
             return judge(end, terms, kernel, list(dict.fromkeys(told)))
 
     def _started(

@@ -33,6 +33,7 @@ class Home:
     work: str = WORK_DIR
     code: str = CODE_DIR
     out: str = OUT_DIR
+    temporary: str = "/tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Setting:
         """What the waiting cell is told. A warm interpreter takes the text itself, unless PYTHON* variables are set:
         those are read when an interpreter starts, so it gets one of its own."""
         program = launch.program
-        env = {**self._default_env(place.home), **program.env, **more_env, **self.effective.env, **launch.env}
+        env = self._env(launch, place.home, more_env)
         is_warm = program.worker == "python" and self._can_be_warm(env)
         argv = () if is_warm else tuple(self._argv(program, place.home))
         return Job(
@@ -80,6 +81,11 @@ class Setting:
             files=dict(program.files),
             main=program.main_file,
         )
+
+    def _env(self, launch: Launch, home: Home, more: Mapping[str, str]) -> dict[str, str]:
+        if launch.is_build:  # kept by the hash of its source, so it must not depend on who asked first
+            return {**CAGED_ENV, "TMPDIR": home.temporary}
+        return {**self._default_env(home), **launch.program.env, **more, **self.effective.env, **launch.env}
 
     def _can_be_warm(self, env: Mapping[str, str]) -> bool:
         return self.zygote.has_worker and not any(name.startswith("PYTHON") for name in env)
@@ -104,7 +110,8 @@ class OpenSetting(Setting):
             os.mkdir(root + name, 0o700)
         plan = compile_open_plan(self.effective, probe.layout(), self._runtime_paths, root)
         out = next((path.source for path in self.effective.paths if path.target == OUT_DIR), OUT_DIR)
-        return PlaceFor(encode(plan), Home(root + WORK_DIR, root + CODE_DIR, out), is_shared=False)
+        home = Home(root + WORK_DIR, root + CODE_DIR, out, root + "/tmp")
+        return PlaceFor(encode(plan), home, is_shared=False)
 
     def _can_be_warm(self, env: Mapping[str, str]) -> bool:
         return self.effective.isolation == "landlock" and super()._can_be_warm(env)
@@ -112,8 +119,7 @@ class OpenSetting(Setting):
     def _default_env(self, home: Home) -> Mapping[str, str]:
         if self.effective.isolation != "landlock":
             return {}
-        temporary = home.work.removesuffix(WORK_DIR) + "/tmp"
-        return {**CAGED_ENV, "HOME": home.work, "TMPDIR": temporary}
+        return {**CAGED_ENV, "HOME": home.work, "TMPDIR": home.temporary}
 
 
 class WrappedSetting(OpenSetting):

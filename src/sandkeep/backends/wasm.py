@@ -79,6 +79,10 @@ class WasmBackend:
         """The same, in the calling thread and without an event loop."""
         return self._execute(request, Cancellation())
 
+    def worker_pids(self) -> list[int]:
+        """The processes that run guests at the moment, or wait to."""
+        return sorted(self._supervisor.pool.pids)
+
     async def aclose(self) -> None:
         """Ends all runs and workers."""
         await asyncio.to_thread(self.close)

@@ -1,22 +1,20 @@
-"""Entry point of `python -I -S <cage directory> <control fd> <options>`: starts the zygote."""
+"""`python -I -S <cage directory> <control descriptor>`: starts the zygote. What is run in a guest starts from here."""
 
 import os
 import sys
 from types import ModuleType
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 
-
-def _as_package() -> None:
+def load_package(directory: str) -> None:
     """Makes `cage` importable as a package without putting our directory on the guest's sys.path."""
     package = ModuleType("cage")
-    package.__path__ = [_HERE]
+    package.__path__ = [directory]
     sys.modules["cage"] = package
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != directory]
 
 
 if __name__ == "__main__":
-    _as_package()
+    load_package(os.path.dirname(os.path.abspath(__file__)))
     from cage.zygote import main  # type: ignore[import-not-found]
 
-    main(sys.argv[1:])
+    main(int(sys.argv[1]))()

@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import enter
 from .failure import CageError
@@ -37,14 +37,16 @@ class Channels(NamedTuple):
     stderr: int
 
 
-def run(kit: enter.Kit, channels: Channels, become: Callable[[int], None]) -> None:
-    """Builds the cage, starts the guest and supervises it. Never returns. `become(job)` turns a process into the guest."""
+def run(kit: enter.Kit, channels: Channels) -> None:
+    """Builds the cage and starts the guest. Returns in the guest's process, locked in; in init's own it never does."""
     try:
         if kit.plan.isolation != "namespaces":
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         enter.build(kit)
         listener_socket = _open_listener(kit)
-        guest, handoff = _start_guest(kit, channels, become)
+        guest, handoff = _start_guest(kit, channels)
+        if guest == 0:
+            return
         _detach_stdio(channels)
         notifications = _await_lock(handoff)
         send_packet(channels.status, {"ready": True}, [listener_socket.fileno()] if listener_socket else [])
@@ -74,7 +76,7 @@ def _open_listener(kit: enter.Kit) -> Optional[socket.socket]:
     return listener
 
 
-def _start_guest(kit: enter.Kit, channels: Channels, become: Callable[[int], None]) -> tuple[int, socket.socket]:
+def _start_guest(kit: enter.Kit, channels: Channels) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid:
@@ -94,8 +96,7 @@ def _start_guest(kit: enter.Kit, channels: Channels, become: Callable[[int], Non
     except BaseException as error:
         send_packet(theirs, {"failed": ["lock guest", getattr(error, "errno", 0) or 0, repr(error)]})
         os._exit(1)
-    become(channels.job)
-    os._exit(70)
+    return 0, theirs
 
 
 def _detach_stdio(channels: Channels) -> None:

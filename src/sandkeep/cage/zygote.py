@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from types import ModuleType
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import init, plan as plans
 from .enter import Kit
@@ -27,8 +27,9 @@ from .wire import close_all, receive_job, receive_packet, send_packet
 _FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; the rest are cgroups
 
 
-def main(arguments: Sequence[str]) -> NoReturn:
-    control = socket.socket(fileno=int(arguments[0]))
+def main(control_descriptor: int) -> Callable[[], None]:
+    """Returns only in a guest's process, with what turns it into the guest, so that little of us is on its stack."""
+    control = socket.socket(fileno=control_descriptor)
     zygote = Zygote(control)
     try:
         zygote.prepare(receive_packet(control)[0])
@@ -36,8 +37,18 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except CageError as failure:
         send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
         os._exit(1)
-    zygote.serve()
-    os._exit(0)
+    newborn = zygote.serve()
+    if newborn is None:
+        os._exit(0)
+    init.run(newborn.kit, newborn.channels)
+    return zygote.await_job(newborn.channels.job)
+
+
+class Newborn(NamedTuple):
+    """What a fresh child needs to become a cell."""
+
+    kit: Kit
+    channels: init.Channels
 
 
 class Zygote:
@@ -82,8 +93,8 @@ class Zygote:
             mounts.make_slave()
         self._host_id = namespaces.UNOWNED_UID_BASE + os.getpid() if self._is_root else 0
 
-    def serve(self) -> None:
-        """Until the supervisor closes the control socket or dies."""
+    def serve(self) -> Optional[Newborn]:
+        """Until the supervisor closes the control socket or dies. In a new child, returns what that child is to be."""
         wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -97,12 +108,15 @@ class Zygote:
                 self._reap()
             if self._supervisor in ready:
                 self._kill_cells()
-                return
+                return None
             if self._control.fileno() in ready:
                 message, descriptors = receive_packet(self._control)
                 if not message:
-                    return
-                self._make_cell(message, descriptors, (wake, signalled))
+                    return None
+                newborn = self._make_cell(message, descriptors)
+                if newborn is not None:
+                    close_all([wake, signalled])
+                    return newborn
 
     def _reap(self) -> None:
         lost = False
@@ -129,24 +143,30 @@ class Zygote:
         for pid in self._cells:
             _kill(pid)
 
-    def _make_cell(self, message: Dict[str, Any], descriptors: List[int], wake: Tuple[int, int]) -> None:
+    def _make_cell(self, message: Dict[str, Any], descriptors: List[int]) -> Optional[Newborn]:
+        """Clones a child for one cell. The parent keeps nothing of it; the child gets back what it is to be."""
         status = socket.socket(fileno=descriptors[1])
         trees: List[int] = []
+        newborn = None
         try:
             plan, program = _parse(message["plan"])
-            trees = [mounts.detach_tree(bind, self._id_map(bind)) for bind in plan.binds]
+            for bind in plan.binds:
+                trees.append(mounts.detach_tree(bind, self._id_map(bind)))
             kit = Kit(plan, program, tuple(trees), tuple(descriptors[_FIXED_DESCRIPTORS:]), self._outer)
             channels = init.Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
-            self._start(kit, channels, wake)
+            if self._clone(kit, channels):
+                newborn = Newborn(kit, channels)
         except CageError as failure:
             send_packet(status, {"failed": [failure.step, failure.errno, failure.what]})
         except plans.PlanError as problem:
             send_packet(status, {"failed": ["read plan", 0, str(problem)]})
-        finally:
+        if newborn is None:
             status.close()
             close_all([*trees, descriptors[0], *descriptors[2:]])
+        return newborn
 
-    def _start(self, kit: Kit, channels: init.Channels, wake: Tuple[int, int]) -> None:
+    def _clone(self, kit: Kit, channels: init.Channels) -> bool:
+        """Whether this is the child. The child waits until the parent has given it its user."""
         is_caged = kit.plan.isolation == "namespaces"
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         with step("clone into namespaces" if is_caged else "fork"):
@@ -156,7 +176,9 @@ class Zygote:
                 pid = os.fork()
                 pidfd = call("pidfd_open", pid, 0) if pid else -1
         if pid == 0:
-            self._become_init(kit, channels, (go_read, go_write, *wake))
+            os.close(go_write)
+            self._be_born(go_read)
+            return True
         os.close(go_read)
         self._cells.add(pid)
         try:
@@ -165,24 +187,21 @@ class Zygote:
                     namespaces.map_ids(pid, self._host_id, self._host_id)
             os.write(go_write, b"g")
             send_packet(channels.status, {"pid": pid}, [pidfd])
-        except (CageError, OSError):
+        except (CageError, OSError) as error:
             _kill(pid)
-            raise
+            raise error if isinstance(error, CageError) else CageError("start cell", error.errno or 0, str(pid))
         finally:
             close_all([go_write, pidfd])
+        return False
 
-    def _become_init(self, kit: Kit, channels: init.Channels, spare: Tuple[int, ...]) -> NoReturn:
+    def _be_born(self, go_read: int) -> None:
         signal.set_wakeup_fd(-1)
-        go_read, go_write, *wake = spare
-        os.close(go_write)
         if os.read(go_read, 1) != b"g":
             os._exit(1)
-        close_all([go_read, *wake, self._control.detach(), self._supervisor, *self._id_maps.values()])
-        init.run(kit, channels, self._become_guest)
-        os._exit(70)
+        close_all([go_read, self._control.detach(), self._supervisor, *self._id_maps.values()])
 
-    def _become_guest(self, job_descriptor: int) -> None:
-        """In the guest's process, cage complete: wait for the job and turn into it."""
+    def await_job(self, job_descriptor: int) -> Callable[[], None]:
+        """In the guest's process, cage complete: waits for the job and returns what carries it out."""
         restore_signals()
         if self._worker is not None:
             self._worker.warm_up()
@@ -190,12 +209,11 @@ class Zygote:
             job = receive_job(job_descriptor)
         except EOFError:
             os._exit(0)
-        if job.mode == "python" and self._worker is not None:
-            write_files(job)
-            os.close(job_descriptor)
-            self._worker.run(job)
-        else:
-            become_program(job, job_descriptor)
+        if job.mode != "python" or self._worker is None:
+            return functools.partial(become_program, job, job_descriptor)
+        write_files(job)
+        os.close(job_descriptor)
+        return functools.partial(self._worker.run, job)
 
     def _id_map(self, bind: plans.Bind) -> Optional[int]:
         """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""

@@ -142,6 +142,7 @@ def _report_uncaught(error, trace):
         return _exit_status(request)
     except BaseException as second:
         print("Error in sys.excepthook:", file=sys.stderr)
+        second.__context__ = None
         second.__traceback__ = second.__traceback__.tb_next if second.__traceback__ else None
         sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
@@ -163,26 +164,28 @@ def _note_refusal(error):
 
 
 def _flush(stream):
+    """Flushes as the interpreter does at exit; returns the error, if any."""
     try:
-        if stream is not None and not stream.closed:
+        if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
-        return True
-    except Exception:
-        return False
+    except Exception as error:
+        return error
+    return None
 
 
 def _finish(status, code_dir):
     """What Py_FinalizeEx does that a program can notice, in its order, without freeing what the fork shared."""
     _quietly(threading._shutdown)
     _quietly(atexit._run_exitfuncs)
-    flushed = _flush_standard_streams()
+    is_flushed = _flush_standard_streams()
     _drop_modules()
-    flushed = _flush_standard_streams() and flushed
+    for stream in (sys.stdout, sys.stderr):
+        is_flushed = _flush(stream) is None and is_flushed
     _write_report(code_dir)
     if status == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    os._exit(120 if not flushed and status == 0 else status)
+    os._exit(120 if not is_flushed and status == 0 else status)
 
 
 def _quietly(function):
@@ -195,21 +198,26 @@ def _quietly(function):
 
 
 def _flush_standard_streams():
-    ok = True
-    if not _flush(sys.stdout):
-        ok = False
-        error = sys.exc_info()[1] or BrokenPipeError(32, "Broken pipe")
-        sys.unraisablehook(_Unraisable(error, sys.stdout))
+    error = _flush(sys.stdout)
+    if error is not None:
+        _tell_ignored(error, sys.stdout)
     _flush(sys.stderr)
-    return ok
+    return error is None
 
 
-class _Unraisable:
-    """What the interpreter shows when standard output cannot be flushed at exit."""
-
-    def __init__(self, error, stream):
-        self.exc_type, self.exc_value, self.exc_traceback = type(error), error, None
-        self.err_msg, self.object = None, stream
+def _tell_ignored(error, culprit):
+    """What the interpreter prints about errors that nobody can catch any more; it no longer shows source lines."""
+    lines = [f"Exception ignored in: {culprit!r}"]
+    trace = error.__traceback__
+    if culprit is not sys.stdout:
+        lines.append("Traceback (most recent call last):")
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
+            trace = trace.tb_next
+    text = str(error)
+    lines.append(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    print("\n".join(lines), file=sys.stderr)
 
 
 def _drop_modules():
@@ -220,6 +228,8 @@ def _drop_modules():
     spaces += [sys.modules[name].__dict__ for name in reversed(names) if isinstance(sys.modules[name], ModuleType)]
     if main is not None and not _has_finalisers(spaces[0]) and len(spaces) == 1:
         return
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = lambda args: _tell_ignored(args.exc_value, args.object)
     for space in spaces:
         for private in (True, False):
             for name in list(space):

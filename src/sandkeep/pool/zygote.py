@@ -22,6 +22,18 @@ from sandkeep.runner.cell import Cell, CellLost
 CAGE_DIR = str(Path(sandkeep.cage.__path__[0]))
 PYTHON_WORKER = str(Path(sandkeep.guest.__path__[0]) / "python_worker.py")
 
+#: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down.
+_BOOT = """
+import sys
+from types import ModuleType
+package = ModuleType("cage")
+package.__path__ = [sys.argv.pop()]
+sys.modules["cage"] = package
+sys.path[:] = [entry for entry in sys.path if entry]
+from cage.zygote import main
+main(int(sys.argv[1]))()
+""".strip()
+
 _START_TIMEOUT = 60.0  # a preload such as pandas may take its time
 
 
@@ -57,7 +69,7 @@ class ZygoteProcess:
         # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of a pipe.
         try:
             return subprocess.Popen(
-                [self.key.interpreter, "-I", "-S", CAGE_DIR, str(theirs.fileno())],
+                [self.key.interpreter, "-I", "-S", "-c", _BOOT, str(theirs.fileno()), CAGE_DIR],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -20,7 +20,8 @@ class Terms:
     timeout: float
     memory_mb: int
     enforced: Enforced
-    allowed_targets: tuple[str, ...] = ()
+    #: A wrapper such as bwrap stood between us and the guest and made 128 + n of its signals, as shells do.
+    is_wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
 
 
 def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
-    exit_code, number = _exit_code(end)
+    exit_code, number = _exit_code(end, terms.is_wrapped)
     stdout, stdout_bytes = _text(end.stdout)
     stderr, stderr_bytes = _text(end.stderr)
     return ExecResult(
@@ -72,14 +73,16 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial])
     )
 
 
-def _exit_code(end: Exit) -> tuple[int, int | None]:
+def _exit_code(end: Exit, is_wrapped: bool) -> tuple[int, int | None]:
     by_limit = {"cpu": signal.SIGXCPU, "disk": signal.SIGXFSZ}.get(end.verdict)
     if by_limit is not None:
         return _SIGNAL_BASE + by_limit, int(by_limit)
     status = signal.SIGKILL if end.status is None else end.status
     if os.WIFSIGNALED(status):
         return _SIGNAL_BASE + os.WTERMSIG(status), os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None
+    code = os.WEXITSTATUS(status)
+    is_folded = is_wrapped and _SIGNAL_BASE < code <= _SIGNAL_BASE + signal.SIGSYS
+    return code, code - _SIGNAL_BASE if is_folded else None
 
 
 def _text(capture: Capture) -> tuple[str, bytes]:
