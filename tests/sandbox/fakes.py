@@ -1,0 +1,62 @@
+"""A guest that runs nothing: it notes what it was asked and does what the test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sandkeep.core.errors import CommandNotFound
+from sandkeep.core.types import ExecResult, Language
+from sandkeep.guests import GuestConfig, Job
+
+
+class FakeGuest:
+    """`on_run` is called with (what, job) and may change files; `delay` keeps every run busy for a while."""
+
+    def __init__(self, config: GuestConfig) -> None:
+        self.config = config
+        self.calls: list[tuple[str, Any, Job]] = []
+        self.delay = 0.0
+        self.cancelled = 0
+        self.closed = 0
+        self.on_run: Callable[[str], None] = lambda what: None
+
+    async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
+        if argv[0] == "no-such-command":
+            raise CommandNotFound(argv[0])
+        return await self._run("command", list(argv), job)
+
+    async def script(self, script: str, job: Job) -> ExecResult:
+        return await self._run("script", script, job)
+
+    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult:
+        return await self._run(f"code:{language}", code, job)
+
+    async def _run(self, kind: str, what: Any, job: Job) -> ExecResult:
+        self.calls.append((kind, what, job))
+        try:
+            await asyncio.sleep(self.delay)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.on_run(what)
+        return ExecResult(stdout=f"{kind} {what}")
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class Factory:
+    """Hands out fake guests and keeps them for the test to look at."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeGuest] = []
+
+    def __call__(self, backend: str, config: GuestConfig) -> FakeGuest:
+        self.made.append(FakeGuest(config))
+        return self.made[-1]
+
+    @property
+    def guest(self) -> FakeGuest:
+        return self.made[-1]
