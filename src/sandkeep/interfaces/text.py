@@ -7,7 +7,7 @@ import re
 from sandkeep.core.errors import SandboxError
 
 #: Paths that a guest has in its own world: naming them tells nobody anything.
-_GUEST_ROOTS = ("/tmp", "/code", "/out", "/work", "/workspace", "/dev", "/proc/self", "/bin", "/usr/bin")
+_GUEST_ROOTS = ("/tmp", "/code", "/out", "/work", "/workspace", "/home/sandbox", "/dev", "/proc/self", "/bin")
 _PATH = re.compile(r"(?<![\w/.~])(?:~|/)(?:[^\s:;,'\"()<>|]*[^\s:;,'\"()<>|.])?")
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\[^\s'\"<>|]+")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")

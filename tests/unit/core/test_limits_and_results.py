@@ -19,6 +19,7 @@ NUMBERS = ("cpu_seconds", "cpus")
 @pytest.mark.attack("PT-04")
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("value", [0, -1, 1.0, math.nan, math.inf, "1", True, None, 1 << 50], ids=repr)
+@pytest.mark.claim("SK-PT-1")
 def test_whole_limits_refuse_everything_else(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Limits(**{name: value})  # type: ignore[arg-type]
@@ -51,6 +52,7 @@ def _as_number(value: Any) -> float:
 
 
 @given(limits, limits)
+@pytest.mark.claim("SK-PT-2")
 def test_a_cap_never_widens(wanted: Limits, ceiling: Limits) -> None:
     capped = wanted.capped_by(ceiling)
     for name in WHOLE + NUMBERS:
@@ -67,6 +69,7 @@ def test_output_is_one_mebibyte_by_default() -> None:
     assert Limits().output_bytes == 1_048_576
 
 
+@pytest.mark.claim("SK-PT-5")
 def test_nothing_is_enforced_unless_somebody_says_so() -> None:
     assert not any(getattr(EnforcedLimits(), name) for name in EnforcedLimits.__dataclass_fields__)
     assert Enforced().isolation_class == "none"

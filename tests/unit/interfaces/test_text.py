@@ -37,6 +37,7 @@ def test_a_cap_keeps_both_ends(text: str, limit: int) -> None:
         ("C:\\Users\\a\\b", "<path>"),
     ],
 )
+@pytest.mark.claim("SK-LK-5")
 def test_scrubbing(text: str, shown: str) -> None:
     assert scrub(text) == shown
 

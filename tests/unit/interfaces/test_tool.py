@@ -145,7 +145,9 @@ async def test_good_timeouts(timeout: float | None, expected: float) -> None:
     assert backend.requests[0].timeout == expected
 
 
-@pytest.mark.attack("PT-02", "PT-03", "PT-05")
+@pytest.mark.attack("PT-02")
+@pytest.mark.attack("PT-03")
+@pytest.mark.attack("PT-05")
 @pytest.mark.parametrize(
     ("args", "field"),
     [
@@ -173,6 +175,7 @@ async def test_good_timeouts(timeout: float | None, expected: float) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
+@pytest.mark.claim("SK-PT-3")
 async def test_malformed_arguments_are_data_that_name_the_field(args: Any, field: str) -> None:
     backend = FakeBackend()
     answer = await SandboxTool(backend).execute(args)
@@ -182,6 +185,7 @@ async def test_malformed_arguments_are_data_that_name_the_field(args: Any, field
 
 
 @pytest.mark.attack("FS-03")
+@pytest.mark.claim("SK-PT-2")
 async def test_unknown_arguments_reach_nothing_and_are_named() -> None:
     backend = FakeBackend()
     wide = {
@@ -216,6 +220,7 @@ arguments = json_values | st.dictionaries(
 
 
 @given(arguments)
+@pytest.mark.claim("SK-PT-3")
 def test_anything_gets_an_answer_that_is_json(args: Any) -> None:
     answer = asyncio.run(SandboxTool(FakeBackend()).execute(args))
     assert answer["status"] in {"success", "error"}
@@ -261,6 +266,7 @@ async def test_lone_surrogates_do_not_break_json() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
+@pytest.mark.claim("SK-LK-5")
 async def test_errors_tell_nothing_about_the_host(error: BaseException) -> None:
     answer = await answer_to(error)
     assert answer["status"] == "error"

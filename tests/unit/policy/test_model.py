@@ -44,6 +44,7 @@ def test_json_round_trip_gives_back_an_equal_policy(policy: SandboxPolicy) -> No
 
 @pytest.mark.attack("NW-08")
 @pytest.mark.parametrize("text", ["{}", SandboxPolicy().to_json(), '{"networkRules": []}', '{"allowedPaths": []}'])
+@pytest.mark.claim("SK-NW-2")
 def test_nothing_named_is_nothing_allowed(text: str) -> None:
     policy = SandboxPolicy.from_json(text)
     assert policy == SandboxPolicy()
@@ -91,6 +92,7 @@ def test_keys_are_camel_case() -> None:
     ],
     ids=lambda text: str(text)[:40],
 )
+@pytest.mark.claim("SK-NW-2")
 def test_malformed_policies_are_refused(text: str | bytes) -> None:
     with pytest.raises(SandboxError):
         SandboxPolicy.from_json(text)

@@ -53,6 +53,7 @@ def test_a_signal_is_not_a_timeout() -> None:
     assert b"timed out" not in ended.stderr
 
 
+@pytest.mark.claim("SK-RX-1")
 def test_a_timeout_keeps_the_partial_output() -> None:
     ended = sandkeep("run", "command", "--timeout", "1", "-c", "echo so far; sleep 60 & setsid sleep 60")
     assert (ended.returncode, ended.stdout) == (124, b"so far\n")
@@ -60,6 +61,7 @@ def test_a_timeout_keeps_the_partial_output() -> None:
 
 
 @pytest.mark.attack("RX-02")
+@pytest.mark.claim("SK-RX-2")
 def test_memory_has_its_own_status() -> None:
     ended = sandkeep("run", "python", "--memory", "64", "-c", "print(len(bytearray(300 << 20)))")
     assert (ended.returncode, ended.stdout) == (137, b"")
@@ -67,6 +69,7 @@ def test_memory_has_its_own_status() -> None:
 
 
 @pytest.mark.attack("LK-01")
+@pytest.mark.claim("SK-LK-1")
 def test_the_guest_has_what_it_was_given_and_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDKEEP_CANARY", "hunter2")
     ended = sandkeep("run", "command", "--env", "GIVEN=yes", "-c", "env; cat /proc/*/environ")
@@ -74,6 +77,7 @@ def test_the_guest_has_what_it_was_given_and_nothing_of_ours(monkeypatch: pytest
     assert b"hunter2" not in ended.stdout
 
 
+@pytest.mark.claim("SK-FS-3")
 def test_paths_are_readable_or_writable_as_allowed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
@@ -88,6 +92,7 @@ def test_paths_are_readable_or_writable_as_allowed(tmp_path: Path) -> None:
     assert (tmp_path / "out/y").read_text() == "made\n"
 
 
+@pytest.mark.claim("SK-PT-5")
 def test_json() -> None:
     ended = sandkeep("run", "python", "--json", "-c", "print(6*7)")
     plain = json.loads(ended.stdout)
@@ -120,6 +125,7 @@ def eventually(condition: object, seconds: float = 15) -> bool:
 
 @pytest.mark.needs("linux")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
+@pytest.mark.claim("SK-RX-5")
 def test_an_interrupted_command_leaves_nothing(number: signal.Signals, status: int) -> None:
     nap = f"300.{os.getpid()}{int(number)}"
     command = subprocess.Popen(

@@ -150,7 +150,10 @@ def test_json_of_what_did_not_end_well(sandkeep: Any, process: Any, reply: Reply
     assert plain.get("stdout", "part") == "part"
 
 
-@pytest.mark.attack("PT-02", "PT-03", "PT-04", "PT-05")
+@pytest.mark.attack("PT-02")
+@pytest.mark.attack("PT-03")
+@pytest.mark.attack("PT-04")
+@pytest.mark.attack("PT-05")
 @pytest.mark.parametrize(
     "argv",
     [
