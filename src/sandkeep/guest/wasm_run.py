@@ -21,6 +21,8 @@ _MAX_TABLE_ELEMENTS = 1_000_000
 _ELEMENT_BYTES = 8
 _MAX_MESSAGE = 4000
 _MAX_TRACE_LINES = 20
+#: How wasmtime says at instantiation that a module asks for more than its Store may hold.
+_OVER_LIMITS = ("exceeds memory limits", "exceeds table limits", "resource limit exceeded")
 #: What Go's runtime exits with when the host refuses it memory.
 _GO_FATAL = 2
 
@@ -199,7 +201,7 @@ def _export(store: wasmtime.Store, instance: wasmtime.Instance, name: str) -> ff
 
 
 def _judge_error(message: str) -> Outcome:
-    if "exceeds memory limits" in message or "exceeds table limits" in message:
+    if any(words in message for words in _OVER_LIMITS):
         return Outcome("memory", 1, message[:_MAX_MESSAGE])
     return Outcome("trap", 1, trap_text(message))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sandkeep.core.errors import SandboxError
 from sandkeep.wasm.exchange import Exchange
-from sandkeep.wasm.frames import Frame, ProtocolViolation, WorkerDied
+from sandkeep.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
 from sandkeep.wasm.loading import Loader, load_message
 from sandkeep.wasm.module_source import ModuleSource
 from sandkeep.wasm.request import Fetch
@@ -49,7 +49,7 @@ class CallDesk:
             data = _error(error.code, str(error))
         except Exception as error:
             data = _error("sandbox.fetch_failed", f"fetch failed: {type(error).__name__}")
-        with contextlib.suppress(WorkerDied):
+        with contextlib.suppress(WorkerDied, Overstayed):
             self._worker.channel.send({"op": "answer"}, data, timeout=_SEND_SECONDS)
 
     def _answer_command(self, name: object, needs_fuel: bool, commands: CommandModules) -> None:

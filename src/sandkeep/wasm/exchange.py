@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandkeep.wasm.frames import Frame
+from sandkeep.wasm.frames import Frame, Overstayed
 from sandkeep.wasm.process_stats import anonymous_bytes, cpu_seconds
 
 if TYPE_CHECKING:
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 #: Most runs are over by then; their output is read once, after the answer, instead of piece by piece.
 _FIRST_WAIT_MS = 1
 _WATCH_SECONDS = 0.025
-
-
-class Overstayed(Exception):
-    """No answer by the deadline. The worker is still running and must be killed."""
 
 
 class OverMemory(Exception):
@@ -63,7 +59,7 @@ class Exchange:
         self._deadline += seconds
 
     def wait(self) -> Frame:
-        """The worker's answer, or one of the exceptions above, or `WorkerDied`."""
+        """The worker's answer, or one of the exceptions above, or `Overstayed`, or `WorkerDied`."""
         if self._worker.control_poll.poll(_FIRST_WAIT_MS):
             frame = self._receive()
             if frame is not None:

@@ -23,6 +23,10 @@ class WorkerDied(Exception):
     """The worker closed its end: it crashed, was killed, or ended."""
 
 
+class Overstayed(Exception):
+    """The worker did not answer, or not even read, by the deadline. It is still running and must be killed."""
+
+
 class ProtocolViolation(Exception):
     """The worker sent something that no worker of ours sends. It is killed, whatever it is now."""
 
@@ -91,12 +95,14 @@ class Channel:
     def send(
         self, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = (), *, timeout: float
     ) -> None:
-        """Sends all of it within `timeout`; a worker that does not read is as good as dead."""
+        """Sends all of it within `timeout`, or raises `Overstayed`."""
         data = encode(message, blob)
         self._control.settimeout(timeout)
         try:
             sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else 0
             self._control.sendall(memoryview(data)[sent:] if sent else data)
+        except TimeoutError:
+            raise Overstayed from None
         except (OSError, ValueError) as error:
             raise WorkerDied(str(error)) from error
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from sandkeep.core.errors import ExecutionTimeout, InvalidRequest, MemoryExceeded
 from sandkeep.wasm.cache import Compiled, ModuleCache
-from sandkeep.wasm.exchange import Bounds, Exchange, OverMemory, Overstayed
+from sandkeep.wasm.exchange import Bounds, Exchange, OverMemory
 from sandkeep.wasm.fingerprint import cache_key
-from sandkeep.wasm.frames import Frame, ProtocolViolation, WorkerDied
+from sandkeep.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
 from sandkeep.wasm.lease import Lease
 from sandkeep.wasm.module_source import ModuleSource
 from sandkeep.wasm.pool import WorkerPool

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sandkeep.core.errors import BackendUnavailable
-from sandkeep.wasm.exchange import Bounds, Exchange, Overstayed
-from sandkeep.wasm.frames import Channel, ProtocolViolation, WorkerDied
+from sandkeep.wasm.exchange import Bounds, Exchange
+from sandkeep.wasm.frames import Channel, Overstayed, ProtocolViolation, WorkerDied
 from sandkeep.wasm.launch import WorkerProcess, launch_worker
 from sandkeep.wasm.process_stats import cpu_seconds
 from sandkeep.wasm.streams import Stream
@@ -81,7 +81,7 @@ class Worker:
         channel = Channel(ours)
         os.set_blocking(self._log.writer, False)
         writers = [stream.writer for stream in (*self._streams, self._log)]
-        with contextlib.suppress(WorkerDied):
+        with contextlib.suppress(WorkerDied, Overstayed):
             channel.send({"op": "setup"}, b"", writers, timeout=_START_SECONDS)
         for stream in (*self._streams, self._log):
             stream.give_away_writer()
@@ -130,7 +130,7 @@ class Worker:
 
     def log(self) -> str:
         """The end of what the worker's runtime printed about its own failure."""
-        if self._last_words:
+        if self._is_disposed:
             return self._last_words
         self._log.start(_LOG_BYTES)
         self._log.drain()
@@ -149,11 +149,11 @@ class Worker:
         """Kills, reaps, takes in the last output, closes. Returns the wait status. For the thread that holds it."""
         if self._is_disposed:
             return self._status
-        self._is_disposed = True
         self.kill()
         self._status = self._process.wait(_REAP_SECONDS)
         self.drain()
         self._last_words = self.log()
+        self._is_disposed = True
         self.channel.close()
         for stream in (*self._streams, self._log):
             stream.close()

@@ -1,0 +1,50 @@
+"""A backend for each test module, with a cache of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkeep.backends.wasm import WasmBackend
+from sandkeep.core.types import ExecRequest, ExecResult
+from sandkeep.wasm.cache import ModuleCache
+from sandkeep.wasm.supervisor import Supervisor
+from tests.helpers import require
+
+Run = Callable[..., ExecResult]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _wasmtime() -> None:
+    require(importlib.util.find_spec("wasmtime"), "wasmtime is not installed")
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WasmBackend]:
+    made = WasmBackend(cache_dir=tmp_path_factory.mktemp("cache") / "wasm")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(backend: WasmBackend) -> Run:
+    def run(code: str | bytes, timeout: float = 10, **fields: Any) -> ExecResult:
+        return backend.execute_blocking(ExecRequest("wasm", code, timeout, **fields))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
+    made = Supervisor(cache=ModuleCache(tmp_path_factory.mktemp("cache") / "wasm"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "wasm"
