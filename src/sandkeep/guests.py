@@ -64,10 +64,18 @@ def make_guest(backend: str, config: GuestConfig) -> Guest:
     if backend == "process":
         return ProcessGuest(config)
     if backend == "wasm":
+        _refuse_process_policy(config.policy)
         from sandkeep.wasm.guest import WasmGuest
 
         return WasmGuest(config)
     raise InvalidRequest(f"unknown backend {backend!r}; one of process, wasm", field="backend")
+
+
+def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
+    """What a policy grants must not be dropped in silence; of its parts only the limits mean something to WASM."""
+    if policy is not None and (policy.allowed_paths or policy.allow_network or policy.network_rules or policy.env):
+        hint = "use mounts=, fetch_policy= and env="
+        raise InvalidRequest("is for the process backend, apart from its limits", field="policy", hint=hint)
 
 
 class ProcessGuest:
@@ -82,6 +90,8 @@ class ProcessGuest:
         self._backend = backend or _process_backend(sandbox_policy(config))
 
     async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
+        if argv[0] in _RESERVED:
+            raise CommandNotFound(argv[0])
         result = await self._shell(command_script(argv, job.cwd), job)
         if result.exit_code == NOT_FOUND and result.stderr.startswith(_MISSING):
             raise CommandNotFound(argv[0])
@@ -120,6 +130,8 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
     return replace(policy, allowed_paths=(*policy.allowed_paths, *paths), limits=limits)
 
 
+#: The shell "finds" these, but in quotes they are nothing that can be run.
+_RESERVED = frozenset("! { } case do done elif else esac fi for if in then until while".split())
 #: Written by our own prelude, before the command could have written anything.
 _MISSING = "sandkeep: no such command: "
 

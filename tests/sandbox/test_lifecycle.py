@@ -108,7 +108,9 @@ def test_a_missing_command_is_typed(sandbox: Sandbox) -> None:
         lambda sandbox: sandbox.apply_patch(3),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_happens(sandbox: Sandbox, factory: Factory, call: object) -> None:
+def test_what_makes_no_sense_is_refused_before_anything_happens(
+    sandbox: Sandbox, factory: Factory, call: object
+) -> None:
     with pytest.raises(InvalidRequest):
         call(sandbox)  # type: ignore[operator]
     assert factory.guest.calls == []
@@ -117,7 +119,13 @@ def test_what_makes_no_sense_is_refused_before_anything_happens(sandbox: Sandbox
 
 @pytest.mark.parametrize(
     "settings",
-    [{"timeout": 0}, {"memory_limit_mb": 0}, {"env": {"A=B": ""}}, {"mounts": ["/x"]}, {"work_dir": "/no/such/directory"}],
+    [
+        {"timeout": 0},
+        {"memory_limit_mb": 0},
+        {"env": {"A=B": ""}},
+        {"mounts": ["/x"]},
+        {"work_dir": "/no/such/directory"},
+    ],
 )
 def test_bad_settings_are_refused(factory: Factory, settings: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):

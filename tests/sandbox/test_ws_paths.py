@@ -86,7 +86,9 @@ def test_the_workspace_itself_is_only_looked_at(sandbox: Sandbox, call: str) -> 
 
 
 @pytest.mark.attack("WS-06")
-@pytest.mark.parametrize("name", ["new\nline", "-rf", "\u202egpj.exe", "\uff0e\uff0e\uff0fx", "...", " ", "%2e%2e", "a;b"])
+@pytest.mark.parametrize(
+    "name", ["new\nline", "-rf", "\u202egpj.exe", "\uff0e\uff0e\uff0fx", "...", " ", "%2e%2e", "a;b"]
+)
 def test_an_odd_name_is_only_a_name(sandbox: Sandbox, name: str) -> None:
     sandbox.write_file(name, "data")
     assert sandbox.read_text(name) == "data"
@@ -236,7 +238,9 @@ def test_mounts_are_compared_by_whole_names(tmp_path: Path, factory: Factory) ->
 
 
 @pytest.mark.attack("WS-14")
-@pytest.mark.parametrize("guest_path", ["data", "../x", "/", "/..", "/a/../b", "", "/work/sub", "/proc", "/dev/shm", "/a\0b"])
+@pytest.mark.parametrize(
+    "guest_path", ["data", "../x", "/", "/..", "/a/../b", "", "/work/sub", "/proc", "/dev/shm", "/a\0b"]
+)
 def test_a_mount_at_a_place_that_is_none_is_refused(tmp_path: Path, guest_path: str) -> None:
     with pytest.raises(InvalidRequest):
         MountPoint(tmp_path, guest_path)
@@ -287,9 +291,7 @@ def test_a_sandbox_over_a_huge_file_works_and_only_its_diff_says_no(tmp_path: Pa
 
 
 @pytest.mark.attack("RX-08")
-def test_more_names_than_anyone_wants_end_typed(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_names_than_anyone_wants_end_typed(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkdir(f"{sandbox.work_dir}/many")
     for number in range(10_001):
         os.close(os.open(f"{sandbox.work_dir}/many/{number}", os.O_CREAT, 0o600))

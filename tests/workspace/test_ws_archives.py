@@ -38,7 +38,9 @@ def tar_of(*members: tarfile.TarInfo | tuple[str, bytes], fmt: int = tarfile.PAX
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=fmt) as tar:
         for member in members:
-            info, data = (member, b"") if isinstance(member, tarfile.TarInfo) else (tarfile.TarInfo(member[0]), member[1])
+            info, data = (
+                (member, b"") if isinstance(member, tarfile.TarInfo) else (tarfile.TarInfo(member[0]), member[1])
+            )
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
@@ -98,7 +100,20 @@ def test_what_is_there_is_overwritten_and_the_rest_stays(workspace: Workspace) -
     assert workspace.read_text("mine") == "mine"
 
 
-BAD_NAMES = ["../x", "a/../../x", "/abs", "//abs", "..", "a/..", "~/x", "C:\\x", "C:/x", "a\\..\\x", "x" * 300, "a\nb/../c"]
+BAD_NAMES = [
+    "../x",
+    "a/../../x",
+    "/abs",
+    "//abs",
+    "..",
+    "a/..",
+    "~/x",
+    "C:\\x",
+    "C:/x",
+    "a\\..\\x",
+    "x" * 300,
+    "a\nb/../c",
+]
 BAD_TARS: dict[str, tuple[object, ...]] = {
     **{f"name {name[:12]!a}": (("ok.txt", b"1"), (name, b"2")) for name in BAD_NAMES},
     "symlink": (("ok.txt", b"1"), info("link", tarfile.SYMTYPE, "/tmp"), ("link/x", b"2")),
@@ -124,7 +139,9 @@ BAD_TARS: dict[str, tuple[object, ...]] = {
 @pytest.mark.attack("WS-10")
 @pytest.mark.parametrize("fmt", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("members", BAD_TARS.values(), ids=BAD_TARS.keys())
-def test_a_bad_tar_is_rejected_whole(workspace: Workspace, tmp_path: Path, members: tuple[object, ...], fmt: int) -> None:
+def test_a_bad_tar_is_rejected_whole(
+    workspace: Workspace, tmp_path: Path, members: tuple[object, ...], fmt: int
+) -> None:
     with pytest.raises(ArchiveRejected):
         workspace.upload(tar_of(*members, fmt=fmt), extract=True)  # type: ignore[arg-type]
     assert os.listdir(workspace.host_path) == []
@@ -182,7 +199,17 @@ def test_headers_that_lie_are_rejected(workspace: Workspace) -> None:
     negative[124:136] = b"\xff" * 12
     _fix_checksum(negative)
     checksum[0] ^= 1
-    for bad in (cut, negative, checksum, b"", b"no archive", b"\x1f\x8b broken", b"BZh broken", b"PK\3\4", b"\xfd7zXZ\0x"):
+    for bad in (
+        cut,
+        negative,
+        checksum,
+        b"",
+        b"no archive",
+        b"\x1f\x8b broken",
+        b"BZh broken",
+        b"PK\3\4",
+        b"\xfd7zXZ\0x",
+    ):
         with pytest.raises(ArchiveRejected):
             workspace.upload(bytes(bad), extract=True)
     assert os.listdir(workspace.host_path) == []
@@ -276,7 +303,15 @@ def test_a_zip_whose_parts_disagree_is_rejected(workspace: Workspace) -> None:
     encrypted[directory + 8] |= 1
     method = bytearray(raw)
     struct.pack_into("<H", method, directory + 10, 12)
-    for bad in (renamed, bytes(encrypted), bytes(method), b"junk" + raw, raw + b"junk", raw[:-10], raw[: len(raw) // 2]):
+    for bad in (
+        renamed,
+        bytes(encrypted),
+        bytes(method),
+        b"junk" + raw,
+        raw + b"junk",
+        raw[:-10],
+        raw[: len(raw) // 2],
+    ):
         with pytest.raises(ArchiveRejected):
             workspace.upload(bad, extract=True)
     assert os.listdir(workspace.host_path) == []

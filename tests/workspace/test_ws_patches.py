@@ -239,7 +239,9 @@ def test_what_a_diff_tool_writes_applies_to_what_it_was_made_from(old: list[str]
     assert split_lines(apply_hunks("".join(old), parsed.hunks, "f")) == new
 
 
-@given(st.lists(st.sampled_from([*BAD.values(), CHANGE, "@@ -1 +1 @@\n", "-x\n", "+x\n", " \n", "\\ No\n"]), max_size=4))
+@given(
+    st.lists(st.sampled_from([*BAD.values(), CHANGE, "@@ -1 +1 @@\n", "-x\n", "+x\n", " \n", "\\ No\n"]), max_size=4)
+)
 def test_any_text_is_parsed_or_rejected(pieces: list[str]) -> None:
     try:
         patches = parse_patch("".join(pieces))

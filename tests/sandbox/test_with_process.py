@@ -1,0 +1,209 @@
+"""Sandbox over the process backend: real guests in the real cage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandkeep.core.errors import (
+    CommandNotFound,
+    ExecutionTimeout,
+    InvalidRequest,
+    PathTraversal,
+    SandboxDestroyed,
+    SandboxError,
+)
+from sandkeep.policy.builder import SandboxPolicyBuilder
+from sandkeep.sandbox import AsyncSandbox, MountPoint, Sandbox
+from sandkeep.workspace.errors import WorkspaceError
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Sandbox]:
+    with Sandbox(timeout=20) as made:
+        yield made
+
+
+@pytest.fixture
+def sandbox(shared: Sandbox) -> Iterator[Sandbox]:
+    """One sandbox for all tests of this file, emptied after each."""
+    yield shared
+    for entry in shared.list_dir():
+        shared.sh(f"rm -rf -- '{entry.name}'")
+
+
+def test_guest_and_host_share_the_files(sandbox: Sandbox) -> None:
+    sandbox.write_file("in.txt", "from the host\n")
+    result = sandbox.sh("pwd; cat in.txt; echo more >> in.txt; mkdir d; echo guest > d/out.txt")
+    assert (result.stdout, result.stderr, result.exit_code) == ("/work\nfrom the host\n", "", 0)
+    assert sandbox.read_text("in.txt") == "from the host\nmore\n"
+    assert sandbox.read_text("/work/d/out.txt") == "guest\n"
+    sandbox.write_file("d/out.txt", "host again\n")
+    assert sandbox.sh("cat d/out.txt; rm -r d").stdout == "host again\n"
+    assert [entry.name for entry in sandbox.list_dir()] == ["in.txt"]
+
+
+def test_a_command_gets_exactly_its_arguments(sandbox: Sandbox) -> None:
+    arguments = ["a b", "", "'", '"', "$HOME", "*", "-n", "\\n", "; exit 9", "A=b", "new\nline", "é"]
+    result = sandbox.exec("printf", ["%s|", *arguments])
+    assert result.stdout == "".join(f"{argument}|" for argument in arguments)
+
+
+@pytest.mark.parametrize("command", ["no-such-command", "A=b", "if", "./missing", "-x", "a;b", "$(true)"])
+def test_a_command_that_is_not_there(sandbox: Sandbox, command: str) -> None:
+    with pytest.raises(CommandNotFound) as caught:
+        sandbox.exec(command)
+    assert caught.value.command == command
+
+
+def test_a_command_that_ends_with_127_by_itself_is_a_result(sandbox: Sandbox) -> None:
+    assert sandbox.exec("sh", ["-c", "exit 127"]).exit_code == 127
+    assert sandbox.sh("no-such-command").exit_code == 127
+
+
+def test_cwd_stdin_env_and_languages(sandbox: Sandbox) -> None:
+    sandbox.mkdir("sub dir")
+    assert sandbox.exec("pwd", cwd="sub dir").stdout == "/work/sub dir\n"
+    assert sandbox.sh("pwd", cwd="/work/sub dir").stdout == "/work/sub dir\n"
+    assert sandbox.exec("cat", stdin=b"in").stdout == "in"
+    assert sandbox.exec_python("import os; print(os.getcwd(), 6 * 7)").stdout == "/work 42\n"
+    assert sandbox.run("echo $((6 * 7))", "command").stdout == "42\n"
+
+
+@pytest.mark.attack("FS-03")
+def test_a_cwd_elsewhere_is_refused(sandbox: Sandbox) -> None:
+    sandbox.sh("ln -s /etc out")
+    for cwd in ("/etc", "/", "..", "out", "/work/out", "/work/../etc", "/tmp"):
+        with pytest.raises(PathTraversal):
+            sandbox.sh("pwd", cwd=cwd)
+
+
+@pytest.mark.attack("WS-02")
+@pytest.mark.attack("WS-04")
+@pytest.mark.attack("WS-07")
+def test_what_a_real_guest_plants_leads_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("canary")
+    sandbox.sh(f"ln -s {target} leaf; ln -s {tmp_path} middle; ln -s {tmp_path}/new dangling; mkfifo pipe")
+    for name in ("leaf", "middle/target", "middle/new", "dangling", "pipe"):
+        for call in (sandbox.read_file, lambda path: sandbox.write_file(path, "evil"), sandbox.remove):
+            with pytest.raises((PathTraversal, WorkspaceError)):
+                call(name)
+    assert os.listdir(tmp_path) == ["target"]
+    assert target.read_text() == "canary"
+
+
+@pytest.mark.attack("WS-02")
+@pytest.mark.attack("WS-03")
+def test_a_real_guest_that_swaps_links_while_the_host_works(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("canary")
+    sandbox.write_file("real/file", "mine")
+    loop = (
+        f"ln -s {tmp_path} link; while :; do mv -T real spot; mv -T spot real; mv -T link spot; mv -T spot link; done"
+    )
+
+    def swap() -> None:
+        with pytest.raises(ExecutionTimeout):
+            sandbox.sh(loop, timeout=3)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    while swapping.is_alive():
+        for call in (
+            lambda: sandbox.read_text("spot/file"),
+            lambda: sandbox.write_file("spot/new", "evil", parents=False),
+        ):
+            try:
+                assert call() in ("mine", None)
+            except (PathTraversal, WorkspaceError):
+                pass
+    swapping.join()
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "canary"
+
+
+def test_mounts_are_read_only_unless_writable(tmp_path: Path) -> None:
+    for name in ("read", "write"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text(name)
+    mounts = [MountPoint(tmp_path / "read", "/data"), MountPoint(tmp_path / "write", "/out", writable=True)]
+    with Sandbox(mounts=mounts, env={"GREETING": "hi"}) as sandbox:
+        result = sandbox.sh("cat /data/f /out/f; echo $GREETING; echo x > /out/new; echo x > /data/new")
+        assert result.stdout == "readwritehi\n"
+        assert result.exit_code != 0
+        assert sandbox.exec("cat", ["f"], cwd="/data").stdout == "read"
+        assert sandbox.diff() == []
+    assert os.listdir(tmp_path / "read") == ["f"]
+    assert sorted(os.listdir(tmp_path / "write")) == ["f", "new"]
+
+
+def test_a_read_only_work_directory(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("data")
+    with Sandbox(mounts=[MountPoint(tmp_path, "/work")]) as sandbox:
+        result = sandbox.sh("cat f; echo x > new")
+        assert result.stdout == "data"
+        assert result.exit_code != 0
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_built_policy_means_what_it_says() -> None:
+    with Sandbox(policy=SandboxPolicyBuilder().build()) as sandbox:
+        assert sandbox.sh("echo built in").stdout == "built in\n"
+        assert not sandbox.sh("/bin/ls; exit $?").ok
+
+
+def test_what_wasm_has_no_use_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="policy"):
+        Sandbox(backend="wasm", policy=SandboxPolicyBuilder().allow_read(tmp_path).build())
+
+
+@pytest.mark.attack("PT-13")
+async def test_concurrent_runs_and_destroy_with_real_processes() -> None:
+    sandbox = AsyncSandbox()
+    results = await asyncio.gather(*(sandbox.sh(f"echo {number} > f{number}; cat f{number}") for number in range(8)))
+    assert [result.stdout for result in results] == [f"{number}\n" for number in range(8)]
+    running = [asyncio.ensure_future(sandbox.sh("sleep 30")) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(10):
+        await sandbox.destroy()
+    for outcome in await asyncio.gather(*running, return_exceptions=True):
+        assert isinstance(outcome, SandboxDestroyed)
+    assert not os.path.exists(sandbox.work_dir)
+
+
+def test_destroy_removes_what_the_guest_locked() -> None:
+    sandbox = Sandbox()
+    sandbox.sh("mkdir -p a/b/c; touch a/b/f; chmod 0 a/b/c a/b; chmod 0 a; chmod 0 .")
+    sandbox.destroy()
+    assert not os.path.exists(sandbox.work_dir)
+
+
+def test_fork_runs_over_its_own_copy(sandbox: Sandbox) -> None:
+    sandbox.sh("echo 1 > n; chmod 755 n")
+    with sandbox.fork() as copy:
+        assert copy.sh("cat n; echo 2 > n; ls -l n | cut -c1-10").stdout == "1\n-rwxr-xr-x\n"
+        assert [change.kind for change in copy.diff()] == ["modified"]
+    assert sandbox.read_text("n") == "1\n"
+
+
+def test_a_patch_and_an_archive_for_a_real_guest(sandbox: Sandbox) -> None:
+    sandbox.write_file("app.py", "print('one')\n")
+    sandbox.apply_patch("--- a/app.py\n+++ b/app.py\n@@ -1 +1 @@\n-print('one')\n+print('two')\n")
+    sandbox.sh("tar cf out.tar app.py")
+    sandbox.upload(sandbox.read_file("out.tar"), "unpacked", extract=True)
+    assert sandbox.exec("cat", ["unpacked/app.py"]).stdout == "print('two')\n"
+
+
+@pytest.mark.attack("WS-10")
+def test_a_tar_of_a_guest_with_links_is_refused(sandbox: Sandbox) -> None:
+    sandbox.sh("ln -s /etc evil; tar cf out.tar evil")
+    with pytest.raises(SandboxError, match="symbolic link"):
+        sandbox.upload(sandbox.read_file("out.tar"), "unpacked", extract=True)
+    assert not sandbox.exists("unpacked")
