@@ -125,6 +125,7 @@ class Launcher:
     ) -> Cell:
         """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
         for _ in range(_ATTEMPTS):
+            cleanup.callback(self._pool.done)
             cell = self._pool.lease(self._kind(setting, place, launch))
             cleanup.callback(cell.close)
             proxy_env = self._open_egress(cell, setting, told.append, cleanup)
@@ -150,7 +151,8 @@ class Launcher:
     def _kind(self, setting: Setting, place: PlaceFor, launch: Launch) -> CellKind:
         limits = launch.limits
         group = GroupLimits(limits.memory_mb * MIB, limits.processes + 1, limits.cpus) if self._home else None
-        return CellKind(setting.zygote, place.plan, group, is_pooled=place.is_shared and not launch.extra_paths)
+        is_pooled = place.is_shared and not launch.extra_paths
+        return CellKind(setting.zygote, place.plan, group, is_pooled, setting.prelude(launch))
 
     def _open_egress(
         self, cell: Cell, setting: Setting, on_denial: Callable[[Denial], Any], cleanup: ExitStack

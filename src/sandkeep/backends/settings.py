@@ -8,8 +8,10 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import sandkeep.guest
 from sandkeep.cage.plan import Bind, LaunchPlan, encode
 from sandkeep.cage.wire import Job
 from sandkeep.enforcers import probe
@@ -22,6 +24,11 @@ from sandkeep.pool.zygote import ZygoteKey
 
 if TYPE_CHECKING:
     from sandkeep.backends.launch import Launch
+
+NODE_WORKER = Path(sandkeep.guest.__path__[0]) / "node_worker.cjs"
+
+#: What each interpreter reads from its environment when it starts.
+_START_VARIABLES = {"python": ("PYTHON",), "node": ("NODE", "TZ", "SSL_CERT", "OPENSSL")}
 
 CAGED_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME_DIR, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 
@@ -52,8 +59,10 @@ class Setting:
         self.effective = effective
         self.policy = policy
         self._runtime_paths = program.runtime_paths
+        self._keeps_cells = config.pool_size > 0
         self.zygote = _zygote_key(effective, config, program)
         self._plan = self._compile()
+        self._place = PlaceFor(encode(self._plan), Home(), is_shared=effective.isolation == "namespaces")
 
     def _compile(self) -> LaunchPlan:
         return compile_plan(self.effective, probe.layout(), self._runtime_paths)
@@ -64,31 +73,45 @@ class Setting:
         return self._plan.binds
 
     def place(self, cleanup: ExitStack) -> PlaceFor:
-        return PlaceFor(encode(self._plan), Home(), is_shared=True)
+        return self._place
 
     def job(self, launch: Launch, place: PlaceFor, more_env: Mapping[str, str]) -> Job:
-        """What the waiting cell is told. A warm interpreter takes the text itself, unless PYTHON* variables are set:
-        those are read when an interpreter starts, so it gets one of its own."""
+        """What the waiting cell is told."""
         program = launch.program
         env = self._env(launch, place.home, more_env)
-        is_warm = program.worker == "python" and self._can_be_warm(env)
-        argv = () if is_warm else tuple(self._argv(program, place.home))
-        return Job(
-            mode="python" if is_warm else "exec",
-            argv=argv,
-            env=env,
-            code_dir=place.home.code,
-            files=dict(program.files),
-            main=program.main_file,
-        )
+        warm = self.warm_worker(launch)
+        mode, argv = "exec", tuple(self._argv(program, place.home))
+        if warm == "python":
+            mode, argv = "python", ()
+        elif warm == "node":
+            argv = (os.path.basename(program.argv[-1]),)
+        return Job(mode, argv, env, place.home.code, dict(program.files), program.main_file)
+
+    def warm_worker(self, launch: Launch) -> str | None:
+        """Which worker can take the text as it is. Variables that an interpreter reads when it starts need a new one."""
+        worker = launch.program.worker
+        if worker is None or launch.is_build or self.effective.isolation == "none":
+            return None
+        if worker == "node" and not (self._place.is_shared and self._keeps_cells):
+            return None
+        names = {**self.effective.env, **launch.env}
+        return None if any(name.startswith(_START_VARIABLES[worker]) for name in names) else worker
+
+    def prelude(self, launch: Launch) -> Job | None:
+        """For workers that are programs of their own: starts one in the cell, where it waits for the job."""
+        if self.warm_worker(launch) != "node":
+            return None
+        argv = launch.program.argv
+        switches = argv[1 : argv.index("--require")]
+        worker = NODE_WORKER.read_bytes()
+        name = "worker.cjs"
+        command = (argv[0], *switches, f"{CODE_DIR}/{name}")
+        return Job("prelude", command, dict(self._default_env(Home())), CODE_DIR, {name: worker})
 
     def _env(self, launch: Launch, home: Home, more: Mapping[str, str]) -> dict[str, str]:
         if launch.is_build:  # kept by the hash of its source, so it must not depend on who asked first
             return {**CAGED_ENV, "TMPDIR": home.temporary}
         return {**self._default_env(home), **launch.program.env, **more, **self.effective.env, **launch.env}
-
-    def _can_be_warm(self, env: Mapping[str, str]) -> bool:
-        return self.zygote.has_worker and not any(name.startswith("PYTHON") for name in env)
 
     def _default_env(self, home: Home) -> Mapping[str, str]:
         return CAGED_ENV
@@ -112,9 +135,6 @@ class OpenSetting(Setting):
         out = next((path.source for path in self.effective.paths if path.target == OUT_DIR), OUT_DIR)
         home = Home(root + WORK_DIR, root + CODE_DIR, out, root + "/tmp")
         return PlaceFor(encode(plan), home, is_shared=False)
-
-    def _can_be_warm(self, env: Mapping[str, str]) -> bool:
-        return self.effective.isolation == "landlock" and super()._can_be_warm(env)
 
     def _default_env(self, home: Home) -> Mapping[str, str]:
         if self.effective.isolation != "landlock":

@@ -47,7 +47,8 @@ def close_all(descriptors: Iterable[int]) -> None:
 class Job(NamedTuple):
     """What a waiting cell is given: how to start, with which environment, and the files it starts from."""
 
-    #: "python": run `main` in the warm interpreter; "node": hand it to the waiting node; "exec": become `argv`.
+    #: "python": run `main` in the warm interpreter; "exec": become `argv`; "prelude": become `argv`, which reads
+    #: another job from descriptor 3.
     mode: str
     argv: Tuple[str, ...]
     env: Dict[str, str]

@@ -293,7 +293,10 @@ def become_program(job: Any, job_descriptor: int) -> None:
         write_files(job)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        os.set_inheritable(job_descriptor, False)
+        if job.mode == "prelude":  # a program that starts first and reads its job itself, from descriptor 3
+            os.dup2(job_descriptor, 3, inheritable=True)
+        else:
+            os.set_inheritable(job_descriptor, False)
         os.execve(job.argv[0], list(job.argv), job.env)
     except OSError as error:
         os.write(job_descriptor, f"{job.argv[0]}: {error.strerror}".encode())

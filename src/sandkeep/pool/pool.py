@@ -22,6 +22,7 @@ from sandkeep.runner.cell import Cell, CellLost
 _READY_TIMEOUT = 30.0
 _RUNS_PER_ZYGOTE = 10_000
 _ATTEMPTS = 3
+_QUIET_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class CellKind:
     prelude: Job | None = None
 
     def __hash__(self) -> int:
-        return hash((self.zygote, self.plan, self.group))
+        return hash((self.zygote, self.plan, self.group, self.prelude and self.prelude.argv))
 
 
 class Pool:
@@ -58,14 +59,22 @@ class Pool:
         self._zygote_locks: defaultdict[ZygoteKey, threading.Lock] = defaultdict(threading.Lock)
         self._maker: threading.Thread | None = None
         self._is_closed = False
+        self._leased = 0
 
     def lease(self, kind: CellKind) -> Cell:
-        """A standing cage of that kind, for one run. The caller closes it."""
+        """A standing cage of that kind, for one run. The caller closes it and then calls `done`."""
+        self._leased += 1
         if kind.is_pooled and self._largest:
             cell = self._take(kind)
             if cell is not None:
                 return cell
         return self.make(kind)
+
+    def done(self) -> None:
+        """A leased cell was closed: a good moment to make others."""
+        with self._changed:
+            self._leased -= 1
+            self._changed.notify()
 
     def _take(self, kind: CellKind) -> Cell | None:
         while True:
@@ -129,6 +138,9 @@ class Pool:
             with self._changed:
                 if self._is_closed:
                     return
+                if self._leased:
+                    # Making a cell now would take processor and interpreter lock from the run that was just started.
+                    self._changed.wait(_QUIET_SECONDS)
                 wanted = self._state.wanted()
                 dropped = [self._ready[kind].popleft() for kind in self._state.surplus(time.monotonic())]  # type: ignore[index]
                 if not wanted and not dropped:
