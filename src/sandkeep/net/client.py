@@ -14,6 +14,7 @@ from sandkeep.core.types import check_timeout
 from sandkeep.net.decode import BodyDecoder, accepted_codings
 from sandkeep.net.dial import Dial, client_tls, dial, open_stream
 from sandkeep.net.exchange import Exchange
+from sandkeep.net.extras import need
 from sandkeep.net.gate import AuditSink, DenialSink, Gate
 from sandkeep.net.headers import (
     HeaderList,
@@ -60,6 +61,7 @@ class SafeClient:
         dial: Dial = dial,
         gate: Gate | None = None,
     ) -> None:
+        need("h11")
         self.policy = policy
         self._gate = gate or Gate(
             compile_rules(policy),
@@ -95,8 +97,11 @@ class SafeClient:
             self._gate.refuse_unread(error.message, "fetch")
             raise
 
-    def _next_hop(self, hop: Hop, status: int, location: str) -> Hop:
+    def _next_hop(self, hop: Hop, status: int, location: str, redactor: Redactor) -> Hop:
         try:
+            # Followed, it would hand the credential to whoever is named there; quoted, to whoever reads the error.
+            if redactor.text(location) != location:
+                raise FetchFailed("the redirect repeats an injected credential", reason="refused")
             return _next_hop(hop, status, location)
         except FetchFailed as error:
             self._gate.refuse_unread(error.message, "fetch redirect")
@@ -130,7 +135,7 @@ class SafeClient:
             status, found = await exchange.read_head()
             location = next((value for name, value in found if name.lower() == "location"), None)
             if follow_redirects and status in REDIRECTS and location is not None:
-                return self._next_hop(hop, status, location)
+                return self._next_hop(hop, status, location, redactor)
             return await self._response(hop, exchange, status, found, redactor)
         finally:
             stream.close()

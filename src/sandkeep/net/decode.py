@@ -74,13 +74,12 @@ class BrotliLayer:
     def feed(self, data: bytes) -> Iterator[bytes]:
         if self._inner.is_finished():
             return
-        piece = self._inner.process(data, output_buffer_limit=PIECE)
-        while True:
-            if piece:
-                yield piece
-            if self._inner.is_finished() or self._inner.can_accept_more_data():
+        # Output may be waiting inside although all input is gone, so it is asked until it has nothing more to say.
+        while piece := self._inner.process(data, output_buffer_limit=PIECE):
+            yield piece
+            if self._inner.is_finished():
                 return
-            piece = self._inner.process(b"", output_buffer_limit=PIECE)
+            data = b""
 
     def finish(self) -> None:
         if not self._inner.is_finished():

@@ -56,7 +56,7 @@ class Exchange:
     def _checked_headers(self, response: Any) -> list[tuple[str, str]]:
         if len(response.headers) > MAX_RESPONSE_HEADERS:
             raise _broken(f"it sent more than {MAX_RESPONSE_HEADERS} headers")
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers]
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers.raw_items()]
 
     async def read_body(self) -> AsyncIterator[bytes]:
         while True:

@@ -49,7 +49,8 @@ def parse_request(request: bytes) -> FetchRequest:
 
 
 def _typed_request(data: dict[str, Any]) -> FetchRequest:
-    method, headers = data.get("method") or "GET", data.get("headers") or {}
+    data = {key: value for key, value in data.items() if value is not None}
+    method, headers = data.get("method", "GET"), data.get("headers", {})
     timeout, follow = data.get("timeout"), data.get("follow_redirects", True)
     if not isinstance(method, str) or not isinstance(headers, dict) or not isinstance(follow, bool):
         raise HostCallError("method, headers or follow_redirects has the wrong type")

@@ -96,9 +96,12 @@ def _idna(text: str, *, lenient: bool) -> str:
     idna = need("idna")
     try:
         encoded: bytes = idna.encode(text, uts46=lenient, std3_rules=True)
+        # The way back shows what encoding folded silently, such as a full-width dot.
+        if lenient or idna.decode(encoded) == text.lower():
+            return encoded.decode("ascii")
     except (idna.IDNAError, UnicodeError):
-        raise HostError(f"{text!r} is not a host name in normal form; write it in its xn-- form") from None
-    return encoded.decode("ascii")
+        pass
+    raise HostError(f"{text!r} is not a host name in normal form; write it in its xn-- form")
 
 
 def _check_encoded(name: str) -> None:

