@@ -1,0 +1,255 @@
+"""WasmBackend as a backend: results, streams, concurrency, cancellation, closing, cleaning up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sandkeep.backends.wasm import WasmBackend
+from sandkeep.core.contracts import SandboxBackend
+from sandkeep.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
+from sandkeep.core.types import ExecRequest, Language, Limits
+from tests.wasm import guests
+from tests.wasm.conftest import Run
+
+HELLO = guests.prints("hello\n")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _gone(pids: list[int], seconds: float = 5.0) -> bool:
+    until = time.monotonic() + seconds
+    while any(map(_is_alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(map(_is_alive, pids))
+
+
+def test_it_is_a_backend_and_says_what_it_enforces(backend: WasmBackend) -> None:
+    assert isinstance(backend, SandboxBackend)
+    capabilities = backend.capabilities()
+    assert capabilities.supported_languages == (Language.WASM,)
+    assert capabilities.isolation_class == backend.execute_blocking(ExecRequest("wasm", HELLO, 9)).enforced.isolation_class
+
+
+@pytest.mark.parametrize("form", ["text", "bytes", "base64", "text as bytes"])
+def test_every_form_of_a_module_runs(run: Run, form: str) -> None:
+    import base64
+
+    import wasmtime
+
+    binary = bytes(wasmtime.wat2wasm(HELLO))
+    code = {"text": HELLO, "bytes": binary, "base64": base64.b64encode(binary).decode(), "text as bytes": HELLO.encode()}
+    assert run(code[form]).stdout == "hello\n"
+
+
+def test_a_result_says_what_it_cost_and_what_held(run: Run) -> None:
+    result = run(guests.prints("out", then="(call $print (i32.const 2) (i32.const 64) (i32.const 3))"))
+    assert (result.stdout, result.stderr, result.exit_code, result.signal) == ("out", "out", 0, None)
+    assert result.usage.peak_memory_bytes == 2 * 65536
+    assert result.usage.cpu_time > 0 and result.usage.wall_time > 0
+    assert (result.enforced.timeout, result.enforced.memory) == ("epoch+kill", "wasmtime limits")
+    assert result.enforced.network == "no sockets"
+
+
+def test_a_trap_is_exit_1_with_its_message(run: Run) -> None:
+    result = run(guests.prints("before", then="unreachable"))
+    assert (result.exit_code, result.stdout) == (1, "before")
+    assert result.stderr.startswith("wasm trap: wasm `unreachable` instruction executed")
+    assert result.stderr.encode() == result.stderr_bytes
+
+
+def test_large_input_and_output_do_not_deadlock(run: Run) -> None:
+    data = os.urandom(1 << 20) * 10
+    result = run(guests.CAT, 60, stdin=data, limits=Limits(output_bytes=16 << 20))
+    assert result.stdout_bytes == data
+    assert not result.stdout_truncated
+
+
+def test_a_guest_that_never_reads_its_input_ends(run: Run) -> None:
+    assert run(HELLO, stdin=b"x" * (10 << 20)).stdout == "hello\n"
+
+
+def test_output_is_cut_at_a_character(run: Run) -> None:
+    result = run(guests.prints("añb"), limits=Limits(output_bytes=2))
+    assert result.stdout_bytes == b"a"
+    assert result.stdout_truncated
+    assert result.stdout.startswith("a\n... (truncated")
+
+
+def test_exactly_the_limit_is_not_truncated(run: Run) -> None:
+    result = run(guests.floods(1, 16), 30)
+    assert len(result.stdout_bytes) == 1 << 20
+    assert not result.stdout_truncated
+
+
+def test_bytes_that_are_no_text_are_kept(run: Run) -> None:
+    result = run(guests.CAT, stdin=b"\xff\xfe!")
+    assert result.stdout_bytes == b"\xff\xfe!"
+    assert result.stdout == "��!"
+
+
+def test_other_languages_are_refused(backend: WasmBackend) -> None:
+    with pytest.raises(InvalidRequest, match="python") as caught:
+        backend.execute_blocking(ExecRequest("python", "print(1)", 5))
+    assert caught.value.field == "language"
+
+
+def test_limits_of_the_backend_are_a_ceiling(tmp_path: Path) -> None:
+    backend = WasmBackend(limits=Limits(memory_mb=1), cache_dir=tmp_path / "cache")
+    try:
+        with pytest.raises(MemoryExceeded) as caught:
+            backend.execute_blocking(ExecRequest("wasm", guests.GROW_THEN_TRAP, 9, memory_limit_mb=512))
+        assert caught.value.limit_mb == 1
+    finally:
+        backend.close()
+
+
+def test_processor_time_is_bounded(run: Run) -> None:
+    with pytest.raises(ExecutionTimeout) as caught:
+        run(guests.LOOP, 20, limits=Limits(cpu_seconds=0.3))
+    assert caught.value.timeout == 0.3
+
+
+def test_a_worker_is_reused_after_a_clean_run_and_not_after_a_timeout(tmp_path: Path) -> None:
+    backend = WasmBackend(cache_dir=tmp_path / "cache")
+    try:
+        for code in (HELLO, guests.TRAP, guests.exits(3), HELLO):
+            backend.execute_blocking(ExecRequest("wasm", code, 9))
+        (first,) = backend.worker_pids()
+        with pytest.raises(ExecutionTimeout):
+            backend.execute_blocking(ExecRequest("wasm", guests.LOOP, 0.2))
+        assert _gone([first])
+        assert backend.execute_blocking(ExecRequest("wasm", HELLO, 9)).stdout == "hello\n"
+    finally:
+        backend.close()
+
+
+async def test_many_runs_at_once_do_not_mix(backend: WasmBackend) -> None:
+    async def one(number: int) -> str:
+        return (await backend.execute(ExecRequest("wasm", guests.CAT, 60, stdin=f"number {number}"))).stdout
+
+    assert await asyncio.gather(*map(one, range(24))) == [f"number {number}" for number in range(24)]
+
+
+async def test_runs_wait_where_all_workers_are_busy(tmp_path: Path) -> None:
+    backend = WasmBackend(max_workers=2, cache_dir=tmp_path / "cache")
+    try:
+        requests = [ExecRequest("wasm", guests.sleeps(100_000_000), 20) for _ in range(6)]
+        results = await asyncio.gather(*map(backend.execute, requests))
+        assert [result.exit_code for result in results] == [0] * 6
+        assert len(backend.worker_pids()) == 2
+    finally:
+        await backend.aclose()
+
+
+async def test_cancelling_kills_the_run(tmp_path: Path) -> None:
+    backend = WasmBackend(cache_dir=tmp_path / "cache")
+    try:
+        await backend.execute(ExecRequest("wasm", HELLO, 9))
+        (worker,) = backend.worker_pids()
+        for guest in (guests.LOOP, guests.sleeps(60_000_000_000), guests.floods(1, None)):
+            task = asyncio.create_task(backend.execute(ExecRequest("wasm", guest, 60)))
+            await asyncio.sleep(0.3)
+            workers = backend.worker_pids()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert _gone(workers)
+        assert worker not in backend.worker_pids()
+        assert (await backend.execute(ExecRequest("wasm", HELLO, 9))).stdout == "hello\n"
+    finally:
+        await backend.aclose()
+
+
+async def test_closing_ends_everything_and_may_be_repeated(tmp_path: Path) -> None:
+    backend = WasmBackend(cache_dir=tmp_path / "cache")
+    await backend.execute(ExecRequest("wasm", HELLO, 9))
+    running = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.LOOP, 60)))
+    await asyncio.sleep(0.3)
+    workers = backend.worker_pids()
+    await backend.aclose()
+    await backend.aclose()
+    with pytest.raises(BackendUnavailable):
+        await running
+    with pytest.raises(BackendUnavailable):
+        await backend.execute(ExecRequest("wasm", HELLO, 9))
+    with pytest.raises(BackendUnavailable):
+        backend.execute_blocking(ExecRequest("wasm", HELLO, 9))
+    assert _gone(workers)
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    backend = WasmBackend(cache_dir=tmp_path / "cache")
+    for code in (HELLO, guests.LOOP, guests.TRAP, HELLO):
+        try:
+            backend.execute_blocking(ExecRequest("wasm", code, 0.5))
+        except ExecutionTimeout:
+            continue
+    backend.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_killed_supervisor_leaves_no_worker(tmp_path: Path) -> None:
+    """The supervisor dies in the middle of a run of endless code; its worker notices and ends."""
+    script = f"""
+import sys, threading, time
+from sandkeep.backends.wasm import WasmBackend
+from sandkeep.core.types import ExecRequest
+backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
+run = lambda: backend.execute_blocking(ExecRequest("wasm", {guests.LOOP!r}, 60))
+threading.Thread(target=run, daemon=True).start()
+while not backend.worker_pids(): time.sleep(0.01)
+time.sleep(0.5)
+print(*backend.worker_pids(), flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        pids = [int(word) for word in supervisor.stdout.readline().split()]
+        assert pids and all(map(_is_alive, pids))
+        supervisor.kill()
+    assert _gone(pids)
+
+
+def test_a_worker_has_nothing_of_ours(backend: WasmBackend, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDKEEP_CANARY", "canary")
+    with open(os.devnull) as inherited:
+        os.set_inheritable(inherited.fileno(), True)
+        fresh = WasmBackend()
+        try:
+            fresh.execute_blocking(ExecRequest("wasm", HELLO, 9))
+            (pid,) = fresh.worker_pids()
+            assert Path(f"/proc/{pid}/environ").read_bytes() == b""
+            links = [os.readlink(f"/proc/{pid}/fd/{item}") for item in os.listdir(f"/proc/{pid}/fd")]
+            known = ("/dev/null", "pipe:", "socket:", "anon_inode:", "/memfd:", "/proc/")
+            assert all(link.startswith(known) for link in links), links
+            assert len(links) < 16
+        finally:
+            fresh.close()
+
+
+def test_wasmtime_is_never_imported_here() -> None:
+    code = "import sys, sandkeep.backends.wasm as m; m.WasmBackend().close(); print('wasmtime' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_bad_arguments_are_refused() -> None:
+    for bad in (0, -1, True, 1.5):
+        with pytest.raises(InvalidRequest):
+            WasmBackend(fuel=bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        WasmBackend(max_workers=0)
