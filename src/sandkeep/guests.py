@@ -131,7 +131,8 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
 
 
 #: The shell "finds" these, but in quotes they are nothing that can be run.
-_RESERVED = frozenset("! { } case do done elif else esac fi for if in then until while".split())
+_RESERVED = frozenset({"!", "{", "}", "case", "do", "done", "elif", "else", "esac", "fi", "for", "if", "in", "then"})
+_RESERVED |= {"until", "while"}
 #: Written by our own prelude, before the command could have written anything.
 _MISSING = "sandkeep: no such command: "
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.sandbox.fakes import Factory
 
 from sandkeep.sandbox import Sandbox
-from tests.sandbox.fakes import Factory
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.sandbox.fakes import Factory
 
 from sandkeep.core.errors import (
     CommandNotFound,
@@ -22,7 +23,6 @@ from sandkeep.core.errors import (
 )
 from sandkeep.sandbox import AsyncSandbox, FsChange, MountPoint, Sandbox
 from sandkeep.workspace.errors import LimitExceeded
-from tests.sandbox.fakes import Factory
 
 
 def test_a_private_work_directory_comes_and_goes(factory: Factory) -> None:

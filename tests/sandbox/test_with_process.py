@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -120,10 +121,8 @@ def test_a_real_guest_that_swaps_links_while_the_host_works(sandbox: Sandbox, tm
             lambda: sandbox.read_text("spot/file"),
             lambda: sandbox.write_file("spot/new", "evil", parents=False),
         ):
-            try:
+            with contextlib.suppress(PathTraversal, WorkspaceError):
                 assert call() in ("mine", None)
-            except (PathTraversal, WorkspaceError):
-                pass
     swapping.join()
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "canary"

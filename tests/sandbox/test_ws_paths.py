@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sandbox.fakes import Factory
 
 from sandkeep.core.errors import InvalidRequest, PathTraversal, PolicyViolation, SandboxError
 from sandkeep.sandbox import AsyncSandbox, MountPoint, Sandbox
 from sandkeep.workspace.errors import LimitExceeded, WorkspaceError
-from tests.sandbox.fakes import Factory
 
 Call = Callable[[Sandbox, str], Any]
 READS: dict[str, Call] = {

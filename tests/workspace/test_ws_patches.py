@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers import require
 
 from sandkeep.core.errors import PathTraversal, SandboxError
 from sandkeep.workspace import patching
@@ -20,7 +21,6 @@ from sandkeep.workspace.errors import PatchRejected, WorkspaceError
 from sandkeep.workspace.hunks import apply_hunks, split_lines
 from sandkeep.workspace.patch import parse_patch
 from sandkeep.workspace.workspace import Workspace
-from tests.helpers import require
 
 
 @pytest.fixture
@@ -55,7 +55,8 @@ def test_a_new_file_a_deleted_one_and_a_move_in_one_patch(workspace: Workspace) 
     changes = workspace.apply_patch(
         "diff --git a/d/new.sh b/d/new.sh\nnew file mode 100755\nindex 0000000..1\n--- /dev/null\n+++ b/d/new.sh\n"
         "@@ -0,0 +1 @@\n+#!/bin/sh\n"
-        "diff --git a/gone.txt b/gone.txt\ndeleted file mode 100644\n--- a/gone.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-bye\n"
+        "diff --git a/gone.txt b/gone.txt\ndeleted file mode 100644\n--- a/gone.txt\n+++ /dev/null\n"
+        "@@ -1 +0,0 @@\n-bye\n"
         "diff --git a/old.txt b/moved.txt\nsimilarity index 100%\nrename from old.txt\nrename to moved.txt\n"
         "diff --git a/empty b/empty\nnew file mode 100644\nindex 0000000..e69de29\n"
     )
@@ -132,7 +133,7 @@ BAD = {
     "rename in": "diff --git a/x b/x\nrename from ../secret\nrename to x\n",
     "copy out": "diff --git a/a.txt b/x\ncopy from a.txt\ncopy to /tmp/sandkeep-evil\n",
     "copy in": "diff --git a/x b/x\ncopy from /etc/hostname\ncopy to x\n",
-    "rename names others": "diff --git a/a.txt b/b\nrename from a.txt\nrename to b\n--- a/a.txt\n+++ b/c\n@@ -1 +1 @@\n-one\n+1\n",
+    "rename names others": "rename from a.txt\nrename to b\n--- a/a.txt\n+++ b/c\n@@ -1 +1 @@\n-one\n+1\n",
     "symlink": new_file("b/link", "120000", "+/tmp"),
     "symlink then write through": new_file("b/link", "120000", "+/tmp") + new_file("b/link/evil"),
     "submodule": new_file("b/sub", "160000", "+Subproject commit 0"),

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.helpers import require
 
 from sandkeep.core.errors import PathTraversal
 from sandkeep.workspace import diff, files, openat2, tree
 from sandkeep.workspace.copy import copy_tree
 from sandkeep.workspace.errors import WorkspaceError
 from sandkeep.workspace.paths import Root
-from tests.helpers import require
 
 ROUNDS = 2_000
 CANARY = b"canary-of-the-host"
@@ -44,10 +44,8 @@ class Arena:
 
         def run() -> None:
             while not stop.is_set():
-                try:
+                with suppress(OSError):
                     swap()
-                except OSError:
-                    pass
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -82,10 +80,8 @@ def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
 
 def attempts(call: Callable[[], object], rounds: int = ROUNDS) -> Iterator[object]:
     for _ in range(rounds):
-        try:
+        with suppress(PathTraversal, WorkspaceError):
             yield call()
-        except (PathTraversal, WorkspaceError):
-            pass
 
 
 @pytest.mark.attack("WS-02")

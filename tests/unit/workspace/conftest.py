@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.helpers import require
 
 from sandkeep.workspace import openat2, tree
 from sandkeep.workspace.paths import Root
-from tests.helpers import require
 
 
 @pytest.fixture(params=["openat2", "walk"])
