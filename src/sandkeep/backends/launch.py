@@ -130,7 +130,7 @@ class Launcher:
             cleanup.callback(cell.close)
             proxy_env = self._open_egress(cell, setting, told.append, cleanup)
             with suppress(CellLost):
-                cell.start(setting.job(launch, place, proxy_env), is_watched=True)
+                cell.start(setting.job(launch, place, proxy_env))
                 return cell
         raise EnforcerFailed(self.enforcer or "process", "cells die before they can be used")
 

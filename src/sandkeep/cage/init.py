@@ -122,7 +122,7 @@ class Supervisor:
         self._guest = guest
         self._listener: Optional[Listener] = None
         if notifications >= 0:
-            self._listener = Listener(notifications, guest, may_exec_once=not kit.plan.allow_spawn)
+            self._listener = Listener(notifications, guest)
         # Any part of the scratch tmpfs tells how full the whole is.
         self._scratch = kit.plan.scratch_dirs[0][0] if kit.plan.scratch_dirs else ""
         self._exit: Optional[int] = None
@@ -154,6 +154,9 @@ class Supervisor:
                 self._hear()
             if self._listener and self._listener.descriptor in ready:
                 if ready[self._listener.descriptor] & select.POLLIN:
+                    # What allows an exec was sent before the job that makes it: hear it first.
+                    if select.select([self._status], [], [], 0)[0]:
+                        self._hear()
                     self._listener.answer()
                 else:
                     poll.unregister(self._listener.descriptor)
@@ -166,11 +169,13 @@ class Supervisor:
             message, _ = receive_packet(self._status)
         except OSError:
             message = {}
+        if self._listener and message.get("exec"):
+            self._listener.may_exec_once = True
         if message.get("go"):
             watch = self._plan.watch
             self._is_watching = bool(watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes)
             self._disk_at_start = usage.directory_bytes(list(watch.disk_paths)) if watch.disk_paths else 0
-        else:
+        elif "go" not in message:
             self._verdict = "stopped"  # told to, or the supervisor is gone
 
     def _reap(self) -> None:
@@ -259,8 +264,9 @@ def _refused_paths(path: str) -> List[List[str]]:
     try:
         is_plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
         noted = json.loads(os.read(descriptor, 65_536)) if is_plain else []
-        return [["path", str(name)] for _, name in noted[:8]]
-    except (OSError, ValueError, TypeError, RecursionError):
+        names = [name for _, name in noted[:8] if isinstance(name, str) and len(name) < 4096 and "\0" not in name]
+        return [["path", name.encode("utf-8", "replace").decode()] for name in names]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
     finally:
         os.close(descriptor)

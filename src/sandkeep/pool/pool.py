@@ -95,7 +95,7 @@ class Pool:
                 cell = self._zygote(kind.zygote).order_cell(kind.plan, self._home, kind.group)
                 cell.await_ready(_READY_TIMEOUT)
                 if kind.prelude is not None:
-                    cell.start(kind.prelude, is_watched=False)
+                    cell.start(kind.prelude, starts_clock=False)
                 return cell
             except CellLost:
                 if cell is not None:

@@ -31,6 +31,7 @@ class Cell:
         self.listener = -1
         self.report: dict[str, Any] | None = None
         self._is_ready = False
+        self._has_started = False
         self._is_closed = False
         self.job, self._their_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.status, self._their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,11 +84,14 @@ class Cell:
         else:
             self.report = message
 
-    def start(self, job: Job, *, is_watched: bool) -> None:
-        """Gives the waiting cell its work."""
+    def start(self, job: Job, *, starts_clock: bool = True) -> None:
+        """Gives the waiting cell its work. `starts_clock`: from now on init watches what it uses.
+
+        Init hears first whether one exec is to come, because where new programs are forbidden it refuses all others.
+        """
         try:
-            if is_watched:
-                send_packet(self.status, {"go": True})
+            send_packet(self.status, {"go": starts_clock, "exec": job.mode != "python" and not self._has_started})
+            self._has_started = True
             self.job.sendall(encode_job(job))
         except OSError as error:
             raise CellLost(str(error)) from None

@@ -80,7 +80,7 @@ def detach_tree(bind: Bind, idmap: Optional[int] = None) -> int:
 
 def _set_attributes(tree: int, bind: Bind, idmap: Optional[int]) -> None:
     attributes = _MOUNT_ATTR_NOSUID | (0 if bind.device else _MOUNT_ATTR_NODEV)
-    if not bind.writable and not bind.device:
+    if not bind.writable:  # a device can be written to on a read-only mount; its times and mode cannot
         attributes |= _MOUNT_ATTR_RDONLY
     _mount_setattr(tree, attributes, 0, recursive=True)
     if idmap is None:

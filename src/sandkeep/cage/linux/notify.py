@@ -23,10 +23,11 @@ _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the addr
 class Listener:
     """Answers notifications. Looking calls go on (the network itself refuses); all others get EPERM."""
 
-    def __init__(self, descriptor: int, guest: int, may_exec_once: bool) -> None:
+    def __init__(self, descriptor: int, guest: int) -> None:
         self.descriptor = descriptor
         self._guest = guest
-        self._may_exec_once = may_exec_once
+        #: Set from outside when the job is a program: our own code execs it, before any of the guest's runs.
+        self.may_exec_once = False
         self._seen: Set[Tuple[str, str]] = set()
 
     @property
@@ -55,9 +56,8 @@ class Listener:
             address, length = (arguments[index] for index in _LOOKING[name])
             self._remember_destination(pid, address, length)
             return True
-        if name == "execve" and pid == self._guest and self._may_exec_once:
-            # The program itself is started by one exec, made by our own code before any of the guest's.
-            self._may_exec_once = False
+        if name == "execve" and pid == self._guest and self.may_exec_once:
+            self.may_exec_once = False
             return True
         self._remember("process" if name in _SPAWNING else "syscall", name)
         return False

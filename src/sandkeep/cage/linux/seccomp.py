@@ -64,7 +64,7 @@ _SPAWN = ("fork", "vfork", "execve", "execveat")
 _CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag, the time namespace's included
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_SOCK_TYPE_MASK, _SOCK_RAW = 0xF, 3
+_SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM = 0xF, 1, 2
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
@@ -120,13 +120,16 @@ def _clone_rule(allow_spawn: bool, told: int) -> List[Instruction]:
 
 
 def _socket_rule(allow_internet: bool) -> List[Instruction]:
-    families = (_AF_UNIX, _AF_INET, _AF_INET6) if allow_internet else (_AF_UNIX,)
-    rule = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
-    rule += _returns_if_equal([_SOCK_RAW], _ERRNO | _EPERM)
-    rule += [_load(_argument(0)), *_returns_if_equal(families, _ALLOW)]
-    # Netlink's protocol 0 is routing, which libc uses to list interfaces.
-    rule += [Instruction(_JEQ, 0, 3, _AF_NETLINK), _load(_argument(2)), Instruction(_JEQ, 0, 1, 0), _ret(_ALLOW)]
-    return [*rule, _ret(_ERRNO | _EAFNOSUPPORT)]
+    """Unix sockets; streams and datagrams of the internet families; netlink's protocol 0, which lists interfaces."""
+    refuse = [_ret(_ERRNO | _EAFNOSUPPORT)]
+    plain = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
+    plain += [*_returns_if_equal((_SOCK_STREAM, _SOCK_DGRAM), _ALLOW), _ret(_ERRNO | _EPERM)]
+    route = [_load(_argument(2)), *_returns_if_equal((0,), _ALLOW), *refuse]
+    rule = [_load(_argument(0)), *_returns_if_equal((_AF_UNIX,), _ALLOW)]
+    rule += [Instruction(_JEQ, 0, len(route), _AF_NETLINK), *route]
+    for family in (_AF_INET, _AF_INET6) if allow_internet else ():
+        rule += [Instruction(_JEQ, 0, len(plain), family), *plain]
+    return [*rule, *refuse]
 
 
 def _only(index: int, values: Sequence[int]) -> List[Instruction]:

@@ -100,7 +100,7 @@ def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
 
 
 def _mount_problems(facts: Facts, plan: LaunchPlan) -> List[str]:
-    writable = {bind.target for bind in plan.binds if bind.writable or bind.device}
+    writable = {bind.target for bind in plan.binds if bind.writable}
     writable |= {path for path, _ in plan.scratch_dirs}
     readable = {bind.target for bind in plan.binds} | {"/"}
     found = []
