@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers import require
 
 from sandkeep.backends.wasm import WasmBackend
 from sandkeep.core.types import ExecRequest, ExecResult
 from sandkeep.wasm.cache import ModuleCache
 from sandkeep.wasm.supervisor import Supervisor
-from tests.helpers import require
 
 Run = Callable[..., ExecResult]
 

@@ -37,9 +37,7 @@ HUGE_LOOP = body(
 )
 ENDLESS_RECURSION = '(module (func $again (export "_start") (call $again) (call $again)))'
 TRAP = body("unreachable")
-GROW_THEN_TRAP = body(
-    "(loop (br_if 0 (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable", "(memory 1)"
-)
+GROW_THEN_TRAP = body("(loop (br_if 0 (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable", "(memory 1)")
 BIG_GROW_THEN_TRAP = body(
     "(if (i32.eq (memory.grow (i32.const 30000)) (i32.const -1)) (then unreachable))", "(memory 1)"
 )
@@ -56,7 +54,9 @@ CAT = f"""(module {READ} {WRITE} (memory (export "memory") 2) {PRINT}
 
 def floods(stream: int, times: int | None) -> str:
     """Writes 64 KiB of "x" again and again, for ever when `times` is None."""
-    again = "(br $more)" if times is None else "(br_if $more (local.tee $left (i32.sub (local.get $left) (i32.const 1))))"
+    again = (
+        "(br $more)" if times is None else "(br_if $more (local.tee $left (i32.sub (local.get $left) (i32.const 1))))"
+    )
     return f"""(module {WRITE} (memory (export "memory") 3) {PRINT}
       (func (export "_start") (local $left i32) (local.set $left (i32.const {times or 0}))
         (memory.fill (i32.const 65536) (i32.const 120) (i32.const 65536))

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.wasm import guests
+from tests.wasm.conftest import Run
 
 from sandkeep.backends.wasm import WasmBackend
 from sandkeep.core.errors import (
@@ -22,8 +24,6 @@ from sandkeep.core.errors import (
     SandboxError,
 )
 from sandkeep.core.types import ExecRequest, Limits
-from tests.wasm import guests
-from tests.wasm.conftest import Run
 
 HELLO = guests.prints("hello\n")
 
@@ -96,7 +96,9 @@ def test_tables_are_bounded(run: Run) -> None:
         run(guests.body("", "(table 10000000 funcref)"))
     with pytest.raises(SandboxError):
         run(guests.body("", "(table 10 funcref) " * 100))
-    refused = """(if (i32.ne (table.grow $t (ref.null func) (i32.const 100000000)) (i32.const -1)) (then unreachable))"""
+    refused = (
+        """(if (i32.ne (table.grow $t (ref.null func) (i32.const 100000000)) (i32.const -1)) (then unreachable))"""
+    )
     assert run(guests.body(refused, "(table $t 1 funcref)")).exit_code == 0
 
 
@@ -268,7 +270,10 @@ async def test_a_crash_of_the_runtime_costs_one_run(tmp_path: Path, death: signa
     [
         ('(module (import "env" "mystery" (func)) (func (export "_start")))', "mystery"),
         ('(module (import "wasi_snapshot_preview1" "nonsense" (func)) (func (export "_start")))', "nonsense"),
-        ('(module (import "sandbox" "__sandbox_exec" (func (param i32 i32) (result i32))) (func (export "_start")))', "exec"),
+        (
+            '(module (import "sandbox" "__sandbox_exec" (func (param i32 i32) (result i32))) (func (export "_start")))',
+            "exec",
+        ),
         ('(module (func (export "main")))', "_start"),
         ('(module (func (export "_start") (param i32)))', "_start"),
         ('(module (global (export "_start") i32 (i32.const 1)))', "_start"),
@@ -289,7 +294,9 @@ def test_what_cannot_run_is_refused_by_name(run: Run, code: str | bytes, named: 
 
 
 @pytest.mark.attack("WA-18")
-@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (42, 42), (126, 126), (127, 127), (255, 255), (256, 255), (-1, 255)])
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, 0), (1, 1), (42, 42), (126, 126), (127, 127), (255, 255), (256, 255), (-1, 255)]
+)
 def test_exit_codes_are_kept(run: Run, code: int, expected: int) -> None:
     assert run(guests.exits(code)).exit_code == expected
 

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.wasm import guests
+from tests.wasm.conftest import Run
 
 from sandkeep.backends.wasm import WasmBackend
 from sandkeep.core.contracts import SandboxBackend
 from sandkeep.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
 from sandkeep.core.types import ExecRequest, Language, Limits
-from tests.wasm import guests
-from tests.wasm.conftest import Run
 
 HELLO = guests.prints("hello\n")
 
@@ -40,7 +40,9 @@ def test_it_is_a_backend_and_says_what_it_enforces(backend: WasmBackend) -> None
     assert isinstance(backend, SandboxBackend)
     capabilities = backend.capabilities()
     assert capabilities.supported_languages == (Language.WASM,)
-    assert capabilities.isolation_class == backend.execute_blocking(ExecRequest("wasm", HELLO, 9)).enforced.isolation_class
+    assert (
+        capabilities.isolation_class == backend.execute_blocking(ExecRequest("wasm", HELLO, 9)).enforced.isolation_class
+    )
 
 
 @pytest.mark.parametrize("form", ["text", "bytes", "base64", "text as bytes"])
@@ -50,7 +52,12 @@ def test_every_form_of_a_module_runs(run: Run, form: str) -> None:
     import wasmtime
 
     binary = bytes(wasmtime.wat2wasm(HELLO))
-    code = {"text": HELLO, "bytes": binary, "base64": base64.b64encode(binary).decode(), "text as bytes": HELLO.encode()}
+    code = {
+        "text": HELLO,
+        "bytes": binary,
+        "base64": base64.b64encode(binary).decode(),
+        "text as bytes": HELLO.encode(),
+    }
     assert run(code[form]).stdout == "hello\n"
 
 
@@ -169,6 +176,22 @@ async def test_cancelling_kills_the_run(tmp_path: Path) -> None:
             assert _gone(workers)
         assert worker not in backend.worker_pids()
         assert (await backend.execute(ExecRequest("wasm", HELLO, 9))).stdout == "hello\n"
+    finally:
+        await backend.aclose()
+
+
+async def test_a_run_that_still_waits_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
+    backend = WasmBackend(max_workers=1, cache_dir=tmp_path / "cache")
+    try:
+        busy = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.sleeps(3_000_000_000), 20)))
+        await asyncio.sleep(0.5)
+        waiting = asyncio.create_task(backend.execute(ExecRequest("wasm", HELLO, 20)))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not busy.done()
+        assert (await busy).exit_code == 0
     finally:
         await backend.aclose()
 

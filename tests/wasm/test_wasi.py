@@ -8,12 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from sandkeep.core.errors import ExecutionFailed, InvalidRequest
-from sandkeep.core.types import ExecResult
-from sandkeep.wasm.module_source import source_from_code
-from sandkeep.wasm.request import Preopen, RunRequest
-from sandkeep.wasm.supervisor import Supervisor
 from tests.wasm import guests
 from tests.wasm.probe import (
     BADF,
@@ -34,6 +28,12 @@ from tests.wasm.probe import (
     At,
     Probe,
 )
+
+from sandkeep.core.errors import ExecutionFailed, InvalidRequest
+from sandkeep.core.types import ExecResult
+from sandkeep.wasm.module_source import source_from_code
+from sandkeep.wasm.request import Preopen, RunRequest
+from sandkeep.wasm.supervisor import Supervisor
 
 CANARY = b"canary of the test, outside of every preopen"
 #: Where a probe keeps the descriptor that a call opened.
@@ -83,7 +83,16 @@ def test_preopens_start_at_descriptor_3_and_say_their_names(execute: Execute) ->
 @pytest.mark.attack("WA-10")
 @pytest.mark.parametrize(
     "path",
-    ["..", "../canary", "sub/../../canary", "/canary", "{world}/canary", "../in/../canary", "./../canary", "../../../../../../../../../etc/passwd"],
+    [
+        "..",
+        "../canary",
+        "sub/../../canary",
+        "/canary",
+        "{world}/canary",
+        "../in/../canary",
+        "./../canary",
+        "../../../../../../../../../etc/passwd",
+    ],
 )
 def test_no_path_leads_out(execute: Execute, world: Path, path: str) -> None:
     probe = Probe()

@@ -16,8 +16,8 @@ from sandkeep.core.types import (
     Limits,
 )
 from sandkeep.wasm.cache import ModuleCache, default_directory
+from sandkeep.wasm.cancellation import Cancellation
 from sandkeep.wasm.launch import ISOLATION_CLASS
-from sandkeep.wasm.lease import Cancellation
 from sandkeep.wasm.module_source import source_from_code
 from sandkeep.wasm.pool import DEFAULT_MOST_WORKERS
 from sandkeep.wasm.request import RunRequest, check_fuel

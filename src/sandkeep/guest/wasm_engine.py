@@ -87,7 +87,21 @@ def make_engine(needs_fuel: bool) -> wasmtime.Engine:
     return wasmtime.Engine(config)
 
 
-HostFunctions = dict[tuple[str, str], tuple[wasmtime.FuncType, Callable[..., Any]]]
+@dataclass(frozen=True)
+class HostFunction:
+    """A function that guests import: how many i32 it takes and returns, and what it does."""
+
+    parameters: int
+    results: int
+    function: Callable[..., Any]
+
+    def signature(self) -> wasmtime.FuncType:
+        """A new one for each engine: wasmtime binds it to the first one that uses it."""
+        i32 = wasmtime.ValType.i32()
+        return wasmtime.FuncType([i32] * self.parameters, [i32] * self.results)
+
+
+HostFunctions = dict[tuple[str, str], HostFunction]
 
 
 class Engines:
@@ -115,8 +129,8 @@ class Engines:
         linker.define_wasi()
         linker.allow_shadowing = True
         functions = {**self._wasi_functions, **(self._host_functions if has_host else {})}
-        for (module, name), (signature, function) in functions.items():
-            linker.define_func(module, name, signature, function, access_caller=True)
+        for (module, name), host in functions.items():
+            linker.define_func(module, name, host.signature(), host.function, access_caller=True)
         return linker
 
     def interrupt_all(self) -> None:

@@ -92,8 +92,13 @@ class Exec:
 
 def parse_command(request: dict[str, Any]) -> Command:
     """Checks everything: a NUL would silently cut an argument short."""
-    argv, env = request.get("argv"), request.get("env") or {}
-    cwd, stdin = request.get("cwd") or "/", request.get("stdin") or ""
+    request = {
+        "env": {},
+        "cwd": "/",
+        "stdin": "",
+        **{key: value for key, value in request.items() if value is not None},
+    }
+    argv, env, cwd, stdin = request.get("argv"), request["env"], request["cwd"], request["stdin"]
     if not isinstance(argv, list) or not argv or not all(isinstance(item, str) for item in argv):
         raise Malformed("argv must be a list of texts")
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import wasmtime
-from wasm_engine import HOST, HostFunctions
+from wasm_engine import HOST, HostFunction, HostFunctions
 from wasm_memory import GuestMemory
 
 OK, MALFORMED, NOT_ALLOWED = 0, -1, -2
@@ -43,13 +43,11 @@ class HostCalls:
         self._responses.pop()
 
     def functions(self) -> HostFunctions:
-        i32 = wasmtime.ValType.i32()
-        two, none = wasmtime.FuncType([i32, i32], [i32]), wasmtime.FuncType([], [i32])
         found: HostFunctions = {}
         for what in _HOW_TO_ENABLE:
-            found[HOST, f"__sandbox_{what}"] = (two, self._request_call(what))
-            found[HOST, f"__sandbox_{what}_response_len"] = (none, self._length_call(what))
-            found[HOST, f"__sandbox_{what}_response_read"] = (two, self._read_call(what))
+            found[HOST, f"__sandbox_{what}"] = HostFunction(2, 1, self._request_call(what))
+            found[HOST, f"__sandbox_{what}_response_len"] = HostFunction(0, 1, self._length_call(what))
+            found[HOST, f"__sandbox_{what}_response_read"] = HostFunction(2, 1, self._read_call(what))
         return found
 
     def _request_call(self, what: str) -> Callable[[wasmtime.Caller, int, int], int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import wasmtime
 from wasm_clock import Clock
-from wasm_engine import WASI, HostFunctions
+from wasm_engine import WASI, HostFunction, HostFunctions
 from wasm_memory import GuestMemory
 
 _SUCCESS, _EFAULT, _EINVAL, _ENOTSUP = 0, 21, 28, 58
@@ -40,10 +40,10 @@ class Wasi:
         self.started = 0.0  # the zero of the guest's monotonic clock
 
     def functions(self) -> HostFunctions:
-        i32 = wasmtime.ValType.i32()
-        poll = wasmtime.FuncType([i32] * 4, [i32])
-        leave = wasmtime.FuncType([i32], [])
-        return {(WASI, "poll_oneoff"): (poll, self._poll_oneoff), (WASI, "proc_exit"): (leave, self._proc_exit)}
+        return {
+            (WASI, "poll_oneoff"): HostFunction(4, 1, self._poll_oneoff),
+            (WASI, "proc_exit"): HostFunction(1, 0, self._proc_exit),
+        }
 
     def _proc_exit(self, _caller: wasmtime.Caller, code: int) -> None:
         raise GuestExit(code & 0xFFFFFFFF)

@@ -140,8 +140,11 @@ class Worker:
     def _take_command(self, answer: dict[str, Any], blob: bytes) -> str | None:
         if not answer["is_found"]:
             return None
-        if answer["key"] not in self._modules:
-            self._load(answer, blob)
+        if answer["key"] in self._modules:
+            for descriptor in self._channel.take_descriptors():
+                os.close(descriptor)
+        elif self._load(answer, blob)["op"] == "refused":
+            return None
         return str(answer["key"])
 
 

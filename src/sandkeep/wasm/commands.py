@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from sandkeep.core.errors import CommandNotFound
 from sandkeep.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
 from sandkeep.toolbox.loader import find_artefact, module_of, toolbox_commands
-from sandkeep.wasm.lease import Cancellation
+from sandkeep.wasm.cancellation import Cancellation
 from sandkeep.wasm.module_source import ModuleSource
 from sandkeep.wasm.request import Fetch, Preopen, RunRequest
 from sandkeep.wasm.supervisor import Supervisor
@@ -105,4 +105,3 @@ class SharedSupervisor:
                 self._supervisor = None
         if supervisor is not None:
             supervisor.close()
-

@@ -97,8 +97,8 @@ class Channel:
     ) -> None:
         """Sends all of it within `timeout`, or raises `Overstayed`."""
         data = encode(message, blob)
-        self._control.settimeout(timeout)
         try:
+            self._control.settimeout(timeout)
             sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else 0
             self._control.sendall(memoryview(data)[sent:] if sent else data)
         except TimeoutError:

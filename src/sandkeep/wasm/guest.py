@@ -11,8 +11,8 @@ from typing import Protocol
 from sandkeep.core.errors import InvalidRequest
 from sandkeep.core.types import ExecResult, Language, Limits
 from sandkeep.policy.model import SandboxPolicy
+from sandkeep.wasm.cancellation import Cancellation
 from sandkeep.wasm.commands import SharedSupervisor, ToolboxRunner
-from sandkeep.wasm.lease import Cancellation
 from sandkeep.wasm.module_source import source_from_code
 from sandkeep.wasm.request import MIB, Fetch, Preopen, RunRequest
 from sandkeep.wasm.threads import RunThreads

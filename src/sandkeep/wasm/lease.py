@@ -5,34 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 
 from sandkeep.core.errors import BackendUnavailable, ExecutionFailed
+from sandkeep.wasm.cancellation import Cancellation, RunCancelled
 from sandkeep.wasm.pool import NO_PATHS, Paths, WorkerPool
-from sandkeep.wasm.worker import Worker
-
-
-class RunCancelled(Exception):
-    """The caller gave the run up. Its worker is dead."""
-
-
-class Cancellation:
-    """Lets another thread give up a run, at any moment of it."""
-
-    def __init__(self) -> None:
-        self._worker: Worker | None = None
-        self.is_cancelled = False
-
-    def attach(self, worker: Worker) -> None:
-        self._worker = worker
-        if self.is_cancelled:
-            worker.kill()
-
-    def detach(self) -> None:
-        self._worker = None
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        worker = self._worker
-        if worker is not None:
-            worker.kill()
 
 
 class Lease:
@@ -51,9 +25,7 @@ class Lease:
         self._paths = paths
         self._cancellation = cancellation or Cancellation()
         self.is_reusable = False
-        if self._cancellation.is_cancelled:
-            raise RunCancelled
-        self.worker = pool.lease(prefer, paths, needs_clean=needs_clean)
+        self.worker = pool.lease(prefer, paths, needs_clean=needs_clean, cancellation=self._cancellation)
         self._cancellation.attach(self.worker)
 
     def __enter__(self) -> Lease:
@@ -69,7 +41,7 @@ class Lease:
         """Another worker, in which nothing of any guest has ever been."""
         self._cancellation.detach()
         self._pool.release(self.worker, is_reusable=True)
-        self.worker = self._pool.lease(paths=self._paths, needs_clean=True)
+        self.worker = self._pool.lease(paths=self._paths, needs_clean=True, cancellation=self._cancellation)
         self._cancellation.attach(self.worker)
 
     def explain_death(self, what: str) -> Exception:

@@ -9,11 +9,14 @@ import weakref
 from collections.abc import Iterable
 
 from sandkeep.core.errors import BackendUnavailable
+from sandkeep.wasm.cancellation import Cancellation
 from sandkeep.wasm.launch import CONFINES_PATHS
 from sandkeep.wasm.worker import Worker
 
 DEFAULT_MOST_WORKERS = 32
 _IDLE_SECONDS = 60.0
+#: How often a caller who waits for a worker looks whether it still has to.
+_CANCELLATION_SECONDS = 0.1
 Paths = tuple[tuple[str, ...], tuple[str, ...]]
 NO_PATHS: Paths = ((), ())
 
@@ -36,9 +39,17 @@ class WorkerPool:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _kill_all, self._all)
 
-    def lease(self, prefer: str = "", paths: Paths = NO_PATHS, *, needs_clean: bool = False) -> Worker:
+    def lease(
+        self,
+        prefer: str = "",
+        paths: Paths = NO_PATHS,
+        *,
+        needs_clean: bool = False,
+        cancellation: Cancellation | None = None,
+    ) -> Worker:
         """An idle worker, one that has `prefer` loaded if possible, else a new one; waits where all are busy."""
-        worker = self._take(prefer, paths if CONFINES_PATHS else NO_PATHS, needs_clean)
+        cancellation = cancellation or Cancellation()
+        worker = self._take(prefer, paths if CONFINES_PATHS else NO_PATHS, needs_clean, cancellation)
         try:
             worker.await_ready()
         except BaseException:
@@ -80,17 +91,18 @@ class WorkerPool:
         with self._changed:
             return [worker.pid for worker in self._all]
 
-    def _take(self, prefer: str, paths: Paths, needs_clean: bool) -> Worker:
+    def _take(self, prefer: str, paths: Paths, needs_clean: bool, cancellation: Cancellation) -> Worker:
         with self._changed:
             while True:
                 self._check_usable()
+                cancellation.check()
                 worker = self._pick(prefer, paths, needs_clean)
                 if worker is not None:
                     return worker
                 if self._count < self._most or self._make_room():
                     self._count += 1
                     break
-                self._changed.wait()
+                self._changed.wait(_CANCELLATION_SECONDS)
         return self._start(paths)
 
     def _start(self, paths: Paths) -> Worker:

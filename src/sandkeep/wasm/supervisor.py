@@ -9,9 +9,10 @@ from sandkeep.core.errors import ExecutionTimeout
 from sandkeep.core.types import ExecResult
 from sandkeep.wasm.cache import ModuleCache, default_directory
 from sandkeep.wasm.calls import CallDesk, CommandModules
+from sandkeep.wasm.cancellation import Cancellation
 from sandkeep.wasm.exchange import Bounds, Exchange, OverCpu, OverMemory
 from sandkeep.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
-from sandkeep.wasm.lease import Cancellation, Lease
+from sandkeep.wasm.lease import Lease
 from sandkeep.wasm.loading import OWN_COMPILE_SECONDS, Loader, loaded_key
 from sandkeep.wasm.module_source import ModuleSource
 from sandkeep.wasm.pool import DEFAULT_MOST_WORKERS, Paths, WorkerPool

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from sandkeep.core.errors import BackendUnavailable
-from sandkeep.wasm.lease import Cancellation
+from sandkeep.wasm.cancellation import Cancellation
 
 _MOST_THREADS = 64
 T = TypeVar("T")
