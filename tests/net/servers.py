@@ -7,6 +7,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sandkeep.net.types import FetchPolicy
 
@@ -94,8 +95,8 @@ class StubResolver:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-def policy_for(*servers: Server, names: Sequence[str] = ("site.test",), **more: object) -> FetchPolicy:
+def policy_for(*servers: Server, names: Sequence[str] = ("site.test",), **more: Any) -> FetchPolicy:
     """Allows the names at the servers' ports, and names the loopback address that they really have."""
     domains = [f"{name}:{server.port}" for name in names for server in servers]
     domains += [server.named for server in servers]
-    return FetchPolicy(allowed_domains=tuple(domains), **more)  # type: ignore[arg-type]
+    return FetchPolicy(allowed_domains=tuple(domains), **more)

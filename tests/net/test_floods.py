@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import brotli
 import pytest
@@ -22,7 +23,7 @@ from sandkeep.net.client import SafeClient
 MEGABYTE = 1 << 20
 
 
-async def failure(handler: Handler | bytes, resolver: StubResolver, **policy: object) -> tuple[FetchFailed, float]:
+async def failure(handler: Handler | bytes, resolver: StubResolver, **policy: Any) -> tuple[FetchFailed, float]:
     async with serving(handler) as server:
         client = SafeClient(policy_for(server, **policy), resolver=resolver)
         began = time.monotonic()
@@ -81,7 +82,7 @@ def compressed_zeros(coding: str, megabytes: int) -> bytes:
     zeros = b"\0" * MEGABYTE
     if coding == "br":
         squeeze = brotli.Compressor(quality=5)
-        return b"".join(squeeze.process(zeros) for _ in range(megabytes)) + squeeze.finish()
+        return bytes(b"".join(squeeze.process(zeros) for _ in range(megabytes)) + squeeze.finish())
     inner = zstandard.ZstdCompressor().compressobj() if coding == "zstd" else zlib.compressobj(wbits=31)
     return b"".join(inner.compress(zeros) for _ in range(megabytes)) + inner.flush()
 

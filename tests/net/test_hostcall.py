@@ -44,7 +44,7 @@ async def test_failures_are_data(resolver: StubResolver) -> None:
         policy = policy_for(server, slow, names=["site.test", "gone.test"], max_body_bytes=10, rate_limit=6)
         client = SafeClient(policy, resolver=resolver)
         port = server.port
-        cases = [
+        cases: list[tuple[dict[str, Any], str]] = [
             ({"url": "http://evil.test/"}, "fetch.refused"),
             ({"url": "not a url"}, "fetch.invalid"),
             ({"url": f"http://site.test:{port}/", "headers": {"Host": "x"}}, "fetch.invalid"),

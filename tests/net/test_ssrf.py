@@ -304,7 +304,7 @@ INJECTIONS = [
     FetchRequest("http://site.test:{port}/", ""),
     FetchRequest("http://site.test:{port}/", 7),  # type: ignore[arg-type]
     *[
-        FetchRequest("http://site.test:{port}/", headers=headers)
+        FetchRequest("http://site.test:{port}/", headers=headers)  # type: ignore[arg-type]
         for headers in (
             {"X": "a\r\nX-Injected: 1"},
             {"X": "a\nX-Injected: 1"},

@@ -47,7 +47,8 @@ class Hop:
 class SafeClient:
     """Fetches what the policy allows. Safe to use from several tasks and event loops; holds no connection open.
 
-    `resolver`, `ssl_context` and `dial` are for tests and unusual hosts; `audit` gets one JSON line per decision.
+    `resolver`, `ssl_context` and `dial` are for tests and unusual hosts; `audit` gets one JSON line per decision; a
+    `limiter` that is handed in is shared with whoever else has it.
     """
 
     def __init__(
@@ -59,13 +60,14 @@ class SafeClient:
         on_denial: DenialSink | None = None,
         ssl_context: ssl.SSLContext | None = None,
         dial: Dial = dial,
+        limiter: RateLimiter | None = None,
         gate: Gate | None = None,
     ) -> None:
         need("h11")
         self.policy = policy
         self._gate = gate or Gate(
             compile_rules(policy),
-            limiter=RateLimiter(policy.rate_limit),
+            limiter=limiter or RateLimiter(policy.rate_limit),
             resolver=resolver,
             audit=audit,
             on_denial=on_denial,

@@ -52,7 +52,7 @@ async def open_stream(
     try:
         connection = await dial(addresses, port)
     except OSError as error:
-        raise FetchFailed(f"could not connect to {where}: {error or 'timed out'}", reason="connect") from None
+        raise FetchFailed(f"could not connect to {where}: {str(error) or 'timed out'}", reason="connect") from None
     try:
         reader, writer = await asyncio.open_connection(
             sock=connection, ssl=tls, server_hostname=host.name if tls else None, limit=READ_SIZE

@@ -46,18 +46,20 @@ class Gate:
 
     async def admit(self, ask: Ask, via: str) -> tuple[tuple[IPAddress, ...], Decision]:
         """The addresses that may be dialled, and the decision that allowed it. Raises `FetchFailed` otherwise."""
-        decision = self.judge(ask, via)
+        # One book for the whole decision, even when another one arrives while the name is being resolved.
+        rules = self.rules
+        decision = self.judge(ask, via, rules)
         addresses = await addresses_of(ask.host, ask.port, self._resolver)
         for address in addresses:
-            verdict = self.rules.judge_address(address, ask.port, self._is_own)
+            verdict = rules.judge_address(address, ask.port, self._is_own)
             if not verdict.allowed:
                 raise self.refuse(ask, verdict, via)
         self._record(ask, decision, via, addresses=[str(address) for address in addresses])
         return addresses, decision
 
-    def judge(self, ask: Ask, via: str) -> Decision:
+    def judge(self, ask: Ask, via: str, rules: RuleBook | None = None) -> Decision:
         """The rule book's and the rate limit's word, before any name is looked up."""
-        decision = self.rules.judge(ask)
+        decision = (rules or self.rules).judge(ask)
         if not decision.allowed:
             raise self.refuse(ask, decision, via)
         # The requests inside a readable tunnel are counted when they come.

@@ -16,14 +16,12 @@ def proxy_environment(
     """
     url = f"http://{host}:{port}"
     all_url = f"{all_proxy_scheme}://{host}:{port}"
-    plain = {"http_proxy": url, "https_proxy": url, "ws_proxy": url, "wss_proxy": url, "ftp_proxy": url}
-    plain |= {"all_proxy": all_url, "no_proxy": no_proxy}
+    plain = {"http_proxy": url, "https_proxy": url, "all_proxy": all_url, "no_proxy": no_proxy}
     upper = {name.upper(): value for name, value in plain.items()}
     return {
         **plain,
         **upper,
         "NODE_USE_ENV_PROXY": "1",
-        "PIP_PROXY": url,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "npm_config_proxy": url,
         "npm_config_https_proxy": url,
@@ -32,10 +30,8 @@ def proxy_environment(
         "YARN_HTTP_PROXY": url,
         "YARN_HTTPS_PROXY": url,
         "CARGO_HTTP_PROXY": url,
+        # Nobody is there to answer, so asking for a password would only be a way to hang.
         "GIT_TERMINAL_PROMPT": "0",
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "http.proxy",
-        "GIT_CONFIG_VALUE_0": url,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -30,6 +31,11 @@ async def handle_fetch_json(client: SafeClient | None, request: bytes) -> bytes:
         return error_json(error.reason, str(error))
     except SandboxError as error:
         return error_json("invalid", str(error))
+
+
+def handle_fetch_json_blocking(client: SafeClient | None, request: bytes) -> bytes:
+    """The same for a thread without an event loop, as host calls of a WASM guest are."""
+    return asyncio.run(handle_fetch_json(client, request))
 
 
 def parse_request(request: bytes) -> FetchRequest:

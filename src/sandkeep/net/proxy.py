@@ -56,13 +56,15 @@ class EgressProxy:
         resolver: Resolver | None = None,
         ssl_context: ssl.SSLContext | None = None,
         dial: Dial = dial,
+        limiter: RateLimiter | None = None,
     ) -> None:
         need("h11")
         self._listener = listener
         self._limits = limits or ProxyLimits()
         self._authority = authority
         self._tls = ssl_context
-        self._gate = Gate(RuleBook(), resolver=resolver, audit=audit, on_denial=on_denial)
+        self._has_shared_limiter = limiter is not None
+        self._gate = Gate(RuleBook(), limiter=limiter, resolver=resolver, audit=audit, on_denial=on_denial)
         self._outward = Outward(self._gate, self._limits, self._tls_context, dial)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +79,7 @@ class EgressProxy:
         return int(self._listener.getsockname()[1])
 
     def set_rules(self, rules: Rules) -> None:
-        if isinstance(rules, FetchPolicy):
+        if isinstance(rules, FetchPolicy) and not self._has_shared_limiter:
             self._gate.limiter = RateLimiter(rules.rate_limit)
         self._gate.rules = rules if isinstance(rules, RuleBook) else compile_rules(rules)
 

@@ -15,7 +15,7 @@ class ProxyLimits:
     business of the rule that allowed the port.
     """
 
-    connections: int = 64
+    connections: int = 128
     max_bytes: int = 2048 * MIB
     head_seconds: float = 10.0
     idle_seconds: float = 120.0

@@ -57,7 +57,7 @@ async def addresses_of(host: Host, port: int, resolver: Resolver) -> tuple[IPAdd
         found = tuple(dict.fromkeys(_address(record) for record in records))
     except (OSError, UnicodeError) as error:
         # `TimeoutError` is an `OSError`: the lookup's own deadline ends up here, the fetch's deadline does not.
-        raise FetchFailed(f"the name {host} could not be resolved: {error or 'timed out'}", reason="dns") from None
+        raise FetchFailed(f"the name {host} could not be resolved: {str(error) or 'timed out'}", reason="dns") from None
     except ValueError:
         raise FetchFailed(f"the name {host} resolved to something that is no IP address", reason="dns") from None
     if not found:

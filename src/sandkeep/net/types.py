@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,8 @@ from sandkeep.net.secrets import SecretRef
 from sandkeep.policy.model import NetworkRule
 
 WEB_PORTS = (80, 443)
+# Python decodes these in quadratic time, and a server chooses the charset.
+_SLOW_CHARSETS = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,8 @@ class FetchResponse:
             if name.lower() == "charset":
                 charset = value.strip("\"' ")
         try:
+            if codecs.lookup(charset).name in _SLOW_CHARSETS:
+                charset = "utf-8"
             return self.body.decode(charset, "replace")
         except (LookupError, ValueError):
             return self.body.decode("utf-8", "replace")

@@ -6,6 +6,7 @@ import gzip
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import brotli
 import pytest
@@ -79,8 +80,8 @@ def bomb(coding: str, megabytes: int) -> bytes:
     zeros = b"\0" * (1 << 20)
     if coding == "br":
         squeeze = brotli.Compressor(quality=5)
-        return b"".join(squeeze.process(zeros) for _ in range(megabytes)) + squeeze.finish()
-    inner = zlib.compressobj(wbits=31) if coding == "gzip" else zlib.compressobj()
+        return bytes(b"".join(squeeze.process(zeros) for _ in range(megabytes)) + squeeze.finish())
+    inner: Any = zlib.compressobj(wbits=31) if coding == "gzip" else zlib.compressobj()
     if coding == "zstd":
         inner = zstandard.ZstdCompressor().compressobj()
     return b"".join(inner.compress(zeros) for _ in range(megabytes)) + inner.flush()
