@@ -187,3 +187,13 @@ def test_wrong_usage_runs_nothing(sandkeep: Any, process: Any, argv: list[str]) 
     assert first.startswith("error: ")
     assert first[7:8] == first[7:8].lower()
     assert process.fake.requests == []
+
+
+@pytest.mark.parametrize("option", [["--allow-read", "/"], ["--allow-domain", "x.org"], ["--enforcer", "native"]])
+def test_what_the_wasm_backend_cannot_keep_is_refused_not_dropped(
+    sandkeep: Any, process: Any, option: list[str]
+) -> None:
+    ended = sandkeep("run", "wasm", "-c", "(module)", *option)
+    assert ended.status == 2
+    assert "need" in ended.stderr
+    assert "process backend" in ended.stderr
