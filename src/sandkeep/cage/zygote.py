@@ -157,9 +157,9 @@ class Zygote:
             if self._clone(kit, channels):
                 newborn = Newborn(kit, channels)
         except CageError as failure:
-            send_packet(status, {"failed": [failure.step, failure.errno, failure.what]})
+            _tell(status, failure)
         except plans.PlanError as problem:
-            send_packet(status, {"failed": ["read plan", 0, str(problem)]})
+            _tell(status, CageError("read plan", 0, str(problem)))
         if newborn is None:
             status.close()
             close_all([*trees, descriptors[0], *descriptors[2:]])
@@ -185,8 +185,8 @@ class Zygote:
             if is_caged:
                 with step("map user"):
                     namespaces.map_ids(pid, self._host_id, self._host_id)
+            send_packet(channels.status, {"pid": pid}, [pidfd])  # before anything that the cell itself can say
             os.write(go_write, b"g")
-            send_packet(channels.status, {"pid": pid}, [pidfd])
         except (CageError, OSError) as error:
             _kill(pid)
             raise error if isinstance(error, CageError) else CageError("start cell", error.errno or 0, str(pid))
@@ -224,6 +224,14 @@ class Zygote:
         if key not in self._id_maps:
             self._id_maps[key] = _user_namespace(key, self._host_id)
         return self._id_maps[key]
+
+
+def _tell(status: socket.socket, failure: CageError) -> None:
+    """The supervisor may have let go of the cell meanwhile, which must not take the zygote with it."""
+    try:
+        send_packet(status, {"failed": [failure.step, failure.errno, failure.what]})
+    except OSError:
+        pass
 
 
 def _user_namespace(owner: Tuple[int, int], host_id: int) -> int:

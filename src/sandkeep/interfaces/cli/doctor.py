@@ -33,7 +33,7 @@ class Row(Protocol):
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Exit status 1 when the default isolation class is not available here."""
-    from sandkeep.enforcers.doctor import examine
+    from sandkeep.doctor import examine
 
     with Progress("attacking our own cage"):
         report = examine()
