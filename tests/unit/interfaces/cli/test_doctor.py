@@ -29,9 +29,9 @@ class Report:
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     def give(rows: list[Row], default_available: bool) -> None:
-        module = ModuleType("sandkeep.enforcers.doctor")
+        module = ModuleType("sandkeep.doctor")
         module.examine = lambda: Report(rows, default_available)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "sandkeep.enforcers.doctor", module)
+        monkeypatch.setitem(sys.modules, "sandkeep.doctor", module)
 
     return give
 
