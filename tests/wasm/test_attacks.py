@@ -295,7 +295,8 @@ def test_what_cannot_run_is_refused_by_name(run: Run, code: str | bytes, named: 
 
 @pytest.mark.attack("WA-18")
 @pytest.mark.parametrize(
-    ("code", "expected"), [(0, 0), (1, 1), (42, 42), (126, 126), (127, 127), (255, 255), (256, 255), (-1, 255)]
+    ("code", "expected"),
+    [(0, 0), (1, 1), (42, 42), (126, 126), (127, 127), (255, 255), (256, 255), (65536, 255), (-1, 255)],
 )
 def test_exit_codes_are_kept(run: Run, code: int, expected: int) -> None:
     assert run(guests.exits(code)).exit_code == expected

@@ -119,7 +119,7 @@ def test_it_is_kept_small(empty_cache: Path) -> None:
     _run_once(empty_cache)
     (artefact,) = _artefacts(empty_cache)
     cache = ModuleCache(empty_cache, most_bytes=artefact.stat().st_size)
-    with open(artefact, "rb") as compiled:
+    with artefact.open("rb") as compiled:
         for number in range(3):
             cache.store(f"key{number}", compiled.fileno(), {})
     assert len(_artefacts(empty_cache)) == 1

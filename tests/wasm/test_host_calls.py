@@ -35,7 +35,8 @@ def asks(what: str, request: object) -> str:
     """Sends one request, prints the response, and returns the code plus ten."""
     raw = request if isinstance(request, bytes) else json.dumps(request).encode()
     data = "".join(f"\\{byte:02x}" for byte in raw)
-    return f"""(module {guests.WRITE} {CALLS} (memory (export "memory") 40) (data (i32.const 1024) "{data}") {guests.PRINT}
+    return f"""(module {guests.WRITE} {CALLS} (memory (export "memory") 40) {guests.PRINT}
+      (data (i32.const 1024) "{data}")
       (func (export "run") (result i32) (local $code i32) (local $size i32)
         (local.set $code (call ${what} (i32.const 1024) (i32.const {len(raw)})))
         (local.set $size (call ${what}_len))

@@ -87,6 +87,12 @@ class WasmBackend:
         """Ends all runs and workers."""
         await asyncio.to_thread(self.close)
 
+    def __enter__(self) -> WasmBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self._is_closed = True
         self._supervisor.close()
