@@ -1,4 +1,5 @@
-# Shared by the scripts in this directory; sourced, never run.
+# Shared by the scripts in this directory; sourced, never run. The caller makes the directory $logs.
+# shellcheck disable=SC2154
 
 # step NAME COMMAND...: one line when it works, everything that it printed when it does not.
 step() {
