@@ -8,12 +8,14 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.wasm import guests
 
-from sandkeep.core.errors import ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
+from sandkeep.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
 from sandkeep.core.types import ExecResult
+from sandkeep.wasm.cache import ModuleCache
 from sandkeep.wasm.module_source import ModuleSource, source_from_code
 from sandkeep.wasm.request import RunRequest
 from sandkeep.wasm.supervisor import Supervisor
@@ -229,6 +231,25 @@ def test_runs_are_nested_only_so_deep(ask: Ask) -> None:
         depth += 1
     assert response["error"]["code"] == "too_deep"
     assert depth == 2
+
+
+def test_exec_works_where_one_worker_is_all_there_is(empty_cache: Path) -> None:
+    supervisor = Supervisor(most_workers=1, cache=ModuleCache(empty_cache))
+    try:
+        result = supervisor.run(
+            own(asks("exec", {"argv": ["inner"]})), RunRequest(("x",), 20, 64), commands=COMMANDS.get
+        )
+        assert _response(result)["exit_code"] == 5
+    finally:
+        supervisor.close()
+
+
+def test_a_command_that_cannot_be_had_says_why(supervisor: Supervisor) -> None:
+    def commands(_name: str) -> ModuleSource:
+        raise BackendUnavailable("it is an extra", hint="pip install it")
+
+    result = supervisor.run(own(asks("exec", {"argv": ["x"]})), RunRequest(("x",), 20, 64), commands=commands)
+    assert "pip install it" in result.stdout
 
 
 def test_exec_is_off_for_runs_without_commands(supervisor: Supervisor) -> None:

@@ -37,8 +37,12 @@ class Command:
     stdin: bytes
 
 
-#: The module that runs a command, or None where there is no such command.
-Find = Callable[[str, bool], Loaded | None]
+#: The module that runs a command, or `NoSuchCommand`.
+Find = Callable[[str, bool], Loaded]
+
+
+class NoSuchCommand(Exception):
+    """There is no such command here; the text says why."""
 
 
 class Exec:
@@ -73,9 +77,10 @@ class Exec:
         if len(self._specs) > MAX_DEPTH:
             return _error_object("too_deep", f"commands may be nested {MAX_DEPTH} deep")
         outer = self._specs[-1]
-        loaded = self._find(command.argv[0], outer.fuel is not None)
-        if loaded is None:
-            return _error_object("command_not_found", f"{command.argv[0]}: command not found")
+        try:
+            loaded = self._find(command.argv[0], outer.fuel is not None)
+        except NoSuchCommand as error:
+            return _error_object("command_not_found", str(error))
         memory_bytes = outer.memory_bytes - GuestMemory(caller).size
         if memory_bytes < _LEAST_MEMORY:
             return _finished(Outcome("memory"), b"", b"")

@@ -21,7 +21,7 @@ sys.path.append(sys.argv[1])
 import wasmtime  # noqa: E402
 from wasm_clock import Clock, DeadlineReached  # noqa: E402
 from wasm_engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
-from wasm_exec import Exec  # noqa: E402
+from wasm_exec import Exec, NoSuchCommand  # noqa: E402
 from wasm_frames import Channel, SupervisorGone  # noqa: E402
 from wasm_host import HostCalls  # noqa: E402
 from wasm_run import Outcome, Preopen, Runner, Spec  # noqa: E402
@@ -42,7 +42,7 @@ class Worker:
         self._exec = Exec(Runner(self._clock, wasi), self._calls, self._find_command)
         self._calls.answers = {"fetch": self._fetch, "exec": self._exec.answer}
         self._modules: dict[str, Loaded] = {}
-        self._commands: dict[tuple[str, bool], str | None] = {}
+        self._commands: dict[tuple[str, bool], str] = {}
         self._may_fetch = False
         self._limits: tuple[int, int | None] = (0, None)
 
@@ -130,21 +130,23 @@ class Worker:
             return None
         return self._ask({"what": "fetch"}, raw)[1]
 
-    def _find_command(self, name: str, needs_fuel: bool) -> Loaded | None:
-        if (name, needs_fuel) not in self._commands:
+    def _find_command(self, name: str, needs_fuel: bool) -> Loaded:
+        key = self._commands.get((name, needs_fuel))
+        if key is None:
             answer, blob = self._ask({"what": "command", "name": name, "fuel": needs_fuel})
-            self._commands[name, needs_fuel] = self._take_command(answer, blob)
-        key = self._commands[name, needs_fuel]
-        return self._modules[key] if key is not None else None
+            key = self._commands[name, needs_fuel] = self._take_command(answer, blob)
+        return self._modules[key]
 
-    def _take_command(self, answer: dict[str, Any], blob: bytes) -> str | None:
+    def _take_command(self, answer: dict[str, Any], blob: bytes) -> str:
         if not answer["is_found"]:
-            return None
+            raise NoSuchCommand(answer["reason"])
         if answer["key"] in self._modules:
             for descriptor in self._channel.take_descriptors():
                 os.close(descriptor)
-        elif self._load(answer, blob)["op"] == "refused":
-            return None
+            return str(answer["key"])
+        reply = self._load(answer, blob)
+        if reply["op"] == "refused":
+            raise NoSuchCommand(reply["detail"])
         return str(answer["key"])
 
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sandkeep.core.errors import SandboxError
+from sandkeep.core.errors import BackendUnavailable, SandboxError
 from sandkeep.wasm.exchange import Exchange
 from sandkeep.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
 from sandkeep.wasm.loading import Loader, load_message
 from sandkeep.wasm.module_source import ModuleSource
+from sandkeep.wasm.pool import AllBusy
 from sandkeep.wasm.request import Fetch
 from sandkeep.wasm.worker import Worker
 
@@ -54,16 +55,22 @@ class CallDesk:
 
     def _answer_command(self, name: object, needs_fuel: bool, commands: CommandModules) -> None:
         started = time.monotonic()
-        source = commands(name) if isinstance(name, str) else None
+        try:
+            source = commands(name) if isinstance(name, str) else None
+        except BackendUnavailable as error:
+            self._send({"op": "answer", "is_found": False, "reason": str(error)})
+            return
         if source is None:
-            self._send({"op": "answer", "is_found": False})
+            self._send({"op": "answer", "is_found": False, "reason": "command not found"})
             return
         self._send_module(source, needs_fuel, started)
 
     def _send_module(self, source: ModuleSource, needs_fuel: bool, started: float) -> None:
         compiled = self._loader.find_compiled(source, needs_fuel)
         if compiled is None:
-            self._loader.prepare_own(source, needs_fuel)
+            # With no worker to spare, the one that asks compiles it itself, and the result is not kept.
+            with contextlib.suppress(AllBusy):
+                self._loader.prepare_own(source, needs_fuel, may_wait=False)
             compiled = self._loader.find_compiled(source, needs_fuel)
         message = load_message(source, needs_fuel, "compiled" if compiled else source.format, [])
         message |= {"op": "answer", "is_found": True, "facts": compiled.facts if compiled else {}}

@@ -19,13 +19,16 @@ class Lease:
         paths: Paths = NO_PATHS,
         *,
         needs_clean: bool = False,
+        may_wait: bool = True,
         cancellation: Cancellation | None = None,
     ) -> None:
         self._pool = pool
         self._paths = paths
         self._cancellation = cancellation or Cancellation()
         self.is_reusable = False
-        self.worker = pool.lease(prefer, paths, needs_clean=needs_clean, cancellation=self._cancellation)
+        self.worker = pool.lease(
+            prefer, paths, needs_clean=needs_clean, may_wait=may_wait, cancellation=self._cancellation
+        )
         self._cancellation.attach(self.worker)
 
     def __enter__(self) -> Lease:

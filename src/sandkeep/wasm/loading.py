@@ -56,9 +56,10 @@ class Loader:
             lease.swap_for_clean()
         self._compile(lease, source, data, needs_fuel, Bounds(seconds, _compile_memory(source)), timeout)
 
-    def prepare_own(self, source: ModuleSource, needs_fuel: bool) -> None:
+    def prepare_own(self, source: ModuleSource, needs_fuel: bool, *, may_wait: bool = True) -> None:
         """Makes sure that a module of ours is in the cache; the first time on a machine this takes seconds."""
-        with self._compiling, Lease(self._pool, loaded_key(source, needs_fuel), needs_clean=True) as lease:
+        key = loaded_key(source, needs_fuel)
+        with self._compiling, Lease(self._pool, key, needs_clean=True, may_wait=may_wait) as lease:
             self.ensure(lease, source, needs_fuel, OWN_COMPILE_SECONDS, OWN_COMPILE_SECONDS)
             lease.is_reusable = True
 

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sandkeep.core.errors import BackendUnavailable
 from sandkeep.wasm.cancellation import Cancellation
@@ -19,6 +20,21 @@ _IDLE_SECONDS = 60.0
 _CANCELLATION_SECONDS = 0.1
 Paths = tuple[tuple[str, ...], tuple[str, ...]]
 NO_PATHS: Paths = ((), ())
+
+
+class AllBusy(Exception):
+    """Every worker that may exist is running something."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    prefer: str
+    paths: Paths
+    needs_clean: bool
+    may_wait: bool
+
+    def fits(self, worker: Worker) -> bool:
+        return worker.paths == self.paths and (worker.is_clean or not self.needs_clean)
 
 
 def _kill_all(workers: Iterable[Worker]) -> None:
@@ -45,11 +61,16 @@ class WorkerPool:
         paths: Paths = NO_PATHS,
         *,
         needs_clean: bool = False,
+        may_wait: bool = True,
         cancellation: Cancellation | None = None,
     ) -> Worker:
-        """An idle worker, one that has `prefer` loaded if possible, else a new one; waits where all are busy."""
-        cancellation = cancellation or Cancellation()
-        worker = self._take(prefer, paths if CONFINES_PATHS else NO_PATHS, needs_clean, cancellation)
+        """An idle worker, one that has `prefer` loaded if possible, else a new one.
+
+        Where all are busy it waits, or raises `AllBusy` when it may not: a caller who holds a worker while waiting for
+        another could wait for ever.
+        """
+        wanted = _Wanted(prefer, paths if CONFINES_PATHS else NO_PATHS, needs_clean, may_wait)
+        worker = self._take(wanted, cancellation or Cancellation())
         try:
             worker.await_ready()
         except BaseException:
@@ -91,19 +112,21 @@ class WorkerPool:
         with self._changed:
             return [worker.pid for worker in self._all]
 
-    def _take(self, prefer: str, paths: Paths, needs_clean: bool, cancellation: Cancellation) -> Worker:
+    def _take(self, wanted: _Wanted, cancellation: Cancellation) -> Worker:
         with self._changed:
             while True:
                 self._check_usable()
                 cancellation.check()
-                worker = self._pick(prefer, paths, needs_clean)
+                worker = self._pick(wanted)
                 if worker is not None:
                     return worker
                 if self._count < self._most or self._make_room():
                     self._count += 1
                     break
+                if not wanted.may_wait:
+                    raise AllBusy
                 self._changed.wait(_CANCELLATION_SECONDS)
-        return self._start(paths)
+        return self._start(wanted.paths)
 
     def _start(self, paths: Paths) -> Worker:
         try:
@@ -117,12 +140,12 @@ class WorkerPool:
             self._all.add(worker)
         return worker
 
-    def _pick(self, prefer: str, paths: Paths, needs_clean: bool) -> Worker | None:
-        fitting = [item for item in self._idle if item.paths == paths and (item.is_clean or not needs_clean)]
+    def _pick(self, wanted: _Wanted) -> Worker | None:
+        fitting = [item for item in self._idle if wanted.fits(item)]
         if not fitting:
             return None
         # The most recently used one is the warmest; the others get a chance to become stale.
-        worker = next((item for item in reversed(fitting) if prefer in item.loaded), fitting[-1])
+        worker = next((item for item in reversed(fitting) if wanted.prefer in item.loaded), fitting[-1])
         self._idle.remove(worker)
         return worker
 
