@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.sandbox.fakes import Factory
@@ -14,6 +15,9 @@ def factory() -> Factory:
 
 
 @pytest.fixture
-def sandbox(factory: Factory) -> Iterator[Sandbox]:
-    with Sandbox(guest_factory=factory) as made:
+def sandbox(factory: Factory, tmp_path: Path) -> Iterator[Sandbox]:
+    """Deep in a directory of the test's own: were a way out found, it would lead to nothing that matters."""
+    work = tmp_path / "1/2/3/work"
+    work.mkdir(parents=True)
+    with Sandbox(work, guest_factory=factory) as made:
         yield made

@@ -219,6 +219,10 @@ def test_upload_and_download(sandbox: Sandbox, tmp_path: Path) -> None:
     assert sandbox.stat("project/run").mode == 0o755
     sandbox.upload(source / "run")
     assert sandbox.read_text("run") == "#!/bin/sh"
+    sandbox.upload(source / "run", "project/src")
+    sandbox.upload(source / "run", "tools/start")
+    assert sandbox.read_text("project/src/run") == sandbox.read_text("tools/start") == "#!/bin/sh"
+    sandbox.remove("project/src/run")
     sandbox.upload(sandbox.download("project"), "again", extract=True)
     assert sandbox.read_text("again/src/main.py") == "print(1)"
     assert sandbox.download("run") == b"#!/bin/sh"

@@ -17,7 +17,7 @@ from sandkeep.workspace.paths import Root, explained, text_of
 
 MAX_FILE_BYTES = 64 * MIB
 MAX_LIST_ENTRIES = 10_000
-#: Names that Sandkeep gives to files in the making; listings and differences leave them out.
+#: How files in the making are called. They show in listings while they last: hiding a name would hide a guest's too.
 TEMP_PREFIX = ".sandkeep-"
 _CHUNK = MIB
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -72,7 +72,7 @@ class Root:
     def directory(self, parts: Parts) -> Iterator[int]:
         """A directory beneath the root, open for listing."""
         with explained(parts):
-            fd = self._open(self.fd, parts, OPEN_DIRECTORY)
+            fd = self._open(self.fd, checked(parts), OPEN_DIRECTORY)
         try:
             yield fd
         finally:
@@ -82,7 +82,7 @@ class Root:
     def file(self, parts: Parts) -> Iterator[int]:
         """A regular file beneath the root, open for reading."""
         with explained(parts):
-            fd = self._open(self.fd, parts, OPEN_FILE)
+            fd = self._open(self.fd, checked(parts), OPEN_FILE)
         try:
             require_regular(fd, parts)
             yield fd
@@ -94,6 +94,7 @@ class Root:
         """The directory that holds the last name, and that name. With `create`, missing directories are made."""
         if not parts:
             raise PathTraversal(".", "is the workspace itself")
+        checked(parts)
         if create:
             self.make_directories(parts[:-1])
         with self.directory(parts[:-1]) as fd:
@@ -103,7 +104,7 @@ class Root:
         """Makes what is missing of a directory path; a link anywhere on it is refused, never followed."""
         fd = os.dup(self.fd)
         try:
-            for depth, name in enumerate(parts, start=1):
+            for depth, name in enumerate(checked(parts), start=1):
                 with explained(parts[:depth]):
                     fd = _step_down(fd, name)
         finally:
@@ -176,6 +177,14 @@ def require_regular(fd: int, parts: Parts) -> os.stat_result:
     if not stat.S_ISREG(state.st_mode):
         raise PathTraversal(text_of(parts), "is neither a file nor a directory")
     return state
+
+
+def checked(parts: Parts) -> Parts:
+    """The second lock: `names.py` lets no such name through, and were it to, the way would still end here."""
+    for name in parts:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise PathTraversal(text_of(parts), "is not made of plain names")
+    return parts
 
 
 def text_of(parts: Parts) -> str:

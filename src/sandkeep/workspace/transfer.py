@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from sandkeep.core.errors import InvalidRequest
 from sandkeep.workspace.archive import Archive, read_archive, unpack
-from sandkeep.workspace.errors import LimitExceeded
-from sandkeep.workspace.files import MAX_FILE_BYTES, read_file, read_open, write_file
+from sandkeep.workspace.errors import FileMissing, LimitExceeded
+from sandkeep.workspace.files import MAX_FILE_BYTES, read_file, read_open, stat_path, write_file
 from sandkeep.workspace.members import ArchiveLimits
-from sandkeep.workspace.names import Parts
+from sandkeep.workspace.names import Parts, split_relative
 from sandkeep.workspace.paths import OPEN_FILE, Root, require_regular, text_of
 from sandkeep.workspace.tree import Found, open_found, walk
 
@@ -48,14 +48,23 @@ def _unpacked(root: Root, base: Parts, archive: Archive) -> Uploaded:
 
 
 def upload_path(root: Root, target: Parts, source: Path, limits: ArchiveLimits) -> Uploaded:
-    """Copies a host file to `target`, or the content of a host directory beneath it. Links are not followed."""
+    """Copies a host file to `target`, or into it when that is a directory; of a host directory, what is in it."""
     if source.is_dir():
         return _upload_directory(root, target, source, limits)
+    if not target or _is_directory(root, target):
+        target = (*target, *split_relative(source.name))
     with os.fdopen(_open_host_file(source), "rb") as stream:
         data = read_open(stream.fileno(), (source.name,), limits.total_bytes)
         is_executable = bool(os.fstat(stream.fileno()).st_mode & stat.S_IXUSR)
     write_file(root, target, data, executable=is_executable)
     return Uploaded(1, len(data))
+
+
+def _is_directory(root: Root, parts: Parts) -> bool:
+    try:
+        return stat_path(root, parts).is_dir
+    except FileMissing:
+        return False
 
 
 def _open_host_file(source: Path) -> int:

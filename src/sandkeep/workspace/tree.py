@@ -88,8 +88,6 @@ def _names_in(fd: int, here: Parts, room: int) -> list[str]:
 
 
 def _look(fd: int, parts: Parts) -> Found | None:
-    if parts[-1].startswith(TEMP_PREFIX):
-        return None
     try:
         state = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:

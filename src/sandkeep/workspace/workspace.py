@@ -129,8 +129,8 @@ class Workspace:
     ) -> Uploaded:
         """Brings something in: bytes, or a file or directory of the host, which is named by the caller, never a model.
 
-        Bytes become the file `path`. A host file keeps its name unless `path` says otherwise; the content of a host
-        directory goes beneath `path`. With `extract`, the source is a tar or zip archive and is unpacked beneath
+        Bytes become the file `path`. A host file becomes `path`, or goes into it when it is a directory; the content of
+        a host directory goes beneath `path`. With `extract`, the source is a tar or zip archive, unpacked beneath
         `path`: all of it, or, when anything in it is not a plain file or directory inside, nothing (`ArchiveRejected`).
         """
         limits = limits or ArchiveLimits()
@@ -141,9 +141,8 @@ class Workspace:
             if path is None:
                 raise InvalidRequest("bytes need a name in the workspace", field="path", hint="or pass extract=True")
             return transfer.upload_bytes(*self._places.find_writable(path), source, limits)
-        host = Path(source)
-        default = "." if host.is_dir() else host.name
-        return transfer.upload_path(*self._places.find_writable(default if path is None else path), host, limits)
+        root, parts = self._places.find_writable("." if path is None else path)
+        return transfer.upload_path(root, parts, Path(source), limits)
 
     def download(self, path: AnyPath = ".", *, max_bytes: int = files.MAX_FILE_BYTES) -> bytes:
         """A file's content, or a directory as tar bytes. Links and special files are left out of the tar."""

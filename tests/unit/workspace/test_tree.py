@@ -28,7 +28,7 @@ def fill(base: Path) -> None:
     (base / "sub/b.txt").write_bytes(b"bb")
     (base / "sub/deep/run.sh").write_bytes(b"#!")
     (base / "sub/deep/run.sh").chmod(0o755)
-    (base / "link").symlink_to("/etc")
+    (base / "link").symlink_to("/nowhere")
 
 
 def make_deep(base: Path, levels: int) -> None:
@@ -131,7 +131,7 @@ def test_a_copy_has_files_modes_and_links_and_names_what_it_left_out(root: Root,
     assert copied == (3, 5, ("sub/pipe",))
     assert (tmp_path / "copy/sub/b.txt").read_bytes() == b"bb"
     assert (tmp_path / "copy/sub/deep/run.sh").stat().st_mode & 0o777 == 0o755
-    assert os.readlink(tmp_path / "copy/link") == "/etc"
+    assert os.readlink(tmp_path / "copy/link") == "/nowhere"
 
 
 def test_a_copy_stops_at_its_limit(root: Root, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_difference_names_what_was_created_modified_and_deleted(root: Root) ->
     (base / "sub/new/er").mkdir(parents=True)
     (base / "sub/new/er/c").write_bytes(b"ccc")
     (base / "link").unlink()
-    (base / "link").symlink_to("/usr")
+    (base / "link").symlink_to("/elsewhere")
     os.mkfifo(base / "pipe")
     assert diff.changes_since(before, root) == [
         FsChange("a.txt", "modified", 1),
@@ -187,6 +187,14 @@ def test_odd_names_are_reported(root: Root) -> None:
     before = diff.record(root)
     (Path(root.path) / os.fsdecode(b"\xff\n")).touch()
     assert [change.path for change in diff.changes_since(before, root)] == ["\\xff\n"]
+
+
+def test_no_name_hides_a_file(root: Root) -> None:
+    """Neither the names that we give to files in the making nor any other."""
+    before = diff.record(root)
+    for name in (".sandkeep-" + "0" * 24, ".hidden", ".git"):
+        (Path(root.path) / name).touch()
+    assert len(diff.changes_since(before, root)) == 3
 
 
 def test_a_tree_too_large_to_hash_is_refused(root: Root) -> None:
