@@ -134,9 +134,9 @@ def test_whole_trees_while_links_are_swapped(arena: Arena, tmp_path: Path) -> No
     target.mkdir()
     copy = Root(target)
     with arena.swapping(arena.swap_directory), arena.swapping(arena.swap_leaf):
-        for changes in attempts(lambda: diff.changes_since({}, arena.root), 200):
+        for changes in attempts(lambda: diff.changes_since({}, arena.root), 80):
             assert not any(change.path.endswith("/sub") for change in changes)  # type: ignore[attr-defined]
-        for _ in attempts(lambda: (tree.clear(copy), copy_tree(arena.root, copy)), 200):
+        for _ in attempts(lambda: (tree.clear(copy), copy_tree(arena.root, copy)), 80):
             found = [path for path in target.rglob("*") if not path.is_symlink() and path.is_file()]
             assert CANARY not in [path.read_bytes() for path in found]
     copy.close()
@@ -146,7 +146,7 @@ def test_whole_trees_while_links_are_swapped(arena: Arena, tmp_path: Path) -> No
 @pytest.mark.attack("WS-02")
 def test_removing_a_tree_whose_directories_become_links(arena: Arena) -> None:
     with arena.swapping(arena.swap_directory):
-        for number in range(200):
+        for number in range(100):
             (arena.inside / f"victim{number}/deep").mkdir(parents=True)
             os.symlink(arena.outside, arena.inside / f"victim{number}/out")
             tree.remove(arena.root, (f"victim{number}",))
