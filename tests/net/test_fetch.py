@@ -6,9 +6,11 @@ import asyncio
 import gzip
 import ipaddress
 import json
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -235,6 +237,48 @@ async def test_an_early_answer_to_a_large_upload_is_read(resolver: StubResolver)
     async with listening:
         response = await client.fetch(FetchRequest(f"http://127.0.0.1:{port}/", "POST", body=b"x" * 100_000))
     assert response.status == 413
+
+
+def test_a_thread_without_a_loop(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply(b"hi"))
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert SafeClient(FetchPolicy((where,))).fetch_blocking(f"http://{where}/").body == b"hi"
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.needs("linux")
+async def test_nothing_is_left_open_whatever_happened(
+    resolver: StubResolver, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext
+) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with serving(reply(b"x" * 500_000)) as plain, serving(silent) as mute, serving(reply(), server_tls) as tls:
+        policy = policy_for(plain, mute, tls, max_body_bytes=1000, request_timeout=0.1)
+        client = SafeClient(policy, resolver=resolver, ssl_context=client_tls)
+        urls = [f"http://site.test:{plain.port}/", f"http://site.test:{mute.port}/", f"https://site.test:{tls.port}/"]
+        urls += [f"https://127.0.0.1:{tls.port}/", f"https://site.test:{mute.port}/"]
+        await asyncio.gather(*[client.fetch(url) for url in urls], return_exceptions=True)
+        await asyncio.sleep(0.1)
+        before = descriptors()
+        for _ in range(5):
+            await asyncio.gather(*[client.fetch(url) for url in urls], return_exceptions=True)
+        cancelled = asyncio.create_task(client.fetch(urls[1]))
+        await asyncio.sleep(0.02)
+        cancelled.cancel()
+        await asyncio.sleep(0.1)
+        assert descriptors() <= before
 
 
 async def test_two_loops_may_use_one_client(resolver: StubResolver) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import brotli
+import brotli  # type: ignore[import-untyped]
 import pytest
 import zstandard
 from tests.net.servers import Handler, StubResolver, policy_for, serving

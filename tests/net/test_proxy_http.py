@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.net.conftest import Proxies
-from tests.net.proxy_talk import get, talk
+from tests.net.proxy_talk import connected, get, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
 from sandkeep.net.proxy import EgressProxy
@@ -262,6 +264,43 @@ async def test_limits_of_size_time_and_number(start_proxy: Start) -> None:
         assert (await get(proxy, f"http://site.test:{big.port}/"))[0] == 429
         for guest in idle:
             guest.close()
+
+
+@pytest.mark.needs("linux")
+async def test_nothing_is_left_of_a_proxy(start_proxy: Start) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with serving(silent) as mute, serving(reply()) as server:
+        descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+        proxy = start_proxy(policy_for(server, mute))
+        await get(proxy, f"http://site.test:{server.port}/")
+        guests = [(await connected(proxy, f"site.test:{mute.port}"))[0], await talk(proxy)]
+        await asyncio.to_thread(proxy.close)
+        for guest in guests:
+            guest.close()
+        await asyncio.sleep(0.1)
+        # The pool thread that `to_thread` used stays; it is not the proxy's.
+        assert "sandkeep egress proxy" not in {thread.name for thread in threading.enumerate()}
+        assert threading.active_count() <= threads + 1
+        assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
+
+
+async def test_a_guest_that_never_reads_loses_its_place(start_proxy: Start) -> None:
+    async with serving(reply(b"x" * 4_000_000)) as server:
+        limits = ProxyLimits(connections=1, idle_seconds=0.2, head_seconds=0.2, total_seconds=1)
+        proxy = start_proxy(policy_for(server), limits=limits)
+        deaf = await talk(proxy)
+        deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        where = f"site.test:{server.port}"
+        await deaf.send(f"GET http://{where}/ HTTP/1.1\r\nHost: {where}\r\n\r\n".encode() * 3)
+        for _ in range(60):
+            await asyncio.sleep(0.05)
+            if (await get(proxy, f"http://{where}/"))[0] == 200:
+                break
+        else:
+            pytest.fail("the place is still taken")
+        deaf.close()
 
 
 async def test_close_ends_everything(start_proxy: Start) -> None:

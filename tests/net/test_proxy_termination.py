@@ -119,6 +119,16 @@ async def test_requests_inside_are_judged_and_pinned(
     assert len(server.heads) == 1
 
 
+async def test_a_terminated_tunnel_that_says_nothing_is_closed(
+    start_proxy: Start, sandbox_ca: SandboxAuthority
+) -> None:
+    async with serving(reply()) as server:
+        limits = ProxyLimits(head_seconds=0.2)
+        proxy = start_proxy(policy_for(server, inject=INJECT), authority=sandbox_ca, limits=limits)
+        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        assert await guest.rest() == b""
+
+
 async def test_another_name_or_no_tls_is_refused(
     start_proxy: Start, proxies: Proxies, sandbox_ca: SandboxAuthority, guest_tls: ssl.SSLContext
 ) -> None:

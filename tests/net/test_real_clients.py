@@ -121,6 +121,27 @@ def test_curl(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) 
     assert [denial.what for denial in proxies.denials] == ["evil.test:80", f"localhost:{site.port}"]
 
 
+def test_curl_over_tls_end_to_end(
+    authority: SandboxAuthority, start_proxy: Start, proxies: Proxies, tmp_path: Path
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "hello.txt").write_text("hello inside TLS")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate_pem)
+    site = Site(tmp_path / "site", authority.context_for(Host("site.test")))
+    try:
+        proxy = start_proxy(site.policy)
+        url = f"https://site.test:{site.port}/hello.txt"
+        curl = [program("curl"), "-sS", "--cacert", "ca.pem"]
+        for how in ([], ["--proxy", f"socks5h://127.0.0.1:{proxy.port}"]):
+            assert run([*curl, *how, url], proxy, tmp_path).stdout == "hello inside TLS"
+        # Another name for the same tunnel: what domain fronting is.
+        fronted = [*curl, "-k", "--connect-to", f"evil.test:{site.port}:site.test:{site.port}"]
+        assert run([*fronted, f"https://evil.test:{site.port}/hello.txt"], proxy, tmp_path).returncode != 0
+    finally:
+        site.close()
+    assert [denial.rule for denial in proxies.denials] == ["SNI must be the CONNECT name"]
+
+
 def wheel(directory: Path) -> Path:
     """The smallest wheel that pip installs."""
     info = "canarypkg-1.0.dist-info"

@@ -6,6 +6,7 @@ It knows no proxies, no netrc, no cookies and keeps no connections: nothing of o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from dataclasses import dataclass, replace
 
@@ -92,6 +93,10 @@ class SafeClient:
         except FetchFailed as error:
             raise FetchFailed(redactor.text(error.message), reason=error.reason, hint=error.hint) from None
 
+    def fetch_blocking(self, request: FetchRequest | str) -> FetchResponse:
+        """The same for a thread without an event loop."""
+        return asyncio.run(self.fetch(request))
+
     def _first_hop(self, request: FetchRequest) -> Hop:
         try:
             return _first_hop(request)
@@ -174,9 +179,10 @@ class SafeClient:
         if not decoder.is_decoding and hop.method != "HEAD":
             self._refuse_announced_size(headers)
         body = bytearray()
-        async for data in exchange.read_body():
-            for piece in decoder.feed(data):
-                body += piece
+        async with contextlib.aclosing(exchange.read_body()) as arriving:
+            async for data in arriving:
+                for piece in decoder.feed(data):
+                    body += piece
         decoder.finish()
         if decoder.is_decoding and hop.method != "HEAD":
             found = [pair for pair in found if pair[0].lower() not in ("content-encoding", "content-length")]

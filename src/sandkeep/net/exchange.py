@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from sandkeep.core.errors import FetchFailed
@@ -58,7 +58,7 @@ class Exchange:
             raise _broken(f"it sent more than {MAX_RESPONSE_HEADERS} headers")
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers.raw_items()]
 
-    async def read_body(self) -> AsyncIterator[bytes]:
+    async def read_body(self) -> AsyncGenerator[bytes, None]:
         while True:
             event = await self._next()
             if isinstance(event, self._h11.Data):

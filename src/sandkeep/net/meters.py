@@ -28,19 +28,25 @@ class ActivityTimer:
         self._idle = idle_seconds
         self._total = total_seconds
         self._end = 0.0
+        self._moved_at = 0.0
         self._timeout: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> ActivityTimer:
         now = asyncio.get_running_loop().time()
         self._end = now + self._total
+        self._moved_at = now
         self._timeout = asyncio.timeout_at(min(now + self._idle, self._end))
         await self._timeout.__aenter__()
         return self
 
     def touch(self) -> None:
         assert self._timeout is not None
-        if not self._timeout.expired():
-            self._timeout.reschedule(min(asyncio.get_running_loop().time() + self._idle, self._end))
+        now = asyncio.get_running_loop().time()
+        # Moving a timer costs something, and a busy tunnel would do it thousands of times a second.
+        if now - self._moved_at < self._idle / 16 or self._timeout.expired():
+            return
+        self._moved_at = now
+        self._timeout.reschedule(min(now + self._idle, self._end))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

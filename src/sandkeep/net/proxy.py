@@ -135,8 +135,11 @@ class EgressProxy:
         try:
             # Errors of one connection, ours included, end that connection: it closes, nothing opens.
             with contextlib.suppress(OSError, FetchFailed, ssl.SSLError, TimeoutError):
-                await self._serve_guest(stream)
-                await stream.aclose()
+                # A guest that does not read what it asked for must not keep its place for ever.
+                async with asyncio.timeout(self._limits.total_seconds):
+                    await self._serve_guest(stream)
+                async with asyncio.timeout(self._limits.head_seconds):
+                    await stream.aclose()
         except asyncio.CancelledError:
             pass
         finally:

@@ -168,10 +168,11 @@ class Forwarding:
     async def _answer(self, exchange: Exchange, status: int, found: HeaderList) -> None:
         await self._send(self._response(status, found))
         meter, redactor = ByteMeter(self._outward.limits.max_bytes), StreamRedactor(self._redactor)
-        async for data in exchange.read_body():
-            self._timer.touch()
-            meter.add(len(data))
-            await self._send_data(redactor.feed(data))
+        async with contextlib.aclosing(exchange.read_body()) as arriving:
+            async for data in arriving:
+                self._timer.touch()
+                meter.add(len(data))
+                await self._send_data(redactor.feed(data))
         await self._send_data(redactor.finish())
         await self._send(self._h11.EndOfMessage())
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Protocol
 
-READ_SIZE = 64 * 1024
+READ_SIZE = 128 * 1024
 
 
 class ByteStream(Protocol):

@@ -96,18 +96,17 @@ class Tunnel:
 
     async def _checked_beginning(self, *, must_be_tls: bool) -> bytes:
         """The guest's first bytes, once it is clear that they ask for the host that was judged."""
-        data = await self._guest.read()
+        # Where the server may speak first there is no telling when the guest will; the idle limit holds there.
+        data = b"" if must_be_tls else await self._guest.read()
         if not must_be_tls and not looks_like_tls(data):
             return data
         try:
-            hello = parse_client_hello(data) if data else None
             async with asyncio.timeout(self._outward.limits.head_seconds):
-                while hello is None:
+                while (hello := parse_client_hello(data)) is None:
                     more = await self._guest.read()
                     if not more:
                         raise NotTlsError("the connection ended before TLS began")
                     data += more
-                    hello = parse_client_hello(data)
         except (NotTlsError, TimeoutError) as error:
             raise self._refused("only TLS on this port", str(error) or "no TLS in time") from None
         if not self._is_for_host(hello, must_be_tls):

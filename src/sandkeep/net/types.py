@@ -181,6 +181,10 @@ class FetchResponse:
     body: bytes
     url: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.headers, Headers):
+            object.__setattr__(self, "headers", Headers(self.headers.items()))
+
     @property
     def ok(self) -> bool:
         return 200 <= self.status < 300

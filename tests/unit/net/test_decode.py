@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import brotli
+import brotli  # type: ignore[import-untyped]
 import pytest
 import zstandard
 from hypothesis import given
@@ -84,7 +84,7 @@ def bomb(coding: str, megabytes: int) -> bytes:
     inner: Any = zlib.compressobj(wbits=31) if coding == "gzip" else zlib.compressobj()
     if coding == "zstd":
         inner = zstandard.ZstdCompressor().compressobj()
-    return b"".join(inner.compress(zeros) for _ in range(megabytes)) + inner.flush()
+    return bytes(b"".join(inner.compress(zeros) for _ in range(megabytes)) + inner.flush())
 
 
 @pytest.mark.attack("SS-16")

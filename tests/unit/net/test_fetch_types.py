@@ -85,3 +85,8 @@ def test_text_in_the_servers_charset(content_type: str, body: bytes, text: str) 
 def test_ok(status: int, ok: bool) -> None:
     assert FetchResponse(status, Headers(), b"[1]", "http://a/").ok is ok
     assert FetchResponse(status, Headers(), b"[1]", "http://a/").json() == [1]
+
+
+def test_a_response_made_by_hand_has_the_same_headers() -> None:
+    response = FetchResponse(200, {"X-A": "b"}, b"", "http://a/")  # type: ignore[arg-type]
+    assert response.headers["x-a"] == "b"
