@@ -16,7 +16,7 @@ from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits, check
 from sandkeep.guests import GuestConfig, GuestFactory, Job, checked_argv, make_guest
 from sandkeep.operations import Operations, in_thread
 from sandkeep.policy.model import SandboxPolicy
-from sandkeep.workspace.places import MountPoint, check_mounts
+from sandkeep.workspace.places import WORK, MountPoint, check_mounts
 from sandkeep.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
@@ -206,14 +206,19 @@ class AsyncSandbox:
             raise InvalidRequest(f"must be text or bytes, not {type(stdin).__name__}", field="stdin")
 
         async def run() -> ExecResult:
-            guest_cwd = await in_thread(lambda: self._prepared_cwd(cwd))
-            return await call(Job(guest_cwd, stdin, seconds))
+            return await call(Job(await self._guest_cwd(cwd), stdin, seconds))
 
         return await self._operations.run(run())
 
-    def _prepared_cwd(self, cwd: AnyPath | None) -> str:
-        self._workspace.begin()
-        return self._workspace.guest_cwd(cwd)
+    async def _guest_cwd(self, cwd: AnyPath | None) -> str:
+        if cwd is None and self._workspace.has_begun:
+            return WORK  # a thread would cost as much as a small run
+
+        def begin_and_look() -> str:
+            self._workspace.begin()
+            return self._workspace.guest_cwd(cwd)
+
+        return await in_thread(begin_and_look)
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         def begin_and_work() -> T:

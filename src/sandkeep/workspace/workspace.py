@@ -59,10 +59,15 @@ class Workspace:
     def is_writable(self) -> bool:
         return self._places.work.is_writable
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether `begin` has nothing left to do."""
+        return self._before is not None or not self.is_writable
+
     def begin(self) -> None:
         """Records the state that `diff` compares with. Called before anything can change it; the first call counts."""
         with self._begin_lock:
-            if self._before is None and self.is_writable:
+            if not self.has_begun:
                 try:
                     self._before = diff.record(self._places.work.root)
                 except LimitExceeded as error:
