@@ -47,6 +47,36 @@ def test_a_missing_file_can_be_caught_by_its_python_name(root: Root) -> None:
     assert "'none' does not exist" in str(caught.value)
 
 
+@pytest.mark.attack("WS-02")
+@pytest.mark.attack("WS-03")
+@pytest.mark.attack("WS-04")
+@pytest.mark.parametrize(
+    "path", ["leaf", "middle/secret", "middle/new", "middle/x/new", "chain/secret", "dangling", "magic"]
+)
+def test_links_are_refused_by_both_ways_of_opening(root: Root, tmp_path: Path, path: str) -> None:
+    outside, inside = tmp_path / "outside", Path(root.path)
+    outside.mkdir()
+    (outside / "secret").write_text("canary")
+    (inside / "leaf").symlink_to(outside / "secret")
+    (inside / "middle").symlink_to("../outside")
+    (inside / "chain").symlink_to("middle")
+    (inside / "dangling").symlink_to(outside / "not-yet")
+    (inside / "magic").symlink_to("/proc/self/cwd")
+    parts = tuple(path.split("/"))
+    for call in (
+        lambda: files.read_file(root, parts),
+        lambda: files.list_dir(root, parts),
+        lambda: files.stat_path(root, parts),
+        lambda: files.write_file(root, parts, b"evil"),
+        lambda: files.make_dir(root, (*parts, "evil"), parents=True),
+        lambda: tree.remove(root, parts),
+    ):
+        with pytest.raises(PathTraversal):
+            call()
+    assert os.listdir(outside) == ["secret"]
+    assert (outside / "secret").read_text() == "canary"
+
+
 def test_parents_are_made_only_when_wanted(root: Root) -> None:
     with pytest.raises(FileMissing):
         files.write_file(root, ("a", "b"), b"", parents=False)
