@@ -110,13 +110,15 @@ class Launcher:
             told: list[Denial] = []
             cell = self._started(setting, place, launch, told, cleanup)
             started = time.monotonic()
-            end = Pump(cell, launch.stdin, launch.limits.output_bytes, launch.deadline, launch.cancel).run(started)
+            limits = launch.limits
+            pump = Pump(cell, launch.stdin, limits.output_bytes, launch.deadline, launch.cancel, limits.cpu_seconds)
+            end = pump.run(started)
             cell.close()
             kernel = _kernel_usage(cell)
             targets = tuple(bind.target for bind in setting.visible)
-            told += explain(end, kernel, launch.limits, targets)
+            told += explain(end, kernel, limits, targets)
             terms = Terms(
-                launch.timeout, launch.limits.memory_mb, setting.effective.enforced, isinstance(setting, WrappedSetting)
+                launch.timeout, limits.memory_mb, setting.effective.enforced, isinstance(setting, WrappedSetting)
             )
             return judge(end, terms, kernel, list(dict.fromkeys(told)))
 

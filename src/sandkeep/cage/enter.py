@@ -35,6 +35,8 @@ def build(kit: Kit) -> None:
         mounts.build_root(plan, kit.trees)
         with step("name host", plan.hostname):
             namespaces.set_hostname(plan.hostname)
+        with step("set namespace quotas"):
+            namespaces.set_quotas()
         if plan.network == "loopback":
             with step("bring up loopback", "lo"):
                 namespaces.bring_up_loopback()
@@ -67,7 +69,7 @@ def lock(kit: Kit, keep: Tuple[int, ...]) -> int:
     if not plan.seccomp:
         return -1
     with step("install seccomp filter"):
-        return seccomp.install(kit.filter, notify=True)
+        return seccomp.install(kit.filter)
 
 
 def check(kit: Kit, keep: Tuple[int, ...]) -> None:

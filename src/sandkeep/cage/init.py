@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from . import enter
 from .failure import CageError
@@ -24,6 +24,7 @@ from .linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from .wire import close_all, receive_packet, send_packet
 
 _SLOWEST_LOOK = 0.1
+_SLOWEST_CPU_LOOK = 0.02
 _FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
 
 
@@ -130,7 +131,11 @@ class Supervisor:
         self._cpu = 0.0
         self._peak = 0
         self._is_watching = False
-        self._disk_at_start = 0
+        self._disk_at_start = usage.DiskUse(0, 0, True)
+        #: What living processes had used when last seen; one that vanishes unwaited keeps that on the bill.
+        self._cpu_seen: Dict[int, float] = {}
+        self._cpu_lost = 0.0
+        self._waited: Set[int] = set()
         self._next_disk_look = 0.0
 
     def watch(self) -> None:
@@ -174,7 +179,7 @@ class Supervisor:
         if message.get("go"):
             watch = self._plan.watch
             self._is_watching = bool(watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes)
-            self._disk_at_start = usage.directory_bytes(list(watch.disk_paths)) if watch.disk_paths else 0
+            self._disk_at_start = usage.disk_use(watch.disk_paths, [])
         elif "go" not in message:
             self._verdict = "stopped"  # told to, or the supervisor is gone
 
@@ -187,6 +192,7 @@ class Supervisor:
             if pid == 0:
                 return
             self._cpu += used.ru_utime + used.ru_stime
+            self._waited.add(pid)
             self._peak = max(self._peak, used.ru_maxrss * 1024)
             if pid == self._guest:
                 self._exit = status
@@ -205,23 +211,38 @@ class Supervisor:
             if used > watch.memory_bytes:
                 self._verdict = "memory"
             pause = min(pause, max((watch.memory_bytes - used) / _FASTEST_GROWTH, 0.002))
-        if watch.cpu_seconds and self._cpu + usage.cpu_seconds(pids) > watch.cpu_seconds:
-            self._verdict = "cpu"
+        if watch.cpu_seconds:
+            pause = min(pause, _SLOWEST_CPU_LOOK)
+            if self._cpu_used(pids) > watch.cpu_seconds:
+                self._verdict = "cpu"
         if watch.disk_bytes and time.monotonic() >= self._next_disk_look:
             started = time.monotonic()
-            grown = usage.directory_bytes(list(watch.disk_paths)) - self._disk_at_start
-            if grown > watch.disk_bytes:
+            if self._disk_grown(pids) > watch.disk_bytes:
                 self._verdict = "disk"
             # A large tree is looked at less often, so that looking never costs more than a tenth of the time.
             self._next_disk_look = time.monotonic() + max(0.25, 10 * (time.monotonic() - started))
         return pause
+
+    def _cpu_used(self, pids: List[int]) -> float:
+        """A child that nobody waits for (SIGCHLD ignored) is on nobody's account but this one."""
+        now = {pid: usage.cpu_seconds([pid]) for pid in pids}
+        self._cpu_lost += sum(used for pid, used in self._cpu_seen.items() if pid not in now and pid not in self._waited)
+        self._waited.clear()
+        self._cpu_seen = now
+        return self._cpu + self._cpu_lost + sum(now.values())
+
+    def _disk_grown(self, pids: List[int]) -> int:
+        before, now = self._disk_at_start, usage.disk_use(self._plan.watch.disk_paths, pids)
+        grown = now.held - before.held
+        # What cannot be looked into still shows in how full its file system is, if less exactly.
+        return grown if now.is_complete else max(grown, now.filesystem - before.filesystem)
 
     def _end(self) -> None:
         self._kill_all()
         report: Dict[str, Any] = {
             "exit": self._exit if self._exit is not None else 9,
             "verdict": self._verdict,
-            "cpu": round(self._cpu, 6),
+            "cpu": round(self._cpu + self._cpu_lost, 6),
             "peak": self._peak,
             "denials": (self._listener.denials if self._listener else []) + _refused_paths(self._plan.report_path),
         }

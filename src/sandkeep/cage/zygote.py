@@ -263,8 +263,14 @@ def _parse(text: str) -> Tuple[plans.LaunchPlan, bytes]:
     plan = plans.decode(json.loads(text))
     if not plan.seccomp:
         return plan, b""
-    allow_internet = plan.isolation == "namespaces" or plan.network == "host"
-    return plan, seccomp.compile_filter(plan.allow_spawn, allow_internet)
+    is_caged = plan.isolation == "namespaces"
+    profile = seccomp.Profile(
+        allow_spawn=plan.allow_spawn,
+        allow_internet=is_caged or plan.network == "host",
+        is_caged=is_caged,
+        is_watched=is_caged and bool(plan.watch.memory_bytes),
+    )
+    return plan, seccomp.compile_filter(profile)
 
 
 def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleType:

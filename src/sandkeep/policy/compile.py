@@ -101,6 +101,7 @@ def is_below(path: str, targets: tuple[str, ...]) -> bool:
 
 def _rlimits(limits: Limits, count_processes: bool = True) -> tuple[tuple[str, int], ...]:
     rlimits = [("core", 0), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
+    rlimits += [("sigpending", 1024), ("msgqueue", 819_200), ("rtprio", 0), ("nice", 0)]
     if count_processes:
         rlimits.append(("nproc", limits.processes + 1))  # init is one of them
     return tuple(rlimits)

@@ -17,7 +17,7 @@ from sandkeep.cage.wire import Job
 from sandkeep.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from sandkeep.pool.state import IDLE_SECONDS, PoolState
 from sandkeep.pool.zygote import ZygoteKey, ZygoteProcess
-from sandkeep.runner.cell import Cell, CellLost
+from sandkeep.runner.cell import Cell, CellLost, live_cells
 
 _READY_TIMEOUT = 30.0
 _RUNS_PER_ZYGOTE = 10_000
@@ -194,8 +194,6 @@ class Pool:
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
         was_closed = self._is_closed
-        for cell in [cell for waiting in self._ready.values() for cell in waiting]:
-            cell.abandon()
         for zygote in self._zygotes.values():
             zygote.abandon()
         self._reset()
@@ -211,5 +209,12 @@ def _for_each(action: Callable[[Pool], None]) -> None:
             action(pool)
 
 
-os.register_at_fork(after_in_child=lambda: _for_each(Pool.abandon))
+def _let_go() -> None:
+    """In a forked copy: what belongs to the original stays the original's, runs in flight included."""
+    for cell in list(live_cells):
+        cell.abandon()
+    _for_each(Pool.abandon)
+
+
+os.register_at_fork(after_in_child=_let_go)
 atexit.register(_for_each, Pool.close)

@@ -7,12 +7,17 @@ import select
 import signal
 import socket
 import time
+import weakref
 from contextlib import suppress
 from typing import Any
 
 from sandkeep.cage.linux.cgroups import Group, GroupUsage
 from sandkeep.cage.wire import Job, encode_job, receive_packet, send_packet
 from sandkeep.core.errors import EnforcerFailed
+
+
+#: Every cell that is not closed, so that a forked copy of this process can let go of all of them.
+live_cells: weakref.WeakSet[Cell] = weakref.WeakSet()
 
 
 class CellLost(Exception):
@@ -41,6 +46,7 @@ class Cell:
         self._theirs = [stdin, stdout, stderr]
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(descriptor, False)
+        live_cells.add(self)
 
     def descriptors_to_send(self) -> list[int]:
         """The cell's ends in the order that the zygote expects; `sent` closes our copies of them."""
@@ -103,6 +109,10 @@ class Cell:
             return self.job.recv(4096).decode("utf-8", "replace")
         return ""
 
+    def cpu_seconds(self) -> float:
+        """What the whole group has used so far."""
+        return self.group.cpu_seconds() if self.group is not None else 0.0
+
     def ask_to_stop(self) -> None:
         """Everything in the cell is killed and what it used is reported."""
         with suppress(OSError):
@@ -153,10 +163,12 @@ class Cell:
 
     def abandon(self) -> None:
         """In a forked copy of the supervisor: let go of the descriptors without touching the cell."""
+        if self._is_closed:
+            return
         self._is_closed = True
-        self.job.close()
-        self.status.close()
-        for descriptor in (self.stdin, self.stdout, self.stderr, self.pidfd, self.listener):
+        for channel in (self.job, self.status, self._their_job, self._their_status):
+            channel.close()
+        for descriptor in (self.stdin, self.stdout, self.stderr, self.pidfd, self.listener, *self._theirs):
             if descriptor >= 0:
                 with suppress(OSError):
                     os.close(descriptor)

@@ -11,6 +11,7 @@ from sandkeep.runner.cell import Cell, CellLost
 
 _CHUNK = 1 << 16
 _GRACE = 0.25
+_CPU_LOOK = 0.02
 
 
 @dataclass(slots=True)
@@ -49,7 +50,9 @@ class Exit:
 class Pump:
     """One run's conversation with its cell, in the calling thread."""
 
-    def __init__(self, cell: Cell, stdin: bytes, output_cap: int, deadline: float, cancel: int = -1) -> None:
+    def __init__(
+        self, cell: Cell, stdin: bytes, output_cap: int, deadline: float, cancel: int = -1, cpu_seconds: float | None = None
+    ) -> None:
         self._cell = cell
         self._stdin = memoryview(stdin)
         self._deadline = deadline
@@ -58,26 +61,35 @@ class Pump:
         self._order = (cell.stdout, cell.stderr)
         self._poll = select.poll()
         self._is_lost = False
+        self._cpu_seconds = cpu_seconds
 
     def run(self, started: float) -> Exit:
-        """Until the cell is gone: by itself, at the deadline, or because the caller cancelled."""
+        """Until the cell is gone: by itself, at the deadline, at the end of its cpu time, or because of the caller."""
         self._register()
-        is_timeout = is_cancelled = False
-        while self._cell.report is None and not self._is_lost:
+        cut_short = ""
+        while self._cell.report is None and not self._is_lost and not cut_short:
             remaining = self._deadline - time.monotonic()
             if remaining <= 0:
-                is_timeout = True
+                cut_short = "timeout"
                 break
             # poll() counts whole milliseconds: rounding down would spin, rounding up overshoots by less than one.
-            events = self._poll.poll(int(remaining * 1000) + 1)
-            is_cancelled = any(descriptor == self._cancel for descriptor, _ in events)
-            if is_cancelled:
-                break
+            pause = min(remaining, _CPU_LOOK) if self._counts_cpu else remaining
+            events = self._poll.poll(int(pause * 1000) + 1)
             for descriptor, event in events:
-                self._handle(descriptor, event)
-        if is_timeout or is_cancelled:
+                if descriptor == self._cancel:
+                    cut_short = "cancelled"
+                else:
+                    self._handle(descriptor, event)
+            if self._counts_cpu and self._cell.cpu_seconds() > (self._cpu_seconds or 0):
+                cut_short = "cpu"
+        if cut_short:
             self._stop()
-        return self._finish(started, is_timeout, is_cancelled)
+        return self._finish(started, cut_short)
+
+    @property
+    def _counts_cpu(self) -> bool:
+        """Where there is a cgroup it knows best; elsewhere init looks."""
+        return self._cpu_seconds is not None and self._cell.group is not None
 
     def _register(self) -> None:
         for descriptor in (*self._order, self._cell.status.fileno(), self._cell.pidfd):
@@ -136,7 +148,7 @@ class Pump:
                 if descriptor != self._cancel:
                     self._handle(descriptor, event)
 
-    def _finish(self, started: float, is_timeout: bool, is_cancelled: bool) -> Exit:
+    def _finish(self, started: float, cut_short: str) -> Exit:
         if self._cell.report is None:
             self._cell.kill()
         self._cell.await_gone(10)
@@ -149,10 +161,10 @@ class Pump:
         return Exit(
             *(self._captures[descriptor] for descriptor in self._order),
             duration=time.monotonic() - started,
-            is_timeout=is_timeout,
-            is_cancelled=is_cancelled,
+            is_timeout=cut_short == "timeout",
+            is_cancelled=cut_short == "cancelled",
             status=report.get("exit"),
-            verdict=report.get("verdict", ""),
+            verdict="cpu" if cut_short == "cpu" else report.get("verdict", ""),
             cpu_time=report.get("cpu", 0.0),
             peak_memory=report.get("peak", 0),
             denials=report.get("denials", []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 
 from .syscalls import (
@@ -18,9 +19,17 @@ _VERSION_3 = 0x20080522
 
 
 def drop_all() -> None:
-    """Order matters: dropping from the bounding set needs a capability that `capset` then takes away."""
-    for capability in range(last_capability() + 1):
-        prctl(PR_CAPBSET_DROP, capability)
+    """Order matters: dropping from the bounding set needs a capability that `capset` then takes away.
+
+    An ordinary user without namespaces has none to begin with and cannot shrink the bounding set; with
+    no_new_privs it means nothing then.
+    """
+    try:
+        for capability in range(last_capability() + 1):
+            prctl(PR_CAPBSET_DROP, capability)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     nothing = ctypes.create_string_buffer(bytes(24))

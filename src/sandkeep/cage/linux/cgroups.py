@@ -96,12 +96,16 @@ class Group:
     def usage(self) -> GroupUsage:
         if self._home.version == 2:
             events, pids = self._table("", "memory.events"), self._table("", "pids.events")
-            cpu = self._table("", "cpu.stat").get("usage_usec", 0) / 1e6
-            return GroupUsage(self._number("", "memory.peak"), cpu, events.get("oom_kill", 0), pids.get("max", 0))
+            peak = self._number("", "memory.peak")
+            return GroupUsage(peak, self.cpu_seconds(), events.get("oom_kill", 0), pids.get("max", 0))
         kills = self._table("memory", "memory.oom_control").get("oom_kill", 0)
         peak = self._number("memory", "memory.max_usage_in_bytes")
-        cpu = self._number("cpuacct", "cpuacct.usage") / 1e9
-        return GroupUsage(peak, cpu, kills, self._table("pids", "pids.events").get("max", 0))
+        return GroupUsage(peak, self.cpu_seconds(), kills, self._table("pids", "pids.events").get("max", 0))
+
+    def cpu_seconds(self) -> float:
+        if self._home.version == 2:
+            return self._table("", "cpu.stat").get("usage_usec", 0) / 1e6
+        return self._number("cpuacct", "cpuacct.usage") / 1e9
 
     def _text(self, controller: str, name: str) -> str:
         try:

@@ -71,6 +71,22 @@ def set_hostname(name: str) -> None:
     call("setdomainname", b"(none)", 6)
 
 
+#: Per-user kernel objects that a guest would otherwise take from whoever runs Sandkeep. No namespace below ours.
+_QUOTAS = {
+    "inotify_instances": 32,
+    "inotify_watches": 8192,
+    **{f"{kind}_namespaces": 0 for kind in ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time")},
+}
+
+
+def set_quotas() -> None:
+    for name, value in _QUOTAS.items():
+        path = f"/proc/sys/user/max_{name}"
+        if os.path.exists(path):
+            with open(path, "w") as file:
+                file.write(str(value))
+
+
 def bring_up_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("16sh14x", b"lo", 0)

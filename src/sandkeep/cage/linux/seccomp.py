@@ -38,7 +38,7 @@ epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
 inotify_init inotify_init1 inotify_add_watch inotify_rm_watch readahead fadvise64 cachestat mseal
 setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr
 fremovexattr clock_gettime clock_getres close_range pidfd_open pidfd_send_signal pkey_mprotect pkey_alloc pkey_free
-landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy openat2 process_mrelease
+landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy process_mrelease
 map_shadow_stack remap_file_pages name_to_handle_at
 """.split()
 
@@ -59,6 +59,14 @@ bpf kexec_load kexec_file_load init_module finit_module delete_module open_by_ha
 quotactl swapon swapoff reboot settimeofday clock_settime stime iopl ioperm syslog sethostname setdomainname nfsservctl
 """.split()
 
+#: Refused where the guest shares the host's root: Landlock knows nothing of metadata, nor of the IPC namespace.
+_REFUSED_WITHOUT_NAMESPACES = """
+chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
+setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr
+shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
+sched_setparam sched_setscheduler sched_setaffinity sched_setattr setpriority ioprio_set
+""".split()
+
 _SPAWN = ("fork", "vfork", "execve", "execveat")
 
 _CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag, the time namespace's included
@@ -66,6 +74,10 @@ _CLONE_THREAD = 0x00010000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM = 0xF, 1, 2
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
+_SET_ID_BITS = 0o6000
+_CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then does open() look at its mode
+_CLOSE_RANGE_UNSHARE, _CLONE_FILES = 2, 0x400
+_FILE_FLAG_CHANGES = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
@@ -112,20 +124,43 @@ def _returns_if_equal(values: Sequence[int], action: int) -> List[Instruction]:
     return body
 
 
+def _returns_if_any_bit(bits: int, action: int) -> List[Instruction]:
+    return [Instruction(_JSET, 0, 1, bits), _ret(action)]
+
+
+def _without_bits(index: int, bits: int) -> List[Instruction]:
+    return [_load(_argument(index)), *_returns_if_any_bit(bits, _ERRNO | _EPERM), _ret(_ALLOW)]
+
+
+def _open_rule(flags: int, mode: int) -> List[Instruction]:
+    """No file with a set-user-id or set-group-id bit can be made: on a shared directory it would outlive the cage."""
+    look_at_mode = _without_bits(mode, _SET_ID_BITS)
+    return [_load(_argument(flags)), Instruction(_JSET, 1, 0, _CREATING), _ret(_ALLOW), *look_at_mode]
+
+
+def _mknod_rule(index: int) -> List[Instruction]:
+    """Regular files, FIFOs and sockets; no devices, no set-id bits."""
+    rule = [_load(_argument(index)), *_returns_if_any_bit(_SET_ID_BITS, _ERRNO | _EPERM)]
+    rule += [Instruction(_AND, 0, 0, _S_IFMT), *_returns_if_equal((_S_IFCHR, _S_IFBLK), _ERRNO | _EPERM)]
+    return [*rule, _ret(_ALLOW)]
+
+
 def _clone_rule(allow_spawn: bool, told: int) -> List[Instruction]:
-    rule = [_load(_argument(0)), Instruction(_JSET, 0, 1, _CLONE_NAMESPACES), _ret(told)]
+    """No namespaces; without `allow_spawn` threads only. A thread shares its descriptors, so that none are hidden."""
+    rule = [_load(_argument(0)), *_returns_if_any_bit(_CLONE_NAMESPACES, told)]
+    rule += [Instruction(_JSET, 0, 2, _CLONE_THREAD), Instruction(_JSET, 1, 0, _CLONE_FILES), _ret(_ERRNO | _EPERM)]
     if not allow_spawn:
         rule += [Instruction(_JSET, 1, 0, _CLONE_THREAD), _ret(told)]
     return [*rule, _ret(_ALLOW)]
 
 
-def _socket_rule(allow_internet: bool) -> List[Instruction]:
-    """Unix sockets; streams and datagrams of the internet families; netlink's protocol 0, which lists interfaces."""
+def _socket_rule(allow_unix: bool, allow_internet: bool) -> List[Instruction]:
+    """Streams and datagrams of the internet families; unix sockets; netlink's protocol 0, which lists interfaces."""
     refuse = [_ret(_ERRNO | _EAFNOSUPPORT)]
     plain = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
     plain += [*_returns_if_equal((_SOCK_STREAM, _SOCK_DGRAM), _ALLOW), _ret(_ERRNO | _EPERM)]
     route = [_load(_argument(2)), *_returns_if_equal((0,), _ALLOW), *refuse]
-    rule = [_load(_argument(0)), *_returns_if_equal((_AF_UNIX,), _ALLOW)]
+    rule = [_load(_argument(0)), *_returns_if_equal((_AF_UNIX,) if allow_unix else (), _ALLOW)]
     rule += [Instruction(_JEQ, 0, len(route), _AF_NETLINK), *route]
     for family in (_AF_INET, _AF_INET6) if allow_internet else ():
         rule += [Instruction(_JEQ, 0, len(plain), family), *plain]
@@ -136,9 +171,8 @@ def _only(index: int, values: Sequence[int]) -> List[Instruction]:
     return [_load(_argument(index)), *_returns_if_equal(values, _ALLOW), _ret(_ERRNO | _EPERM)]
 
 
-def _all_but(index: int, values: Sequence[int], mask: int = 0) -> List[Instruction]:
-    masked = [Instruction(_AND, 0, 0, mask)] if mask else []
-    return [_load(_argument(index)), *masked, *_returns_if_equal(values, _ERRNO | _EPERM), _ret(_ALLOW)]
+def _all_but(index: int, values: Sequence[int]) -> List[Instruction]:
+    return [_load(_argument(index)), *_returns_if_equal(values, _ERRNO | _EPERM), _ret(_ALLOW)]
 
 
 def _addressed_send_rule() -> List[Instruction]:
@@ -147,34 +181,57 @@ def _addressed_send_rule() -> List[Instruction]:
     return [low, Instruction(_JEQ, 1, 0, 0), _ret(_NOTIFY), high, Instruction(_JEQ, 1, 0, 0), _ret(_NOTIFY), _ret(_ALLOW)]
 
 
-def rules(allow_spawn: bool, allow_internet: bool, notify: bool) -> Dict[str, List[Instruction]]:
-    """What happens to each call that is not simply allowed."""
-    told = _NOTIFY if notify else _ERRNO | _EPERM
-    table = {name: [_ret(_ERRNO | _EPERM)] for name in _REFUSED}
-    table.update({name: [_ret(told)] for name in _TOLD})
-    table.update({name: [_ret(_ALLOW if allow_spawn else told)] for name in _SPAWN})
-    table["clone"] = _clone_rule(allow_spawn, told)
-    table["socket"] = _socket_rule(allow_internet)
-    table["socketpair"] = _only(0, (_AF_UNIX,))
-    table["ioctl"] = _all_but(1, _TERMINAL_INJECTION)
-    table["personality"] = _only(0, _PERSONALITIES)
-    table["prctl"] = _all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER))
-    table["mknod"] = _all_but(1, (_S_IFCHR, _S_IFBLK), _S_IFMT)
-    table["mknodat"] = _all_but(2, (_S_IFCHR, _S_IFBLK), _S_IFMT)
-    if notify:
-        table["connect"] = [_ret(_NOTIFY)]
-        table["sendto"] = _addressed_send_rule()
+class Profile(NamedTuple):
+    """What the plan leaves open for the filter to decide."""
+
+    allow_spawn: bool
+    #: Internet sockets: harmless in a network namespace of one's own.
+    allow_internet: bool = True
+    #: The guest has namespaces of its own; without them more must be refused.
+    is_caged: bool = True
+    #: Nobody but init counts memory: init itself makes the files behind memfd_create, where it can count them.
+    is_watched: bool = False
+
+
+def rules(profile: Profile) -> Dict[str, List[Instruction]]:
+    """What happens to each call that is not simply allowed. Frequent ones first."""
+    table = {
+        "openat": _open_rule(2, 3),
+        "open": _open_rule(1, 2),
+        "ioctl": _all_but(1, _TERMINAL_INJECTION if profile.is_caged else _TERMINAL_INJECTION + _FILE_FLAG_CHANGES),
+        "clone": _clone_rule(profile.allow_spawn, _NOTIFY),
+        "socket": _socket_rule(profile.is_caged, profile.allow_internet),
+        "connect": [_ret(_NOTIFY)],
+        "sendto": _addressed_send_rule(),
+        "prctl": _all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),
+        "close_range": _without_bits(2, _CLOSE_RANGE_UNSHARE),
+        "socketpair": _only(0, (_AF_UNIX,)),
+        "personality": _only(0, _PERSONALITIES),
+        "mknod": _mknod_rule(1),
+        "mknodat": _mknod_rule(2),
+        "openat2": [_ret(_ERRNO | _ENOSYS)],  # its mode is behind a pointer; libc falls back to openat
+    }
+    modes = {"creat": 1, "mkdir": 1, "mkdirat": 2, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
+    table.update({name: _without_bits(index, _SET_ID_BITS) for name, index in modes.items()})
+    table.update({name: [_ret(_ALLOW if profile.allow_spawn else _NOTIFY)] for name in _SPAWN})
+    table.update({name: [_ret(_NOTIFY)] for name in _TOLD})
+    table.update({name: [_ret(_ERRNO | _EPERM)] for name in _REFUSED})
+    if profile.is_watched:
+        table["memfd_create"] = [_ret(_NOTIFY)]
+    if not profile.is_caged:
+        table["prlimit64"] = _only(0, (0,))
+        table.update({name: [_ret(_ERRNO | _EPERM)] for name in _REFUSED_WITHOUT_NAMESPACES})
     return table
 
 
-def compile_filter(allow_spawn: bool, allow_internet: bool = True, notify: bool = True) -> bytes:
-    """The whole filter as BPF: architecture, then one block per special call, then the allow-list as ranges."""
+def compile_filter(profile: Profile) -> bytes:
+    """The whole filter as BPF: architecture, then the allow-list as ranges, then one block per special call."""
     if not NUMBERS:
         raise OSError(38, f"no system call table for {MACHINE}")
     program = [_load(_ARCH), Instruction(_JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), _ret(_KILL), _load(_NR)]
     if MACHINE == "x86_64":
         program += [Instruction(_JGE, 0, 1, _X32_BIT), _ret(_KILL)]
-    special = rules(allow_spawn, allow_internet, notify)
+    special = rules(profile)
     program += _allow_ranges({NUMBERS[name] for name in _ALLOWED if name in NUMBERS and name not in special})
     for name, rule in special.items():
         if name in NUMBERS:
@@ -201,13 +258,10 @@ def _allow_ranges(numbers: set[int]) -> List[Instruction]:
     return body
 
 
-def install(program: bytes, notify: bool) -> int:
-    """Installs the filter for this thread. With `notify`, returns the descriptor on which init hears of calls."""
+def install(program: bytes) -> int:
+    """Installs the filter for this thread. Returns the descriptor on which init hears of calls."""
     buffer = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
-    if not notify:
-        call("seccomp", _SET_MODE_FILTER, 0, header)
-        return -1
     try:
         return call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE, header)
     except OSError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterator, List
+import stat
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -41,81 +42,147 @@ def cpu_seconds(pids: List[int]) -> float:
 
 def memory_bytes(pids: List[int], scratch: str, ceiling: int) -> int:
     """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it."""
-    stores = _stores(pids, scratch)
+    stores = _stores(scratch)
     quick = stores + sum(_resident(pid) for pid in pids)
-    if quick < ceiling:
-        return quick
-    anonymous = shared = 0
-    for pid in pids:
-        parts = _proportional(pid)
-        anonymous += parts.get("Pss_Anon", 0)
-        shared += parts.get("Pss_Shmem", 0)
-    return anonymous + max(shared, stores)
+    return quick if quick < ceiling else stores + sum(_own_share(pid) for pid in pids)
+
+
+def _readable(pid: int, name: str) -> str:
+    """Of the process or, when its first thread has ended and so shows nothing, of any thread that has not."""
+    for path in (f"/proc/{pid}/{name}", *(f"/proc/{pid}/task/{thread}/{name}" for thread in _threads(pid))):
+        try:
+            with open(path) as file:
+                text = file.read()
+        except OSError:
+            continue
+        if text and not text.startswith("0 "):
+            return text
+    return ""
+
+
+def _threads(pid: int) -> Iterator[str]:
+    try:
+        yield from os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
 
 
 def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError):
-        return 0
+    fields = _readable(pid, "statm").split()
+    return int(fields[1]) * _PAGE if len(fields) > 1 else 0
 
 
-def _proportional(pid: int) -> Dict[str, int]:
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            rows = (line.split() for line in file)
-            return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
-    except OSError:
-        # Unreadable (it made itself so, or it just ended): what it has resident is all its own.
-        return {"Pss_Anon": _resident(pid)}
+def _own_share(pid: int) -> int:
+    """Its part of anonymous memory, shared anonymous mappings included; tmpfs files are counted where they live."""
+    rows = [line.split() for line in _readable(pid, "smaps_rollup").splitlines()]
+    parts = {row[0]: int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
+    if not parts:
+        return _resident(pid)  # it made itself unreadable: all that it has is taken to be its own
+    shared = _shared_anonymous(pid) if parts.get("Pss_Shmem:") else 0
+    return parts.get("Pss_Anon:", 0) + shared
 
 
-def _stores(pids: List[int], scratch: str) -> int:
-    """Memory that no process need have mapped: the scratch tmpfs, memfds, System V segments."""
+def _shared_anonymous(pid: int) -> int:
+    total, is_counted = 0, False
+    for line in _readable(pid, "smaps").splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_counted = line.endswith("/dev/zero (deleted)")
+        elif is_counted and line.startswith("Pss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def _stores(scratch: str) -> int:
+    """Memory that no process need have mapped: the scratch tmpfs, System V segments and message queues."""
     total = 0
     if scratch:
         status = os.statvfs(scratch)
         total += (status.f_blocks - status.f_bfree) * status.f_frsize
-    total += sum(_memory_files(pids).values())
+    return total + _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/msg", 3)
+
+
+def _column(path: str, index: int) -> int:
     try:
-        with open("/proc/sysvipc/shm") as file:
-            total += sum(int(line.split()[14]) for line in list(file)[1:])
+        with open(path) as file:
+            return sum(int(line.split()[index]) for line in list(file)[1:])
     except (OSError, IndexError, ValueError):
-        pass
-    return total
+        return 0
 
 
-def _memory_files(pids: List[int]) -> Dict[int, int]:
+class DiskUse(NamedTuple):
+    """What writable host directories hold. Not `is_complete`: parts could not be looked at."""
+
+    held: int
+    filesystem: int
+    is_complete: bool
+
+
+_SMALLEST_ENTRY = 512
+_DEEPEST = 200
+_MOST_ENTRIES = 200_000
+
+
+def disk_use(paths: Iterable[str], pids: List[int]) -> DiskUse:
+    """Names below the paths, and files of those file systems that are open but have no name any more."""
+    held, left, devices = 0, _MOST_ENTRIES, set()
+    is_complete, filesystem = True, 0
+    for path in paths:
+        try:
+            root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            is_complete = False
+            continue
+        devices.add(os.fstat(root).st_dev)
+        status = os.statvfs(root)
+        filesystem += (status.f_blocks - status.f_bfree) * status.f_frsize
+        size, left, is_whole = _walk(root, left, 0)
+        held += size
+        is_complete = is_complete and is_whole
+    return DiskUse(held + _nameless(pids, devices), filesystem, is_complete)
+
+
+def _walk(directory: int, left: int, depth: int) -> Tuple[int, int, bool]:
+    """By descriptors, so that neither long paths nor links matter. Closes `directory`."""
+    total, is_complete, below = 0, True, []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                left -= 1
+                status = entry.stat(follow_symlinks=False)
+                total += max(status.st_blocks * 512, _SMALLEST_ENTRY)
+                if stat.S_ISDIR(status.st_mode):
+                    below.append(entry.name)
+                if left <= 0:
+                    return total, left, False
+        for name in below:
+            if depth >= _DEEPEST:
+                return total, left, False
+            try:
+                child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            except OSError:
+                is_complete = False
+                continue
+            size, left, is_whole = _walk(child, left, depth + 1)
+            total += size
+            is_complete = is_complete and is_whole
+        return total, left, is_complete
+    except OSError:
+        return total, left, False
+    finally:
+        os.close(directory)
+
+
+def _nameless(pids: List[int], devices: Set[int]) -> int:
     sizes: Dict[int, int] = {}
     for pid in pids:
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for name in names:
-            path = f"/proc/{pid}/fd/{name}"
+        for thread in _threads(pid):
+            base = f"/proc/{pid}/task/{thread}/fd"
             try:
-                if os.readlink(path).startswith("/memfd:"):
-                    status = os.stat(path)
-                    sizes[status.st_ino] = status.st_blocks * 512
+                for name in os.listdir(base):
+                    status = os.stat(f"{base}/{name}")
+                    if status.st_nlink == 0 and status.st_dev in devices:
+                        sizes[status.st_ino] = status.st_blocks * 512
             except OSError:
                 continue
-    return sizes
-
-
-def directory_bytes(paths: List[str], most_entries: int = 200_000) -> int:
-    """Disk that writable host directories hold, links not followed, bounded work."""
-    total = seen = 0
-    pending = list(paths)
-    while pending and seen < most_entries:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    seen += 1
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except OSError:
-            continue
-    return total
+            break  # threads share their descriptors
+    return sum(sizes.values())
