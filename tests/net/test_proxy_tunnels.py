@@ -135,7 +135,7 @@ async def test_the_name_is_checked_on_other_ports_too(
 
 
 async def test_a_hello_in_many_small_pieces_is_still_checked(start_proxy: Start, proxies: Proxies) -> None:
-    from tests.unit.net.test_client_hello import real_hello, records
+    from tests.unit.net.hellos import real_hello, records
 
     async with serving(reply()) as server:
         proxy = start_proxy(policy_for(server), limits=only_tls_on(server.port))
