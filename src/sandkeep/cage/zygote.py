@@ -151,7 +151,7 @@ class Zygote:
         try:
             plan, program = _parse(message["plan"])
             for bind in plan.binds:
-                trees.append(mounts.detach_tree(bind, self._id_map(bind)))
+                trees.append(mounts.detach_tree(bind, self._id_map))
             kit = Kit(plan, program, tuple(trees), tuple(descriptors[_FIXED_DESCRIPTORS:]), self._outer)
             channels = init.Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
             if self._clone(kit, channels):
@@ -160,6 +160,8 @@ class Zygote:
             _tell(status, failure)
         except plans.PlanError as problem:
             _tell(status, CageError("read plan", 0, str(problem)))
+        except OSError as error:  # one cell's trouble must not end the others' zygote
+            _tell(status, CageError("make cell", error.errno or 0, str(error.filename or error.strerror)))
         if newborn is None:
             status.close()
             close_all([*trees, descriptors[0], *descriptors[2:]])
@@ -215,15 +217,13 @@ class Zygote:
         os.close(job_descriptor)
         return functools.partial(self._worker.run, job)
 
-    def _id_map(self, bind: plans.Bind) -> Optional[int]:
+    def _id_map(self, owner: mounts.Owner) -> Optional[int]:
         """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""
-        if not self._is_root or not bind.as_owner:
+        if not self._is_root:
             return None
-        owner = os.stat(bind.source)
-        key = (owner.st_uid, owner.st_gid)
-        if key not in self._id_maps:
-            self._id_maps[key] = _user_namespace(key, self._host_id)
-        return self._id_maps[key]
+        if owner not in self._id_maps:
+            self._id_maps[owner] = _user_namespace(owner, self._host_id)
+        return self._id_maps[owner]
 
 
 def _tell(status: socket.socket, failure: CageError) -> None:

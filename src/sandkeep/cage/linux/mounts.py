@@ -6,7 +6,7 @@ import ctypes
 import os
 import stat
 import struct
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence, Tuple
 
 from ..failure import CageError, step
 from ..plan import Bind, LaunchPlan
@@ -52,29 +52,33 @@ def open_without_links(path: str) -> int:
     return call("openat2", _AT_FDCWD, os.fsencode(path), how, 24)
 
 
-def detach_tree(bind: Bind, idmap: Optional[int] = None) -> int:
+Owner = Tuple[int, int]
+
+
+def detach_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
     """A private copy of the mount tree at a host path, as a descriptor, with its permissions already reduced.
 
     The path was resolved when the policy was made and its identity is part of the plan: whatever stands there now
-    must still be the same file or directory.
+    must still be the same file or directory. `id_map` gives the user namespace in which its owner is the guest.
     """
     with step("open allowed path", bind.source):
         source = open_without_links(bind.source)
+    tree = -1
     try:
-        if bind.identity and identity_of(source) != bind.identity:
+        status = os.fstat(source)
+        if bind.identity and f"{status.st_dev}:{status.st_ino}" != bind.identity:
             raise CageError("open allowed path", 0, f"{bind.source} is not what it was when the policy was made")
+        flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
         with step("clone mount tree", bind.source):
-            tree = call(
-                "open_tree", source, b"", _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
-            )
+            tree = call("open_tree", source, b"", flags)
+        with step("restrict mount tree", bind.source):
+            _set_attributes(tree, bind, id_map((status.st_uid, status.st_gid)) if bind.as_owner else None)
+    except BaseException:
+        if tree >= 0:
+            os.close(tree)
+        raise
     finally:
         os.close(source)
-    try:
-        with step("restrict mount tree", bind.source):
-            _set_attributes(tree, bind, idmap)
-    except BaseException:
-        os.close(tree)
-        raise
     return tree
 
 
@@ -97,11 +101,6 @@ def _mount_setattr(tree: int, attributes: int, userns: int, recursive: bool) -> 
     request = ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns))
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     call("mount_setattr", tree, b"", flags, request, 32)
-
-
-def identity_of(descriptor: int) -> str:
-    status = os.fstat(descriptor)
-    return f"{status.st_dev}:{status.st_ino}"
 
 
 def build_root(plan: LaunchPlan, trees: Sequence[int]) -> None:
