@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 
 import pytest
 from tests.net.servers import StubResolver, policy_for, redirect, reply, serving
@@ -75,6 +76,20 @@ async def test_a_secret_that_cannot_be_read_stops_the_request(resolver: StubReso
         with pytest.raises(FetchFailed, match="NO_SUCH_VARIABLE_HERE"):
             await client.fetch(f"http://site.test:{server.port}/")
     assert server.connections == 0
+
+
+async def test_an_echo_in_a_coding_that_cannot_be_undone_is_refused(resolver: StubResolver) -> None:
+    async with serving(reply(b"??", "200 OK", "Content-Encoding: compress")) as server:
+        client = SafeClient(policy_for(server, inject=INJECT), resolver=resolver)
+        with pytest.raises(FetchFailed, match="compress"):
+            await client.fetch(f"http://site.test:{server.port}/")
+
+
+async def test_the_length_is_not_claimed_for_a_redacted_body(resolver: StubResolver) -> None:
+    async with serving(reply(gzip.compress(SECRET.encode()), "200 OK", "Content-Encoding: gzip")) as server:
+        client = SafeClient(policy_for(server, inject=INJECT), resolver=resolver)
+        response = await client.fetch(f"http://site.test:{server.port}/")
+    assert response.body == b"[redacted]" and "content-length" not in response.headers
 
 
 async def test_secrets_are_read_at_each_use(resolver: StubResolver) -> None:

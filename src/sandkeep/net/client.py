@@ -21,14 +21,14 @@ from sandkeep.net.headers import (
     HeaderList,
     across_origins,
     checked_headers,
-    refuse_steering,
     replaced,
+    steering_header,
     without_body,
 )
 from sandkeep.net.rate import RateLimiter
 from sandkeep.net.resolve import Resolver
 from sandkeep.net.rules import Ask, Decision, compile_rules
-from sandkeep.net.secrets import Redactor
+from sandkeep.net.secrets import Redactor, refuse_hidden_echo
 from sandkeep.net.types import FetchPolicy, FetchRequest, FetchResponse, Headers
 from sandkeep.net.urls import Target, UrlError, parse_url, redirect_target
 
@@ -153,7 +153,7 @@ class SafeClient:
         return self._tls
 
     def _refuse_steering(self, ask: Ask, decision: Decision, headers: HeaderList) -> None:
-        name = refuse_steering(headers) if decision.looks_inside else None
+        name = steering_header(headers) if decision.looks_inside else None
         if name is not None:
             verdict = Decision(False, decision.rule, f"the header {name!r} could undo the rule")
             raise self._gate.refuse(ask, verdict, "fetch")
@@ -178,16 +178,18 @@ class SafeClient:
         decoder = BodyDecoder(headers.get("content-encoding", ""), self.policy.max_body_bytes)
         if not decoder.is_decoding and hop.method != "HEAD":
             self._refuse_announced_size(headers)
+            refuse_hidden_echo(redactor, headers)
         body = bytearray()
         async with contextlib.aclosing(exchange.read_body()) as arriving:
             async for data in arriving:
                 for piece in decoder.feed(data):
                     body += piece
         decoder.finish()
-        if decoder.is_decoding and hop.method != "HEAD":
+        kept = redactor.data(bytes(body))
+        if (decoder.is_decoding and hop.method != "HEAD") or len(kept) != len(body):
             found = [pair for pair in found if pair[0].lower() not in ("content-encoding", "content-length")]
         clean = [(name, redactor.text(value)) for name, value in found]
-        return FetchResponse(status, Headers(clean), redactor.data(bytes(body)), redactor.text(hop.target.url))
+        return FetchResponse(status, Headers(clean), kept, redactor.text(hop.target.url))
 
     def _refuse_announced_size(self, headers: Headers) -> None:
         announced = headers.get("content-length", "")

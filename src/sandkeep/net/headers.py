@@ -63,7 +63,7 @@ def _invalid(message: str) -> FetchFailed:
     return FetchFailed(message, reason="invalid")
 
 
-def refuse_steering(headers: Iterable[tuple[str, str]]) -> str | None:
+def steering_header(headers: Iterable[tuple[str, str]]) -> str | None:
     """The name of a header that could undo a rule about methods or paths, if there is one."""
     return next((name for name, _ in headers if name.lower() in STEERING), None)
 

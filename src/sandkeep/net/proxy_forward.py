@@ -18,13 +18,14 @@ from sandkeep.net.dial import Dial, open_stream
 from sandkeep.net.exchange import Exchange
 from sandkeep.net.extras import need
 from sandkeep.net.gate import Gate
-from sandkeep.net.headers import OURS, HeaderList, refuse_steering, replaced
+from sandkeep.net.headers import OURS, HeaderList, replaced, steering_header
 from sandkeep.net.heads import MAX_HEAD_BYTES, RequestHead
 from sandkeep.net.meters import ActivityTimer, ByteMeter
 from sandkeep.net.proxy_limits import ProxyLimits
 from sandkeep.net.rules import Ask, Decision
-from sandkeep.net.secrets import Redactor, StreamRedactor
+from sandkeep.net.secrets import Redactor, StreamRedactor, refuse_hidden_echo
 from sandkeep.net.streams import ByteStream
+from sandkeep.net.types import Headers
 from sandkeep.net.urls import Target
 
 STATUS_OF = {
@@ -102,7 +103,7 @@ class Forwarding:
         gate = self._outward.gate
         ask = Ask(target.host, target.port, head.method, target.path)
         addresses, decision = await gate.admit(ask, self._via)
-        name = refuse_steering(head.headers) if decision.looks_inside else None
+        name = steering_header(head.headers) if decision.looks_inside else None
         if name is not None:
             raise gate.refuse(
                 ask, Decision(False, decision.rule, f"the header {name!r} could undo the rule"), self._via
@@ -179,9 +180,7 @@ class Forwarding:
     def _response(self, status: int, found: HeaderList) -> Any:
         dropped = {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "trailer", "te"}
         if self._redactor:
-            coding = next((value for name, value in found if name.lower() == "content-encoding"), "identity")
-            if coding.lower() != "identity":
-                raise FetchFailed("the server encoded the answer although it was asked not to", reason="connect")
+            refuse_hidden_echo(self._redactor, Headers(found))
             dropped.add("content-length")
         headers = [(name, self._redactor.text(value)) for name, value in found if name.lower() not in dropped]
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

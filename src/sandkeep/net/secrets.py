@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -86,6 +86,13 @@ class Redactor:
 
     def text(self, text: str) -> str:
         return self.data(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass") if self else text
+
+
+def refuse_hidden_echo(redactor: Redactor, headers: Mapping[str, str]) -> None:
+    """An answer that is still encoded could hold the secret where it cannot be seen."""
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if redactor and coding not in ("", "identity"):
+        raise FetchFailed(f"the answer is encoded with {coding[:40]!r}, which could hide a secret", reason="connect")
 
 
 class StreamRedactor:
