@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sandkeep.backends.builds import Artefacts
+from sandkeep.backends.egress import Egress
 from sandkeep.backends.settings import PlaceFor, Setting, WrappedSetting, setting_for
 from sandkeep.cage.linux.cgroups import GroupLimits
 from sandkeep.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
@@ -26,6 +27,9 @@ from sandkeep.runner.denials import explain
 from sandkeep.runner.outcome import KernelUsage, Terms, judge
 from sandkeep.runner.streams import Pump
 
+
+if TYPE_CHECKING:
+    from sandkeep.net.types import FetchPolicy
 
 _ATTEMPTS = 3
 
@@ -50,11 +54,15 @@ class Launch:
 class Launcher:
     """Shared by all runs of a backend. Enforcer and paths are settled when the backend is made."""
 
-    def __init__(self, config: ProcessConfig, enforcer: str | None, policy: SandboxPolicy) -> None:
+    def __init__(
+        self, config: ProcessConfig, enforcer: str | None, policy: SandboxPolicy, fetch_policy: FetchPolicy | None
+    ) -> None:
         self._config = config
         self._asked_for = enforcer
         self._policy = policy
         self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned(policy)
+        self._has_fetch_policy = fetch_policy is not None
+        self.egress = Egress(fetch_policy or policy.network_rules)
         self._artefacts = Artefacts()
         self._home = probe.cgroup_home()
         self._pool = Pool(config.pool_min, config.pool_size, self._home)
@@ -81,7 +89,8 @@ class Launcher:
     def _effective(self, limits: Limits, extra: tuple[ResolvedPath, ...]) -> EffectivePolicy:
         if isinstance(self._paths, PolicyViolation):
             raise self._paths
-        return resolve(self._policy, (*self._paths, *extra), limits, probe.measure(), self.enforcer)
+        host = probe.measure()
+        return resolve(self._policy, (*self._paths, *extra), limits, host, self.enforcer, self._has_fetch_policy)
 
     def run(self, launch: Launch) -> ExecResult:
         """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
@@ -130,9 +139,9 @@ class Launcher:
             cleanup.callback(self._pool.done)
             cell = self._pool.lease(self._kind(setting, place, launch))
             cleanup.callback(cell.close)
-            proxy_env = self._open_egress(cell, setting, told.append, cleanup)
+            way_out = self.egress.open(cell, told.append, cleanup)
             with suppress(CellLost):
-                cell.start(setting.job(launch, place, proxy_env))
+                cell.start(setting.job(launch, place, way_out))
                 return cell
         raise EnforcerFailed(self.enforcer or "process", "cells die before they can be used")
 
@@ -155,16 +164,6 @@ class Launcher:
         group = GroupLimits(limits.memory_mb * MIB, limits.processes + 1, limits.cpus) if self._home else None
         is_pooled = place.is_shared and not launch.extra_paths
         return CellKind(setting.zygote, place.plan, group, is_pooled, setting.prelude(launch))
-
-    def _open_egress(
-        self, cell: Cell, setting: Setting, on_denial: Callable[[Denial], Any], cleanup: ExitStack
-    ) -> Mapping[str, str]:
-        """The proxy behind the cell's only way out, for the time of this run."""
-        if cell.listener < 0:
-            return {}
-        from sandkeep.backends.egress import open_egress
-
-        return open_egress(cell, setting.effective.network_rules, on_denial, cleanup)
 
     def close(self) -> None:
         self.is_closed = True

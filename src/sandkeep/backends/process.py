@@ -14,7 +14,11 @@ from sandkeep.policy.model import SandboxPolicy
 from sandkeep.policy.resolve import DEFAULT_POLICY, effective_limits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from concurrent.futures import ThreadPoolExecutor
+
+    from sandkeep.net.types import FetchPolicy
+    from sandkeep.policy.model import NetworkRule
 
 _LANGUAGES = (Language.PYTHON, Language.JAVASCRIPT, Language.TYPESCRIPT, Language.RUST, Language.COMMAND)
 _MOST_CONCURRENT = 128
@@ -25,6 +29,7 @@ class ProcessBackend:
 
     `enforcer="auto"` takes the best one that works on this host and fails closed when there is none.
     `policy=None`: no network, no host paths, a private workspace, processes allowed. A built policy means what it says.
+    `fetch_policy` is the other way to name what guests may reach: the rules of `Sandbox.fetch`, credentials included.
     Safe to use from many threads and event loops; close it when done.
     """
 
@@ -35,10 +40,12 @@ class ProcessBackend:
         config: ProcessConfig | None = None,
         enforcer: str | None = "auto",
         policy: SandboxPolicy | None = None,
+        *,
+        fetch_policy: FetchPolicy | None = None,
     ) -> None:
         self._config = config or ProcessConfig()
         self._policy = policy or DEFAULT_POLICY
-        self._launcher = Launcher(self._config, enforcer, self._policy)
+        self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy)
         self._threads: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
 
@@ -119,6 +126,12 @@ class ProcessBackend:
             self._owner = os.getpid()
             self._threads = ThreadPoolExecutor(_MOST_CONCURRENT, thread_name_prefix="sandkeep")
         return self._threads
+
+    def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
+        """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""
+        from sandkeep.net.types import FetchPolicy
+
+        self._launcher.egress.set_rules(rules if isinstance(rules, FetchPolicy) else tuple(rules))
 
     def close(self) -> None:
         """Ends zygotes and waiting cells. Runs in flight end first."""

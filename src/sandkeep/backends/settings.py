@@ -23,6 +23,7 @@ from sandkeep.policy.resolve import EffectivePolicy
 from sandkeep.pool.zygote import ZygoteKey
 
 if TYPE_CHECKING:
+    from sandkeep.backends.egress import WayOut
     from sandkeep.backends.launch import Launch
 
 NODE_WORKER = Path(sandkeep.guest.__path__[0]) / "node_worker.cjs"
@@ -75,24 +76,26 @@ class Setting:
     def place(self, cleanup: ExitStack) -> PlaceFor:
         return self._place
 
-    def job(self, launch: Launch, place: PlaceFor, more_env: Mapping[str, str]) -> Job:
+    def job(self, launch: Launch, place: PlaceFor, way_out: WayOut) -> Job:
         """What the waiting cell is told."""
         program = launch.program
-        env = self._env(launch, place.home, more_env)
+        env = self._env(launch, place.home, way_out.env)
         warm = self.warm_worker(launch)
         mode, argv = "exec", tuple(self._argv(program, place.home))
         if warm == "python":
             mode, argv = "python", ()
         elif warm == "node":
             argv = (os.path.basename(program.argv[-1]),)
-        return Job(mode, argv, env, place.home.code, dict(program.files), program.main_file)
+        files = {**program.files, **way_out.files}
+        return Job(mode, argv, env, place.home.code, files, program.main_file)
 
     def warm_worker(self, launch: Launch) -> str | None:
         """Which worker can take the text as it is. Variables that an interpreter reads when it starts need a new one."""
         worker = launch.program.worker
         if worker is None or launch.is_build or self.effective.isolation == "none":
             return None
-        if worker == "node" and not (self._place.is_shared and self._keeps_cells):
+        # Node reads its proxy settings when it starts, and they are only known once the way out is open.
+        if worker == "node" and not (self._place.is_shared and self._keeps_cells and self.effective.network != "proxy"):
             return None
         names = {**self.effective.env, **launch.env}
         return None if any(name.startswith(_START_VARIABLES[worker]) for name in names) else worker
@@ -145,7 +148,7 @@ class OpenSetting(Setting):
 class WrappedSetting(OpenSetting):
     """The command is wrapped by an enforcer that is a program of its own; what is supervised is the wrapper."""
 
-    def job(self, launch: Launch, place: PlaceFor, more_env: Mapping[str, str]) -> Job:
+    def job(self, launch: Launch, place: PlaceFor, way_out: WayOut) -> Job:
         from sandkeep.enforcers.registry import get_enforcer
 
         program = launch.program

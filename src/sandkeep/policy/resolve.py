@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sandkeep.core.errors import EnforcerUnavailable
+from sandkeep.core.errors import EnforcerUnavailable, PolicyViolation
 from sandkeep.core.types import Enforced, Limits
 from sandkeep.policy.host import HostCapabilities
 from sandkeep.policy.model import AccessMode, NetworkRule, SandboxPolicy
@@ -62,19 +62,22 @@ def resolve(
     limits: Limits,
     host: HostCapabilities,
     enforcer: str | None,
+    has_egress: bool = False,
 ) -> EffectivePolicy:
     """The one place that decides by which mechanism each promise is kept."""
     if enforcer == NATIVE:
         _require_native(host)
     elif enforcer == LANDLOCK:
-        _require_landlock(policy, host)
+        _require_landlock(policy, host, has_egress)
     elif enforcer is BARE:
-        _refuse_what_bare_cannot(policy)
+        _refuse_what_bare_cannot(policy, has_egress)
     isolation = {NATIVE: "namespaces", LANDLOCK: "landlock"}.get(enforcer or "", "none")
+    if policy.allow_network and has_egress:
+        raise PolicyViolation("allow_network opens everything and would make the fetch policy meaningless")
     if policy.allow_network or isolation == "none":
         network = "host"
     else:
-        network = "proxy" if policy.network_rules else "none"
+        network = "proxy" if policy.network_rules or has_egress else "none"
     return EffectivePolicy(
         isolation=isolation,
         network=network,
@@ -98,19 +101,19 @@ def _require_native(host: HostCapabilities) -> None:
             )
 
 
-def _refuse_what_bare_cannot(policy: SandboxPolicy) -> None:
+def _refuse_what_bare_cannot(policy: SandboxPolicy, has_egress: bool) -> None:
     """The bare class is named on purpose, but a rule that it would silently ignore is another matter."""
-    if policy.network_rules or policy.allowed_paths:
+    if policy.network_rules or policy.allowed_paths or has_egress:
         raise EnforcerUnavailable(
             "process", "the bare class enforces no paths and no domains", hint="use enforcer='auto' with this policy"
         )
 
 
-def _require_landlock(policy: SandboxPolicy, host: HostCapabilities) -> None:
+def _require_landlock(policy: SandboxPolicy, host: HostCapabilities, has_egress: bool) -> None:
     if not host.landlock_abi or not host.seccomp:
         missing = "landlock_abi" if not host.landlock_abi else "seccomp"
         raise EnforcerUnavailable(LANDLOCK, f"not usable here: {host.reason(missing)}")
-    if policy.network_rules:
+    if policy.network_rules or has_egress:
         raise EnforcerUnavailable(
             LANDLOCK, "it has no network of its own and so cannot carry domain rules", hint="use the native enforcer"
         )
