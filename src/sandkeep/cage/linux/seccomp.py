@@ -74,6 +74,7 @@ _CLONE_THREAD = 0x00010000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM = 0xF, 1, 2
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
+_INIT = 1  # its pid in the guest's namespace
 _SET_ID_BITS = 0o6000
 _CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then does open() look at its mode
 _CLOSE_RANGE_UNSHARE, _CLONE_FILES = 2, 0x400
@@ -175,6 +176,12 @@ def _all_but(index: int, values: Sequence[int]) -> List[Instruction]:
     return [_load(_argument(index)), *_returns_if_equal(values, _ERRNO | _EPERM), _ret(_ALLOW)]
 
 
+def _of_a_process(which: int) -> List[Instruction]:
+    """Calls that take (which, who): one process, and not init; never a whole group or user."""
+    rule = [_load(_argument(0)), Instruction(_JEQ, 1, 0, which), _ret(_ERRNO | _EPERM)]
+    return [*rule, *_all_but(1, (_INIT,))]
+
+
 def _addressed_send_rule() -> List[Instruction]:
     """sendto() with an address is how a datagram picks its destination: init looks at it."""
     low, high = _load(_argument(4)), _load(_argument(4) + 4)
@@ -211,6 +218,11 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "mknodat": _mknod_rule(2),
         "openat2": [_ret(_ERRNO | _ENOSYS)],  # its mode is behind a pointer; libc falls back to openat
     }
+    # Init has the guest's user: without this the guest could starve or cripple the one who watches it.
+    for name in ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity"):
+        table[name] = _all_but(0, (_INIT,))
+    table["setpriority"] = _of_a_process(0)
+    table["ioprio_set"] = _of_a_process(1)
     modes = {"creat": 1, "mkdir": 1, "mkdirat": 2, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
     table.update({name: _without_bits(index, _SET_ID_BITS) for name, index in modes.items()})
     table.update({name: [_ret(_ALLOW if profile.allow_spawn else _NOTIFY)] for name in _SPAWN})
