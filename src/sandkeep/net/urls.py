@@ -20,8 +20,8 @@ _URL = re.compile(r"[A-Za-z]+://([^/?#]+)(/[^?#]*)?(\?[^#]*)?(#.*)?", re.DOTALL)
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([1-9][0-9]{0,4}))?")
 _FORBIDDEN = re.compile("[\x00-\x20\x7f\\\\\x80-\x9f\u2028\u2029\ufeff]")
 _DOT = re.compile(r"(?:\.|%2e)", re.IGNORECASE)
-_SAFE_IN_PATH = "/:@!$&'()*+,;=-._~%"
-_SAFE_IN_QUERY = _SAFE_IN_PATH + "?[]"
+_SAFE_IN_PATH = "/:@!$&'()*+,;=-._~%[]|"
+_SAFE_IN_QUERY = _SAFE_IN_PATH + "?"
 
 
 class UrlError(ValueError):

@@ -26,7 +26,7 @@ from sandkeep.net.urls import Target, UrlError, parse_url, redirect_target, spli
         ("http://a.test/b/../c/./d/..", "a.test", 80, "/c/"),
         ("http://a.test/b/%2e%2E/c", "a.test", 80, "/c"),
         ("http://a.test/../../x", "a.test", 80, "/x"),
-        ('http://a.test/a"b<c>|d', "a.test", 80, "/a%22b%3Cc%3E%7Cd"),
+        ('http://a.test/a"b<c>|d', "a.test", 80, "/a%22b%3Cc%3E|d"),
         ("http://a.test/100%25?a=[1]", "a.test", 80, "/100%25?a=[1]"),
     ],
 )
