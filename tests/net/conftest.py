@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.helpers import require
 from tests.net.servers import StubResolver
 
 from sandkeep.core.types import Denial
@@ -32,6 +34,7 @@ def resolver() -> StubResolver:
 @pytest.fixture(scope="session")
 def authority() -> SandboxAuthority:
     """The certificate authority of the test internet."""
+    require(importlib.util.find_spec("cryptography"), "the extra net-tls is not installed")
     return SandboxAuthority(["test", "*.test", "127.0.0.1"])
 
 

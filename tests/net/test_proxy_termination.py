@@ -29,7 +29,7 @@ INJECT = {"site.test": {"Authorization": SecretRef(lambda: SECRET, format="Beare
 
 
 @pytest.fixture(scope="module")
-def sandbox_ca() -> SandboxAuthority:
+def sandbox_ca(authority: SandboxAuthority) -> SandboxAuthority:
     return SandboxAuthority.for_policy(FetchPolicy(inject=INJECT))
 
 
@@ -155,6 +155,7 @@ def handshake(trust: bytes, server: ssl.SSLContext, name: str) -> None:
                 side.do_handshake()
 
 
+@pytest.mark.usefixtures("authority")
 def test_the_root_is_worthless_for_other_hosts() -> None:
     """Even with its key: a certificate for another name that it signs does not verify."""
     authority = SandboxAuthority(["site.test", "*.inner.test", "10.0.0.1"])
@@ -167,12 +168,14 @@ def test_the_root_is_worthless_for_other_hosts() -> None:
             handshake(authority.certificate_pem, authority.context_for(Host(name)), name)
 
 
+@pytest.mark.usefixtures("authority")
 def test_an_authority_needs_named_hosts() -> None:
     for domains in ([], ["*"], ["a.test", "*"]):
         with pytest.raises(PolicyViolation):
             SandboxAuthority(domains)
 
 
+@pytest.mark.usefixtures("authority")
 def test_the_bundle_holds_the_root_too() -> None:
     authority = SandboxAuthority(["site.test"])
     assert authority.bundle_pem().endswith(authority.certificate_pem)

@@ -194,6 +194,13 @@ def node_with_env_proxy() -> str:
     return found
 
 
+def npm() -> list[str]:
+    """The packaged npm, or the system's."""
+    node = Path(node_with_env_proxy())
+    packaged = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    return [str(node), str(packaged)] if packaged.exists() else [program("npm")]
+
+
 def test_node_fetch(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
     code = (
         f"const a = await fetch('http://site.test:{site.port}/hello.txt'); console.log(await a.text());"
@@ -212,7 +219,7 @@ def test_npm_reaches_its_registry(site: Site, start_proxy: Start, tmp_path: Path
         '{"name": "canarypkg", "dist-tags": {"latest": "1.2.3"}, "versions": {"1.2.3": {}}}'
     )
     proxy = start_proxy(site.policy)
-    command = [program("npm"), "view", "canarypkg", "dist-tags.latest", "--registry", f"http://site.test:{site.port}/"]
+    command = [*npm(), "view", "canarypkg", "dist-tags.latest", "--registry", f"http://site.test:{site.port}/"]
     ended = run(command, proxy, tmp_path)
     assert ended.stdout.strip() == "1.2.3", ended.stderr
 
