@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -17,6 +16,7 @@ from sandkeep.cage.linux.cgroups import GroupLimits
 from sandkeep.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
 from sandkeep.core.types import MIB, Denial, Enforced, ExecResult, Limits
 from sandkeep.enforcers import probe
+from sandkeep.enforcers.pinned import pin, pinned_paths
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.languages.program import Program
 from sandkeep.policy.model import SandboxPolicy
@@ -60,7 +60,7 @@ class Launcher:
         self._config = config
         self._asked_for = enforcer
         self._policy = policy
-        self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned(policy)
+        self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
         self._has_fetch_policy = fetch_policy is not None
         self.egress = Egress(fetch_policy or policy.network_rules)
         self._artefacts = Artefacts()
@@ -102,7 +102,7 @@ class Launcher:
             if artefact is None:
                 workshop = cleanup.enter_context(self._artefacts.workshop())
                 compiler = replace(launch.program, argv=build.argv, build=None, worker=None)
-                out = _pin(workshop, "/out", writable=True)
+                out = pin(workshop, "/out", writable=True)
                 result = self._run_once(replace(launch, program=compiler, extra_paths=(out,), is_build=True, stdin=b""))
                 if not result.ok:
                     return result
@@ -110,7 +110,7 @@ class Launcher:
             if launch.deadline <= time.monotonic():
                 raise ExecutionTimeout(launch.timeout)
             program = replace(launch.program, build=None, files={})
-            return self._run_once(replace(launch, program=program, extra_paths=(_pin(artefact, "/out"),)))
+            return self._run_once(replace(launch, program=program, extra_paths=(pin(artefact, "/out"),)))
 
     def _run_once(self, launch: Launch) -> ExecResult:
         setting = self._setting(launch)
@@ -181,25 +181,9 @@ def _kernel_usage(cell: Cell) -> KernelUsage:
     return KernelUsage(used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals)
 
 
-def _pinned(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:
-    """The policy's paths as they are now. A later swap of what stands there is noticed, never followed."""
-    from sandkeep.enforcers.layout import system_layout
-    from sandkeep.enforcers.mounts import resolve_mounts
-
-    if not policy.allowed_paths:
-        return ()
-    layout = system_layout()
+def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:
+    """Settled when the backend is made; told when it is used."""
     try:
-        mounts = resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)
+        return pinned_paths(policy)
     except PolicyViolation as refused:
         return refused
-    return tuple(_pin(mount.source, mount.target, mount.writable) for mount in mounts)
-
-
-def _pin(source: str, target: str, writable: bool = False) -> ResolvedPath:
-    descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        return ResolvedPath(source, target, writable, f"{status.st_dev}:{status.st_ino}")
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`python -I -S <cage directory> <control descriptor>`: starts the zygote. What is run in a guest starts from here."""
+"""`python -I -S <cage directory>` with a control descriptor is the zygote; with `launch`, one command in one cage."""
 
 import os
 import sys
@@ -15,6 +15,11 @@ def load_package(directory: str) -> None:
 
 if __name__ == "__main__":
     load_package(os.path.dirname(os.path.abspath(__file__)))
-    from cage.zygote import main  # type: ignore[import-not-found]
+    if sys.argv[1] == "launch":
+        from cage.launch import launch  # type: ignore[import-not-found]
 
-    main(int(sys.argv[1]))()
+        launch(sys.argv[2], sys.argv[3:])()
+    else:
+        from cage.zygote import main  # type: ignore[import-not-found]
+
+        main(int(sys.argv[1]))()

@@ -113,7 +113,7 @@ class Zygote:
                 message, descriptors = receive_packet(self._control)
                 if not message:
                     return None
-                newborn = self._make_cell(message, descriptors)
+                newborn = self.make_cell(message, descriptors)
                 if newborn is not None:
                     close_all([wake, signalled])
                     return newborn
@@ -143,7 +143,7 @@ class Zygote:
         for pid in self._cells:
             _kill(pid)
 
-    def _make_cell(self, message: Dict[str, Any], descriptors: List[int]) -> Optional[Newborn]:
+    def make_cell(self, message: Dict[str, Any], descriptors: List[int]) -> Optional[Newborn]:
         """Clones a child for one cell. The parent keeps nothing of it; the child gets back what it is to be."""
         status = socket.socket(fileno=descriptors[1])
         trees: List[int] = []

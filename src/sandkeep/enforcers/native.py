@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
+import sandkeep.cage
+from sandkeep.cage.plan import encode
 from sandkeep.core.contracts import WrappedCommand
 from sandkeep.core.errors import EnforcerUnavailable
 from sandkeep.core.types import Limits
 from sandkeep.enforcers import probe
+from sandkeep.enforcers.bubblewrap import DEFAULT_ENV, checked_command
+from sandkeep.enforcers.pinned import pinned_paths
+from sandkeep.policy.compile import compile_plan
 from sandkeep.policy.model import SandboxPolicy
 from sandkeep.policy.resolve import resolve
 
 
 class NativeEnforcer:
-    """Namespaces, own root, Landlock, seccomp, no privileges: built by `sandkeep.cage`, needs nothing installed."""
+    """Namespaces, own root, Landlock, seccomp, no privileges: built by `sandkeep.cage`, needs nothing installed.
+
+    `ProcessBackend` drives the cage directly; `wrap_command` is for callers who start their own processes. Memory and
+    processes are then bounded without a cgroup, since nobody would be there to remove one.
+    """
 
     name = "native"
 
@@ -21,17 +31,30 @@ class NativeEnforcer:
         resolve(SandboxPolicy(), (), Limits(), probe.measure(), self.name)
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
-        raise EnforcerUnavailable(
-            self.name,
-            "it builds the cage around a forked child and has no command line of its own",
-            hint="run it through ProcessBackend",
-        )
+        if policy.network_rules:
+            raise EnforcerUnavailable(
+                self.name,
+                "domain rules need a proxy beside the command, which a command line cannot bring",
+                hint="run it through ProcessBackend, which does",
+            )
+        self.probe()
+        command = checked_command(program, args)
+        host = probe.without_cgroup(probe.measure())
+        effective = resolve(policy, pinned_paths(policy), policy.limits or Limits(), host, self.name)
+        plan = compile_plan(effective, probe.layout(), ())
+        interpreter = ("-I", "-S", str(sandkeep.cage.__path__[0]), "launch")
+        return WrappedCommand(sys.executable, (*interpreter, encode(plan), *command), {**DEFAULT_ENV, **policy.env})
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
-        return {}
+        return {"env": dict(command.env), "close_fds": True, "cwd": "/"}
 
 
 class LandlockEnforcer(NativeEnforcer):
     """Landlock, seccomp and rlimits on the host's own root. Weaker, and so only by name."""
 
     name = "landlock"
+
+    def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
+        raise EnforcerUnavailable(
+            self.name, "it needs a directory of its own for every run", hint="run it through ProcessBackend"
+        )

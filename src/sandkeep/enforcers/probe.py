@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import replace
 from functools import cache
 
 from sandkeep.cage.linux import landlock
@@ -43,6 +44,11 @@ def measure() -> HostCapabilities:
         process_limit_per_namespace=_kernel() >= (5, 14),
         reasons=tuple(reasons),
     )
+
+
+def without_cgroup(host: HostCapabilities) -> HostCapabilities:
+    """For runs that nobody will clean up a cgroup after."""
+    return replace(host, cgroup=None)
 
 
 def _kernel() -> tuple[int, int]:
