@@ -8,9 +8,10 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sandkeep.core.errors import InvalidRequest
-from sandkeep.workspace import diff, files, patching, transfer, tree
+from sandkeep.workspace import diff, files, tree
 from sandkeep.workspace.copy import copy_tree
 from sandkeep.workspace.diff import FsChange
 from sandkeep.workspace.errors import LimitExceeded
@@ -20,7 +21,9 @@ from sandkeep.workspace.names import split_guest_absolute
 from sandkeep.workspace.paths import Root
 from sandkeep.workspace.places import WORK, MountPoint, Place, Places
 from sandkeep.workspace.snapshot import SnapshotId, SnapshotStore
-from sandkeep.workspace.transfer import Uploaded
+
+if TYPE_CHECKING:
+    from sandkeep.workspace.transfer import Uploaded
 
 AnyPath = str | os.PathLike[str]
 
@@ -138,6 +141,8 @@ class Workspace:
         a host directory goes beneath `path`. With `extract`, the source is a tar or zip archive, unpacked beneath
         `path`: all of it, or, when anything in it is not a plain file or directory inside, nothing (`ArchiveRejected`).
         """
+        from sandkeep.workspace import transfer  # archives cost a start that most sandboxes never need
+
         limits = limits or ArchiveLimits()
         if extract:
             root, parts = self._places.find_writable("." if path is None else path)
@@ -151,10 +156,14 @@ class Workspace:
 
     def download(self, path: AnyPath = ".", *, max_bytes: int = files.MAX_FILE_BYTES) -> bytes:
         """A file's content, or a directory as tar bytes. Links and special files are left out of the tar."""
+        from sandkeep.workspace import transfer
+
         return transfer.download(*self._places.find_readable(path), check_limit("max_bytes", max_bytes))
 
     def apply_patch(self, patch: str | bytes, path: AnyPath = ".") -> list[FsChange]:
         """Applies a unified diff beneath `path`, all of it or, with `PatchRejected`, nothing."""
+        from sandkeep.workspace import patching
+
         _as_bytes("patch", patch, check_only=True)
         return patching.apply_patch(*self._places.find_writable(path), patch)
 
