@@ -1,0 +1,217 @@
+"""What the escape suite sees from outside a run: how it ended, how long it took, and what it left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandkeep.backends.process import ProcessBackend
+from sandkeep.cage.linux.usage import descendants
+from sandkeep.core.errors import ExecutionTimeout, MemoryExceeded
+from sandkeep.core.types import ExecRequest, ExecResult, Limits
+from sandkeep.languages.config import ProcessConfig
+from sandkeep.policy.model import SandboxPolicy
+
+#: No waiting cells: everything that is there after a run was left by it.
+ON_DEMAND = ProcessConfig(pool_size=0, pool_min=0)
+GRACE = 2.0
+_MIB = 1 << 20
+_MEMORY_SLACK = 40 * _MIB
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's end as data: `status` is "ended", "timeout" or "memory"."""
+
+    status: str
+    result: ExecResult
+    elapsed: float
+
+    @property
+    def stdout(self) -> str:
+        return self.result.stdout
+
+    @property
+    def everything(self) -> str:
+        """All that the guest could make us hold, for looking whether a secret is in it."""
+        return self.result.stdout + self.result.stderr + repr(self.result.denials)
+
+    def report(self) -> dict[str, Any]:
+        """What the guest's `attempt` lines say: name -> "ok:<value>" or the name of the errno."""
+        lines = [line for line in self.stdout.splitlines() if line.startswith('{"attempt":')]
+        return {item["attempt"]: item["end"] for item in map(json.loads, lines)}
+
+    def refused(self) -> dict[str, Any]:
+        """The report, after checking that there is one and that nothing in it succeeded."""
+        report = self.report()
+        assert report, f"the guest reported nothing: {self.result.stderr[-2000:]}"
+        went_through = {name: end for name, end in report.items() if end.startswith("ok:")}
+        assert not went_through, went_through
+        return report
+
+
+class Cage:
+    """Runs payloads and checks of each that it returned in time."""
+
+    def __init__(self, backend: ProcessBackend, cleanup: ExitStack, canary: Canary) -> None:
+        self.default = backend
+        self.canary = canary
+        self._cleanup = cleanup
+
+    def backend(self, policy: SandboxPolicy | None = None, **options: Any) -> ProcessBackend:
+        """One with another policy, closed before the invariants are checked."""
+        options.setdefault("config", ON_DEMAND)
+        return self._cleanup.enter_context(ProcessBackend(policy=policy, **options))
+
+    def run(
+        self,
+        code: str,
+        language: str = "python",
+        *,
+        timeout: float = 8.0,
+        backend: ProcessBackend | None = None,
+        stdin: bytes | None = None,
+        env: dict[str, str] | None = None,
+        **limits: Any,
+    ) -> Outcome:
+        request = ExecRequest(language, code, timeout, stdin, env=env or {}, limits=Limits(**limits))  # type: ignore[arg-type]
+        started = time.monotonic()
+        outcome = _execute(backend or self.default, request, started)
+        assert outcome.elapsed < timeout + GRACE, f"returned {outcome.elapsed - timeout:.1f} s after its deadline"
+        return outcome
+
+
+def _execute(backend: ProcessBackend, request: ExecRequest, started: float) -> Outcome:
+    try:
+        result = backend.execute_blocking(request)
+    except (ExecutionTimeout, MemoryExceeded) as limit:
+        assert limit.result is not None
+        status = "timeout" if isinstance(limit, ExecutionTimeout) else "memory"
+        return Outcome(status, limit.result, time.monotonic() - started)
+    return Outcome("ended", result, time.monotonic() - started)
+
+
+class Canary:
+    """A directory of the host that no guest may read or change, with a secret in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.secret = f"canary-{os.urandom(12).hex()}"
+        self.root = root
+        root.mkdir()
+        self.file = root / "secret.txt"
+        self.file.write_text(self.secret)
+        self.file.chmod(0o644)
+        (root / "sub").mkdir()
+        self._before = self._state()
+
+    def _state(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for path in [self.root, *sorted(self.root.rglob("*"))]:
+            status = path.lstat()
+            content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+            found[str(path)] = (status.st_ino, status.st_mode, status.st_uid, status.st_mtime_ns, content)
+            assert not os.listxattr(path, follow_symlinks=False)
+        return found
+
+    def check(self) -> None:
+        assert self._state() == self._before, "a host canary was touched"
+
+
+@dataclass
+class Belongings:
+    """Everything that a run could leave behind, counted."""
+
+    processes: set[int]
+    descriptors: int
+    mounts: int
+    groups: set[str]
+    temporary: set[str]
+    segments: int
+    resident: int = field(compare=False)
+
+    @classmethod
+    def now(cls) -> Belongings:
+        return cls(
+            processes={pid for pid in descendants(os.getpid()) if not _is_zombie(pid)},
+            descriptors=len(os.listdir("/proc/self/fd")),
+            mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
+            groups=_our_groups(),
+            temporary=set(os.listdir(tempfile.gettempdir())),
+            segments=len(Path("/proc/sysvipc/shm").read_text().splitlines()),
+            resident=memory("VmRSS"),
+        )
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _our_groups() -> set[str]:
+    """Cells' control groups that are empty or hold our own processes; other programs on the host may have theirs."""
+    ours = {os.getpid(), *descendants(os.getpid())}
+    found = set()
+    names = [Path(base, name) for base, names, _ in os.walk("/sys/fs/cgroup") for name in names]
+    for group in (path for path in names if path.name.startswith("sandkeep-")):
+        try:
+            members = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+        except OSError:
+            continue
+        if not members or members & ours:
+            found.add(str(group))
+    return found
+
+
+def memory(field_name: str) -> int:
+    """VmRSS or VmHWM of this process, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field_name + ":"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"/proc/self/status has no {field_name}")
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def settled(condition: Callable[[], bool], seconds: float = 2.0) -> bool:
+    """Whether it comes true soon: the kernel frees a group or a zombie a moment after the last process."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def check_nothing_left(before: Belongings) -> None:
+    """No process, descriptor, mount, control group, temporary file or segment more than before; memory flat."""
+
+    def is_clean() -> bool:
+        now = Belongings.now()
+        now.groups -= {group for group in now.groups - before.groups if not Path(group).exists()}
+        return now == before or (now.groups <= before.groups and _without_groups(now) == _without_groups(before))
+
+    assert settled(is_clean), f"left behind: {before} -> {Belongings.now()}"
+    growth = memory("VmHWM") - before.resident
+    assert growth < _MEMORY_SLACK, f"the supervisor grew by {growth // _MIB} MiB"
+
+
+def _without_groups(belongings: Belongings) -> tuple[object, ...]:
+    return (
+        belongings.processes,
+        belongings.descriptors,
+        belongings.mounts,
+        belongings.temporary,
+        belongings.segments,
+    )

@@ -1,0 +1,123 @@
+"""KR-16: signals and settings stay inside the run; supervisor, init and siblings are out of reach."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from tests.escape.harness import Cage, Outcome
+from tests.escape.payloads import guest
+
+
+@pytest.fixture
+def victim() -> object:
+    process = subprocess.Popen(["sleep", "30"])
+    yield process
+    assert process.poll() is None, "a process of the host was killed"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.attack("KR-16")
+@pytest.mark.claim("SK-PR-1")
+def test_no_signal_reaches_the_host(cage: Cage, victim: subprocess.Popen[bytes]) -> None:
+    received: list[int] = []
+    previous = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+    body = """
+        import signal
+        for pid in (victim, supervisor, group, -victim, -group, 1, -1 << 20):
+            for number in (0, 10, 19, 9):
+                if pid > 9 or pid < -9 or pid == 1:
+                    attempt(f'kill {pid} {number}', lambda: os.kill(pid, number))
+                    attempt(f'tgkill {pid} {number}', lambda: syscall('tgkill', pid, pid, number))
+                    attempt(f'queue {pid} {number}', lambda: syscall('rt_sigqueueinfo', pid, number, bytes(128)))
+                    attempt(f'pidfd {pid} {number}', lambda: signal.pidfd_send_signal(os.pidfd_open(pid), number))
+        print('alive')
+        """
+    try:
+        code = guest(body, victim=victim.pid, supervisor=os.getpid(), group=os.getpgid(0))
+        outcome = cage.run(code)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert received == []
+    assert outcome.stdout.endswith("alive\n") and outcome.result.exit_code == 0
+    # The kernel accepts and drops what pid 1 of a namespace has no handler for; probing it with 0 is harmless.
+    through = [name for name, end in outcome.report().items() if end.startswith("ok:") and " 1 " not in name]
+    assert through == []
+
+
+@pytest.mark.attack("KR-16")
+@pytest.mark.parametrize("number", [1, 2, 3, 6, 9, 10, 12, 13, 14, 15, 17, 18, 19, 20, 23, 34, 64])
+def test_init_cannot_be_disturbed(cage: Cage, number: int) -> None:
+    code = f"import os\ntry:\n    os.kill(1, {number})\nexcept OSError:\n    pass\nprint('alive')"
+    outcome = cage.run(code)
+    assert outcome.stdout == "alive\n" and outcome.result.exit_code == 0
+
+
+@pytest.mark.attack("KR-16")
+@pytest.mark.parametrize(
+    "action",
+    [
+        "resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))",
+        "resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
+        "resource.prlimit(1, resource.RLIMIT_AS, (0, 0))",
+        "os.setpriority(os.PRIO_PROCESS, 1, 19)",
+        "os.setpriority(os.PRIO_USER, 0, 19)",
+        "os.setpriority(os.PRIO_PGRP, 1, 19)",
+        "os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setaffinity(1, [0])",
+    ],
+)
+def test_init_keeps_its_own_limits(cage: Cage, action: str) -> None:
+    """It is what watches over memory where no control group does: slowing or starving it would switch that off."""
+    body = """
+        import resource
+        def facts():
+            with open('/proc/1/stat') as file:
+                fields = file.read().rpartition(')')[2].split()
+            with open('/proc/1/limits') as file:
+                return fields[15:17], fields[38], file.read(), os.sched_getaffinity(1)
+        before = facts()
+        attempt('it', lambda: eval(action))
+        print('same' if facts() == before else 'CHANGED')
+        """
+    outcome = cage.run(guest(body, action=action), timeout=6)
+    assert outcome.stdout.endswith("same\n") and outcome.result.exit_code == 0
+
+
+@pytest.mark.attack("KR-16")
+@pytest.mark.claim("SK-PR-1")
+@pytest.mark.parametrize("number", [9, 19, 15])
+def test_killing_everybody_kills_only_itself(cage: Cage, victim: subprocess.Popen[bytes], number: int) -> None:
+    ends: list[Outcome] = []
+    sibling = threading.Thread(
+        target=lambda: ends.append(cage.run("import time; time.sleep(0.7); print('sibling lives')", timeout=10))
+    )
+    sibling.start()
+    code = f"""
+import os
+for _ in range(5):
+    if os.fork() == 0:
+        os.setsid()
+        import time
+        time.sleep(20)
+os.kill(-1, {number})
+os.kill(os.getpid(), {number})
+"""
+    outcome = cage.run(code, timeout=1.5)
+    sibling.join()
+    assert ends[0].stdout == "sibling lives\n"
+    if number == 19:
+        assert outcome.status == "timeout"
+    else:
+        assert outcome.result.signal == number
+
+
+@pytest.mark.attack("KR-16")
+def test_a_run_reports_its_own_death(cage: Cage) -> None:
+    outcome = cage.run("import os; print('before', flush=True); os.kill(os.getpid(), 9)")
+    assert outcome.stdout == "before\n" and outcome.result.signal == 9 and outcome.result.exit_code == 137
