@@ -45,6 +45,15 @@ def test_endless_code_ends_at_its_deadline(run: Run, guest: str) -> None:
     assert run(HELLO).stdout == "hello\n"
 
 
+@pytest.mark.attack("WA-01")
+def test_endless_code_is_interrupted_before_its_worker_has_to_be_killed(run: Run) -> None:
+    """A killed worker could not tell how large the guest's memory was."""
+    with pytest.raises(ExecutionTimeout) as caught:
+        run(guests.body("(loop (br 0))", "(memory 3)"), 0.3)
+    assert caught.value.result is not None
+    assert caught.value.result.usage.peak_memory_bytes == 3 * 65536
+
+
 @pytest.mark.attack("WA-02")
 @pytest.mark.parametrize("clock", [0, 1])
 def test_a_long_sleep_ends_at_the_deadline_and_leaves_no_thread(run: Run, clock: int) -> None:

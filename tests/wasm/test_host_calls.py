@@ -65,8 +65,17 @@ FLOOD = own(guests.floods(1, 100).replace('(export "_start")', '(export "run")')
 LOOP = own(guests.LOOP.replace("_start", "run"))
 TRAP = own(guests.TRAP.replace("_start", "run"))
 GREEDY = own(guests.GROW_THEN_TRAP.replace("_start", "run"))
+HUNGRY = own('(module (memory 500) (func (export "run")))')
 AGAIN = own(asks("exec", {"argv": ["again"]}))
-COMMANDS = {"inner": INNER, "flood": FLOOD, "loop": LOOP, "trap": TRAP, "greedy": GREEDY, "again": AGAIN}
+COMMANDS = {
+    "inner": INNER,
+    "flood": FLOOD,
+    "loop": LOOP,
+    "trap": TRAP,
+    "greedy": GREEDY,
+    "again": AGAIN,
+    "hungry": HUNGRY,
+}
 Ask = Callable[..., ExecResult]
 
 
@@ -215,6 +224,15 @@ def test_an_inner_run_shares_the_fuel(ask: Ask) -> None:
 def test_an_inner_run_shares_the_memory(ask: Ask) -> None:
     response = _response(ask(asks("exec", {"argv": ["greedy"]})))
     assert response["exit_code"] == 137
+
+
+def test_what_the_outer_run_holds_is_not_there_for_the_inner_one(ask: Ask) -> None:
+    request = asks("exec", {"argv": ["hungry"]})
+    assert _response(ask(request))["exit_code"] == 0
+    assert (
+        _response(ask(request.replace('(memory (export "memory") 40)', '(memory (export "memory") 600)')))["exit_code"]
+        == 137
+    )
 
 
 def test_a_trap_of_an_inner_run_is_its_exit(ask: Ask) -> None:
