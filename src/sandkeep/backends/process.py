@@ -81,6 +81,11 @@ class ProcessBackend:
         )
         return BackendCapabilities(_LANGUAGES, enforced.isolation_class, limits)
 
+    @property
+    def ready_cells(self) -> int:
+        """How many warm cells wait now."""
+        return self._launcher.pool.ready_count()
+
     def execute_blocking(self, request: ExecRequest, *, cancel: int = -1) -> ExecResult:
         """Runs the request in the calling thread. `cancel` is a descriptor that ends the run when it becomes readable."""
         if request.language is Language.WASM:

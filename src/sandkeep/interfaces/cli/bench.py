@@ -1,4 +1,4 @@
-"""`sandkeep bench`: hands its options to the benchmark, which is loaded only here."""
+"""`sandkeep bench`: what a sandboxed run costs here. The benchmark is loaded only for this."""
 
 from __future__ import annotations
 
@@ -8,5 +8,4 @@ import argparse
 def bench(arguments: argparse.Namespace) -> int:
     from sandkeep.bench import main
 
-    options = arguments.options[1:] if arguments.options[:1] == ["--"] else arguments.options
-    return main(options)
+    return main(max(2, arguments.rounds), as_json=arguments.json)

@@ -112,7 +112,8 @@ def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
     bench = _add(commands, "bench", "measure what a sandboxed run costs on this host")
-    bench.add_argument("options", nargs=argparse.REMAINDER, help="passed on; try 'sandkeep bench -- --help'")
+    bench.add_argument("--rounds", type=int, default=100, metavar="N", help="samples of each case (default: 100)")
+    bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     bench.set_defaults(handler=_later("bench", "bench"))
 
 
