@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sandkeep.guest
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from sandkeep.backends.egress import WayOut
     from sandkeep.backends.launch import Launch
 
-NODE_WORKER = Path(sandkeep.guest.__path__[0]) / "node_worker.cjs"
+NODE_WORKER = os.path.join(sandkeep.guest.__path__[0], "node_worker.cjs")
 
 #: What each interpreter reads from its environment when it starts.
 _START_VARIABLES = {"python": ("PYTHON",), "node": ("NODE", "TZ", "SSL_CERT", "OPENSSL")}
@@ -106,7 +103,8 @@ class Setting:
             return None
         argv = launch.program.argv
         switches = argv[1 : argv.index("--require")]
-        worker = NODE_WORKER.read_bytes()
+        with open(NODE_WORKER, "rb") as file:
+            worker = file.read()
         name = "worker.cjs"
         command = (argv[0], *switches, f"{CODE_DIR}/{name}")
         return Job("prelude", command, dict(self._default_env(Home())), CODE_DIR, {name: worker})
@@ -130,6 +128,9 @@ class OpenSetting(Setting):
         return LaunchPlan(isolation=self.effective.isolation)
 
     def place(self, cleanup: ExitStack) -> PlaceFor:
+        import shutil
+        import tempfile
+
         root = tempfile.mkdtemp(prefix="sandkeep-")
         cleanup.callback(shutil.rmtree, root, ignore_errors=True)
         for name in (WORK_DIR, CODE_DIR, "/tmp"):

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from sandkeep.core.errors import BackendUnavailable
 
@@ -35,7 +34,7 @@ def find_in_wheel(package: str, *parts: str) -> str | None:
     except (ImportError, ValueError):
         return None
     places = list(spec.submodule_search_locations or ()) if spec else []
-    found = (str(Path(place, *parts)) for place in places)
+    found = (os.path.join(place, *parts) for place in places)
     return next((path for path in found if is_program(path)), None)
 
 

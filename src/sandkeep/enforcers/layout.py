@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from sandkeep.enforcers.mounts import Mount
 
@@ -45,8 +44,8 @@ def system_layout() -> SystemLayout:
     links = tuple((path, os.readlink(path)) for path in _TOP_LEVEL if os.path.islink(path))
     real = [path for path in ("/usr", *_TOP_LEVEL) if os.path.isdir(path) and not os.path.islink(path)]
     etc = [Mount(os.path.realpath(path), path) for path in SHARED_ETC if os.path.exists(path)]
-    own = Path(__file__).resolve().parent / "etc"
-    generic = [Mount(str(own / name), f"/etc/{name}") for name in _OWN_ETC]
+    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "etc")
+    generic = [Mount(os.path.join(own, name), f"/etc/{name}") for name in _OWN_ETC]
     return SystemLayout((*(Mount(path, path) for path in real), *etc, *generic), links)
 
 

@@ -96,12 +96,19 @@ def _set_environment(env):
     os.environ.update(env)
 
 
+#: What modules that a preload brought remember of the host they were imported on.
+_HOST_MEMORIES = (("platform", "_uname_cache"), ("uuid", "_node"))
+
+
 def _set_interpreter(path, argv):
     sys.argv[:] = [path, *argv]
     sys.orig_argv[:] = [sys.executable, path, *argv]
     sys.path.insert(0, os.getcwd())
     for name in [name for name in sys.modules if name == "cage" or name.startswith("cage.")]:
         del sys.modules[name]
+    for module, name in _HOST_MEMORIES:
+        if module in sys.modules and hasattr(sys.modules[module], name):
+            setattr(sys.modules[module], name, None)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

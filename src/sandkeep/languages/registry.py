@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sandkeep.core.errors import BackendUnavailable, InvalidRequest
 from sandkeep.core.types import Language
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.languages.program import Program
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "sandkeep.languages"
 
@@ -47,7 +49,14 @@ class LanguageRuntime(Protocol):
 def language_names() -> tuple[str, ...]:
     """Every name that `language_runtime` knows, ours first."""
     ours = tuple(str(name) for name in BUILT_IN)
-    return (*ours, *sorted({entry.name for entry in entry_points(group=GROUP)} - set(ours)))
+    return (*ours, *sorted({entry.name for entry in _installed()} - set(ours)))
+
+
+def _installed(name: str | None = None) -> list[EntryPoint]:
+    """Entry points of other packages. Importing the metadata machinery takes longer than most runs: only when asked."""
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name))
 
 
 def language_runtime(language: Language | str) -> LanguageRuntime:
@@ -73,7 +82,7 @@ def _load(name: str) -> Any:
     if home is not None:
         module, _, attribute = home.partition(":")
         return getattr(import_module(module), attribute)
-    found = list(entry_points(group=GROUP, name=name))
+    found = _installed(name)
     if not found:
         known = ", ".join(language_names())
         raise InvalidRequest(f"no runtime for {name[:40]!r}", field="language", hint=f"one of {known}")

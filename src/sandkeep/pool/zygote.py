@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import socket
 import subprocess
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import sandkeep.cage
 import sandkeep.guest
@@ -19,8 +17,8 @@ from sandkeep.cage.wire import receive_packet, send_packet
 from sandkeep.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from sandkeep.runner.cell import Cell, CellLost
 
-CAGE_DIR = str(Path(sandkeep.cage.__path__[0]))
-PYTHON_WORKER = str(Path(sandkeep.guest.__path__[0]) / "python_worker.py")
+CAGE_DIR = str(sandkeep.cage.__path__[0])
+PYTHON_WORKER = os.path.join(sandkeep.guest.__path__[0], "python_worker.py")
 
 #: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down.
 _BOOT = """
@@ -122,7 +120,7 @@ class ZygoteProcess:
 
     def order_cell(self, plan: str, home: Home | None, limits: GroupLimits | None) -> Cell:
         """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone."""
-        group = Group(home, f"sandkeep-{secrets.token_hex(8)}", limits) if home and limits else None
+        group = Group(home, f"sandkeep-{os.urandom(8).hex()}", limits) if home and limits else None
         cell = Cell(self.key.enforcer, group)
         try:
             with self._lock:

@@ -73,6 +73,7 @@ _CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag, the time namespace's in
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM = 0xF, 1, 2
+_COMMON_PROTOCOLS = (0, 1, 6, 17, 58)  # default, ICMP, TCP, UDP, ICMPv6
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _INIT = 1  # its pid in the guest's namespace
 _SET_ID_BITS = 0o6000
@@ -84,7 +85,7 @@ _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
 
 _KILL, _ALLOW, _NOTIFY = 0x80000000, 0x7FFF0000, 0x7FC00000
-_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_EPERM, _ENOSYS, _EPROTONOSUPPORT, _EAFNOSUPPORT = 1, 38, 93, 97
 _ERRNO = 0x00050000
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -159,7 +160,10 @@ def _socket_rule(allow_unix: bool, allow_internet: bool) -> List[Instruction]:
     """Streams and datagrams of the internet families; unix sockets; netlink's protocol 0, which lists interfaces."""
     refuse = [_ret(_ERRNO | _EAFNOSUPPORT)]
     plain = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
-    plain += [*_returns_if_equal((_SOCK_STREAM, _SOCK_DGRAM), _ALLOW), _ret(_ERRNO | _EPERM)]
+    common = [_load(_argument(2)), *_returns_if_equal(_COMMON_PROTOCOLS, _ALLOW), _ret(_ERRNO | _EPROTONOSUPPORT)]
+    for kind in (_SOCK_STREAM, _SOCK_DGRAM):
+        plain += [Instruction(_JEQ, 0, len(common), kind), *common]
+    plain.append(_ret(_ERRNO | _EPERM))
     route = [_load(_argument(2)), *_returns_if_equal((0,), _ALLOW), *refuse]
     rule = [_load(_argument(0)), *_returns_if_equal((_AF_UNIX,) if allow_unix else (), _ALLOW)]
     rule += [Instruction(_JEQ, 0, len(route), _AF_NETLINK), *route]

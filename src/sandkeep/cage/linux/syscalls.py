@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 
 from .tables import AARCH64, X86_64
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine  # not platform.machine(): that would remember the host's name for every guest
 NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})
 
 _libc = ctypes.CDLL(None, use_errno=True)
