@@ -118,13 +118,13 @@ def test_an_address_literal_needs_a_rule_of_its_own(literal: str) -> None:
 
 
 def test_methods_and_paths() -> None:
-    book = compile_rules([NetworkRule("pypi.org", (443,), ("GET", "head"), ("/simple/", "/packages"))])
+    book = compile_rules([NetworkRule("packages.test", (443,), ("GET", "head"), ("/simple/", "/packages"))])
     allowed = [("GET", "/simple/"), ("HEAD", "/simple/x"), ("GET", "/packages"), ("GET", "/packages/a")]
     denied = [("POST", "/simple/"), ("GET", "/"), ("GET", "/simplex/"), ("GET", "/packagesx"), ("get", "/simple/")]
     for method, path in allowed:
-        assert book.judge(ask("pypi.org", 443, method, path)).allowed, (method, path)
+        assert book.judge(ask("packages.test", 443, method, path)).allowed, (method, path)
     for method, path in denied:
-        assert not book.judge(ask("pypi.org", 443, method, path)).allowed, (method, path)
+        assert not book.judge(ask("packages.test", 443, method, path)).allowed, (method, path)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,16 @@ def test_methods_and_paths() -> None:
     ],
 )
 def test_a_path_that_servers_read_differently_is_under_no_prefix(path: str) -> None:
-    book = compile_rules([NetworkRule("pypi.org", (443,), None, ("/simple/",))])
-    assert not book.judge(ask("pypi.org", 443, "GET", path)).allowed
+    book = compile_rules([NetworkRule("packages.test", (443,), None, ("/simple/",))])
+    assert not book.judge(ask("packages.test", 443, "GET", path)).allowed
 
 
 def test_a_tunnel_cannot_be_held_to_methods_or_paths_so_it_is_refused() -> None:
-    book = compile_rules([NetworkRule("pypi.org", (443,), ("GET",))])
-    tunnel = Ask(parse_host("pypi.org"), 443)
+    book = compile_rules([NetworkRule("packages.test", (443,), ("GET",))])
+    tunnel = Ask(parse_host("packages.test"), 443)
     assert not book.judge(tunnel).allowed
-    assert book.judge(Ask(parse_host("pypi.org"), 443, is_readable=True)).allowed
-    assert compile_rules([NetworkRule("pypi.org", (443,))]).judge(tunnel).allowed
+    assert book.judge(Ask(parse_host("packages.test"), 443, is_readable=True)).allowed
+    assert compile_rules([NetworkRule("packages.test", (443,))]).judge(tunnel).allowed
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "TRACK", "GET /x", "G\r\nET", "", "A" * 40, "G\tET"])
