@@ -12,6 +12,7 @@ import struct
 from typing import Any
 
 HEADER = struct.Struct(">II")
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
 MAX_DESCRIPTORS = 8
 _RECEIVE_BYTES = 1 << 18
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
@@ -19,7 +20,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
 def encode(message: dict[str, Any], blob: bytes = b"") -> bytes:
     """One frame, ready to send."""
-    text = json.dumps(message, separators=(",", ":")).encode()
+    text = _TO_JSON(message).encode()
     return HEADER.pack(len(text), len(blob)) + text + blob
 
 

@@ -6,6 +6,7 @@ of the caller's; it ends when the supervisor goes away, even in the middle of a 
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import socket
@@ -95,7 +96,7 @@ class Worker:
             outcome = Outcome("timeout")
         finally:
             self._clock.stop()
-        return {"op": "done", **asdict(outcome), "cpu": time.process_time() - cpu_before}
+        return {"op": "done", **vars(outcome), "cpu": time.process_time() - cpu_before}
 
     def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
         return Spec(
@@ -164,6 +165,8 @@ def main() -> None:
         os.dup2(nothing, descriptor)
     os.close(nothing)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # What is there now stays for ever: collecting garbage need not look at it again during runs.
+    gc.freeze()
     try:
         Worker(control).serve()
     except SupervisorGone:

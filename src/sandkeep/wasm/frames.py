@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HEADER = struct.Struct(">II")
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
 MAX_TEXT_BYTES = 1 << 20
 MAX_BLOB_BYTES = 32 << 20
 _RECEIVE_BYTES = 1 << 16
@@ -41,7 +42,7 @@ class Frame:
 
 def encode(message: dict[str, Any], blob: bytes = b"") -> bytes:
     """One frame, ready to send."""
-    text = json.dumps(message, separators=(",", ":")).encode()
+    text = _TO_JSON(message).encode()
     return b"".join((HEADER.pack(len(text), len(blob)), text, blob))
 
 
