@@ -241,7 +241,6 @@ def test_the_network_cannot_be_configured(cage: Cage) -> None:
                 raise OSError(-code, 'netlink')
         attempt('new link', lambda: netlink(16, struct.pack('=BxHiII', 0, 0, 0, 0, 0)))
         attempt('new route', lambda: netlink(24, struct.pack('=8BI', 2, 0, 0, 0, 254, 4, 0, 1, 0)))
-        attempt('bind device', lambda: s.setsockopt(socket.SOL_SOCKET, 62, struct.pack('=i', 99)))
         attempt('mark', lambda: s.setsockopt(socket.SOL_SOCKET, 36, 1))
         attempt('iptables', lambda: s.setsockopt(0, 64, bytes(96)))
         """

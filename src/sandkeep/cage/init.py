@@ -121,11 +121,13 @@ class Supervisor:
         self._plan = kit.plan
         self._status = status
         self._guest = guest
-        self._listener: Optional[Listener] = None
-        if notifications >= 0:
-            self._listener = Listener(notifications, guest)
         # Any part of the scratch tmpfs tells how full the whole is.
         self._scratch = kit.plan.scratch_dirs[0][0] if kit.plan.scratch_dirs else ""
+        self._listener: Optional[Listener] = None
+        if notifications >= 0:
+            shows_host = any(bind.as_owner for bind in kit.plan.binds)
+            own_device = os.stat(self._scratch).st_dev if shows_host and self._scratch else None
+            self._listener = Listener(notifications, guest, own_device)
         self._exit: Optional[int] = None
         self._verdict = ""
         self._cpu = 0.0

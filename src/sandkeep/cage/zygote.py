@@ -268,6 +268,7 @@ def _parse(text: str) -> Tuple[plans.LaunchPlan, bytes]:
         allow_spawn=plan.allow_spawn,
         allow_internet=is_caged or plan.network == "host",
         is_caged=is_caged,
+        shows_host=is_caged and any(bind.as_owner for bind in plan.binds),
         is_watched=is_caged and bool(plan.watch.memory_bytes),
     )
     return plan, seccomp.compile_filter(profile)

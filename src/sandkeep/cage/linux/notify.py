@@ -6,8 +6,9 @@ import fcntl
 import os
 import socket
 import struct
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
+from . import broker
 from .syscalls import NUMBERS
 
 _RECEIVE, _SEND, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
@@ -23,10 +24,12 @@ _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the addr
 
 
 class Listener:
-    """Answers notifications. Looking calls go on (the network itself refuses); all others get EPERM."""
+    """Answers notifications. What is only looked at goes on, what init does itself is done, all else gets EPERM."""
 
-    def __init__(self, descriptor: int, guest: int) -> None:
+    def __init__(self, descriptor: int, guest: int, own_device: Optional[int]) -> None:
         self.descriptor = descriptor
+        #: Where host directories are visible: the device on which sockets are the guest's own.
+        self._own_device = own_device
         self._guest = guest
         #: Set from outside when the job is a program: our own code execs it, before any of the guest's runs.
         self.may_exec_once = False
@@ -48,10 +51,10 @@ class Listener:
         name = _NAMES.get(number, str(number))
         if name == "memfd_create" and self._give_memory_file(identity, arguments[1]):
             return
-        goes_on = self._judge(name, pid, arguments)
-        reply = struct.pack("=QqiI", identity, 0, 0 if goes_on else -_EPERM, _CONTINUE if goes_on else 0)
+        errno = self._judge(name, pid, arguments)
+        error, flags = (0, _CONTINUE) if errno is None else (-errno, 0)
         try:
-            fcntl.ioctl(self.descriptor, _SEND, reply)
+            fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, error, flags))
         except OSError:
             return
 
@@ -72,25 +75,32 @@ class Listener:
         finally:
             os.close(made)
 
-    def _judge(self, name: str, pid: int, arguments: Tuple[int, ...]) -> bool:
+    def _judge(self, name: str, pid: int, arguments: Tuple[int, ...]) -> Optional[int]:
+        """The errno that the guest gets (0: done for it), or None: the call goes on as it is."""
         if name in _LOOKING:
-            address, length = (arguments[index] for index in _LOOKING[name])
-            self._remember_destination(pid, address, length)
-            return True
+            pointer, length = (arguments[index] for index in _LOOKING[name])
+            return self._look(pid, arguments[0], _read_memory(pid, pointer, min(length, 128)), name)
         if name == "execve" and pid == self._guest and self.may_exec_once:
             self.may_exec_once = False
-            return True
+            return None
         self._remember("process" if name in _SPAWNING else "syscall", name)
-        return False
+        return _EPERM
+
+    def _look(self, pid: int, descriptor: int, address: bytes, name: str) -> Optional[int]:
+        path = broker.unix_path(address) if self._own_device is not None else None
+        if path is None:
+            destination = describe_address(address)
+            if destination:
+                self._remember("network", destination)
+            return None  # the network itself refuses
+        errno = broker.connect(pid, descriptor, path, self._own_device or 0) if name == "connect" else _EPERM
+        if errno == _EPERM:
+            self._remember("path", path.decode("utf-8", "replace"))
+        return errno
 
     def _remember(self, kind: str, what: str) -> None:
         if len(self._seen) < _MOST_REMEMBERED:
             self._seen.add((kind, what))
-
-    def _remember_destination(self, pid: int, address: int, length: int) -> None:
-        destination = describe_address(_read_memory(pid, address, min(length, 128)))
-        if destination:
-            self._remember("network", destination)
 
 
 def _read_memory(pid: int, address: int, length: int) -> bytes:

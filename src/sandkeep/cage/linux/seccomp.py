@@ -72,7 +72,7 @@ _SPAWN = ("fork", "vfork", "execve", "execveat")
 _CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag, the time namespace's included
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM = 0xF, 1, 2
+_SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW = 0xF, 1, 2, 3
 _COMMON_PROTOCOLS = (0, 1, 6, 17, 58)  # default, ICMP, TCP, UDP, ICMPv6
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _INIT = 1  # its pid in the guest's namespace
@@ -156,7 +156,17 @@ def _clone_rule(allow_spawn: bool, told: int) -> List[Instruction]:
     return [*rule, _ret(_ALLOW)]
 
 
-def _socket_rule(allow_unix: bool, allow_internet: bool) -> List[Instruction]:
+def _without_datagrams() -> List[Instruction]:
+    masked = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
+    return [*masked, *_returns_if_equal((_SOCK_DGRAM, _SOCK_RAW), _ERRNO | _EPERM), _ret(_ALLOW)]
+
+
+def _socketpair_rule(shows_host: bool) -> List[Instruction]:
+    unix = _without_datagrams() if shows_host else [_ret(_ALLOW)]
+    return [_load(_argument(0)), Instruction(_JEQ, 0, len(unix), _AF_UNIX), *unix, _ret(_ERRNO | _EPERM)]
+
+
+def _socket_rule(profile: Profile) -> List[Instruction]:
     """Streams and datagrams of the internet families; unix sockets; netlink's protocol 0, which lists interfaces."""
     refuse = [_ret(_ERRNO | _EAFNOSUPPORT)]
     plain = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
@@ -165,9 +175,11 @@ def _socket_rule(allow_unix: bool, allow_internet: bool) -> List[Instruction]:
         plain += [Instruction(_JEQ, 0, len(common), kind), *common]
     plain.append(_ret(_ERRNO | _EPERM))
     route = [_load(_argument(2)), *_returns_if_equal((0,), _ALLOW), *refuse]
-    rule = [_load(_argument(0)), *_returns_if_equal((_AF_UNIX,) if allow_unix else (), _ALLOW)]
-    rule += [Instruction(_JEQ, 0, len(route), _AF_NETLINK), *route]
-    for family in (_AF_INET, _AF_INET6) if allow_internet else ():
+    unix = _without_datagrams() if profile.shows_host else [_ret(_ALLOW)]
+    rule = [_load(_argument(0)), Instruction(_JEQ, 0, len(route), _AF_NETLINK), *route]
+    if profile.is_caged:
+        rule += [Instruction(_JEQ, 0, len(unix), _AF_UNIX), *unix]
+    for family in (_AF_INET, _AF_INET6) if profile.allow_internet else ():
         rule += [Instruction(_JEQ, 0, len(plain), family), *plain]
     return [*rule, *refuse]
 
@@ -200,6 +212,8 @@ class Profile(NamedTuple):
     allow_internet: bool = True
     #: The guest has namespaces of its own; without them more must be refused.
     is_caged: bool = True
+    #: Host directories are visible: unix datagrams could reach host sockets in them unseen, so there are none.
+    shows_host: bool = False
     #: Nobody but init counts memory: init itself makes the files behind memfd_create, where it can count them.
     is_watched: bool = False
 
@@ -211,12 +225,12 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "open": _open_rule(1, 2),
         "ioctl": _all_but(1, _TERMINAL_INJECTION if profile.is_caged else _TERMINAL_INJECTION + _FILE_FLAG_CHANGES),
         "clone": _clone_rule(profile.allow_spawn, _NOTIFY),
-        "socket": _socket_rule(profile.is_caged, profile.allow_internet),
+        "socket": _socket_rule(profile),
         "connect": [_ret(_NOTIFY)],
         "sendto": _addressed_send_rule(),
         "prctl": _all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),
         "close_range": _without_bits(2, _CLOSE_RANGE_UNSHARE),
-        "socketpair": _only(0, (_AF_UNIX,)),
+        "socketpair": _socketpair_rule(profile.shows_host),
         "personality": _only(0, _PERSONALITIES),
         "mknod": _mknod_rule(1),
         "mknodat": _mknod_rule(2),

@@ -1,0 +1,66 @@
+"""Connects unix sockets for guests that see host directories: to sockets of the guest's own making, to no others.
+
+A read-only mount does not keep anybody from connecting to a socket in it, and what a host process offers on a socket is
+not something that "may read this directory" was meant to include. Init looks where the path really leads and makes the
+connection itself, so that nothing can change between the look and the act.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from typing import Optional
+
+from .syscalls import call
+
+_EPERM = 1
+#: A full backlog must not hold up the one who watches everything.
+_PATIENCE = struct.pack("@ll", 0, 20_000)
+
+
+def unix_path(address: bytes) -> Optional[bytes]:
+    """The path in a socket address; None for other families, abstract names and unnamed sockets. Pure."""
+    if len(address) < 3 or struct.unpack_from("=H", address)[0] != socket.AF_UNIX:
+        return None
+    return address[2:].split(b"\0", 1)[0] or None
+
+
+def connect(thread: int, descriptor: int, path: bytes, own_device: int) -> int:
+    """Carries out the guest's connect(). Returns 0 or the errno that the guest gets; EPERM: not its own socket."""
+    place = path if path.startswith(b"/") else b"/proc/%d/cwd/%s" % (thread, path)
+    try:
+        target = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno or _EPERM
+    try:
+        status = os.fstat(target)
+        if status.st_dev != own_device or not stat.S_ISSOCK(status.st_mode):
+            return _EPERM
+        return _connect_to(thread, descriptor, target)
+    except OSError as error:
+        return error.errno or _EPERM
+    finally:
+        os.close(target)
+
+
+def _connect_to(thread: int, descriptor: int, target: int) -> int:
+    pidfd = call("pidfd_open", _process_of(thread), 0)
+    try:
+        copy = call("pidfd_getfd", pidfd, descriptor, 0)
+    finally:
+        os.close(pidfd)
+    with socket.socket(fileno=copy) as guest_socket:
+        patience = guest_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
+        guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
+        try:
+            guest_socket.connect(f"/proc/self/fd/{target}")
+        finally:
+            guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+    return 0
+
+
+def _process_of(thread: int) -> int:
+    with open(f"/proc/{thread}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Tgid:"))
