@@ -42,7 +42,7 @@ class Guest:
         config.max_wasm_stack = MANIFEST.get(self.name, {}).get("max_wasm_stack", 2 << 20)
         self.engine = wasmtime.Engine(config)
         self.module = wasmtime.Module.from_file(self.engine, str(self.path or TOOLBOX / f"{self.name}.wasm"))
-        self.entry = MANIFEST.get(self.name, {}).get("entry", "run" if self.name == "node" else "_start")
+        self.entry = MANIFEST.get(self.name, {}).get("entry", "run")
 
     def run(
         self, *args: str, stdin: str = "", env: dict[str, str] | None = None, work: Path | None = None, cwd: str = "/work",

@@ -117,17 +117,18 @@ directories, no processes, network by fetch() only where the host allows it.
       while (timers.ticks.length) attempt(timers.ticks.shift());
       attempt(() => binding.runJobs());
     } while (timers.ticks.length);
-    if (rejected.size) reportRejections();
+    if (rejected.size && !binding.pendingExit()) reportRejections();
   }
 
   function turn(call) {
+    if (binding.pendingExit()) return;
     attempt(call);
     drain();
   }
 
   function loop() {
     drain();
-    while (timers.hasWork()) {
+    while (timers.hasWork() && !binding.pendingExit()) {
       const limit = timers.now();
       let isMore = true;
       while (isMore && timers.hasTimers()) turn(() => { isMore = timers.runDueTimer(limit); });

@@ -15,6 +15,7 @@ void host_add_bindings(JSContext *ctx, JSValue binding);
 void host_start_run(void);
 size_t host_native_stack(size_t fallback);
 _Noreturn void host_exit(int code);
+extern int host_pending_exit; /* -1, or the status that process.exit asked for */
 void host_random(void *buffer, size_t length);
 
 /* digest.c */

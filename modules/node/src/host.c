@@ -45,11 +45,26 @@ static JSValue status(JSContext *ctx, int result)
     return JS_NewInt32(ctx, result < 0 ? -node_errno(errno) : result);
 }
 
+int host_pending_exit = -1;
+
+/* proc_exit takes no status above 125; then the script is unwound by an error that it cannot catch, and run() returns
+   the status. pendingExit() lets the event loop see it where a promise swallowed the error. */
 NATIVE(native_exit)
 {
     int32_t code = 0;
     JS_ToInt32(ctx, &code, argv[0]);
-    host_exit(code & 0xff);
+    code &= 0xff;
+    if (code < 126)
+        host_exit(code);
+    host_pending_exit = code;
+    JSValue error = JS_NewError(ctx);
+    JS_SetUncatchableError(ctx, error);
+    return JS_Throw(ctx, error);
+}
+
+NATIVE(native_pending_exit)
+{
+    return JS_NewBool(ctx, host_pending_exit >= 0);
 }
 
 /* ---- arguments and environment ---- */
@@ -536,7 +551,7 @@ NATIVE(native_fetch)
 void host_add_bindings(JSContext *ctx, JSValue binding)
 {
     static const struct { const char *name; JSCFunction *function; int arity; } table[] = {
-        {"exit", native_exit, 1}, {"args", native_args, 0}, {"environ", native_environ, 0}, {"preopens", native_preopens, 0},
+        {"exit", native_exit, 1}, {"pendingExit", native_pending_exit, 0}, {"args", native_args, 0}, {"environ", native_environ, 0}, {"preopens", native_preopens, 0},
         {"hrtime", native_hrtime, 0}, {"sleep", native_sleep, 1}, {"utf8Encode", native_utf8_encode, 1},
         {"utf8Decode", native_utf8_decode, 1}, {"latin1Decode", native_latin1_decode, 1}, {"randomFill", native_random_fill, 1},
         {"open", native_open, 2}, {"close", native_close, 1}, {"read", native_read, 3}, {"write", native_write, 3},

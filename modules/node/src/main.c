@@ -1,5 +1,5 @@
 /* node.wasm: `init` builds the engine and its JavaScript library (once, at build time, before the snapshot);
-   `run` executes one command line and returns its exit status. `process.exit` leaves through proc_exit. */
+   `run` executes one command line and returns its exit status. `process.exit` leaves through proc_exit for statuses that WASI knows. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,6 +235,8 @@ __attribute__((export_name("run"))) int32_t run(void)
     engine_start_run(context, seed, native_stack / 100 * STACK_SHARE_PERCENT);
     JSValue result = call_hook(context, "main", 0, NULL);
     int32_t code = RUN_FAILED;
+    if (host_pending_exit >= 0)
+        return host_pending_exit;
     if (JS_IsException(result))
         print_exception(context);
     else
