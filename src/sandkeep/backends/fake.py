@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandkeep.core.errors import (
     BackendUnavailable,
@@ -142,8 +143,11 @@ class FakeBackend:
         await asyncio.sleep(outcome.delay)
         return _deliver(outcome)
 
-    def execute_blocking(self, request: ExecRequest) -> ExecResult:
-        """The same without an event loop, as `ProcessBackend` has it."""
+    def execute_blocking(self, request: ExecRequest, *, cancel: int = -1, stdin: int = -1) -> ExecResult:
+        """The same without an event loop, as `ProcessBackend` has it. What comes on `stdin` is recorded as given."""
+        if stdin >= 0:
+            with os.fdopen(os.dup(stdin), "rb") as source:
+                request = replace(request, stdin=source.read())
         outcome = self._decide(request)
         time.sleep(outcome.delay)
         return _deliver(outcome)

@@ -40,7 +40,8 @@ class Launch:
 
     program: Program
     env: Mapping[str, str]
-    stdin: bytes
+    #: Bytes, or a descriptor to pass on.
+    stdin: bytes | int
     timeout: float
     deadline: float
     limits: Limits

@@ -86,8 +86,12 @@ class ProcessBackend:
         """How many warm cells wait now."""
         return self._launcher.pool.ready_count()
 
-    def execute_blocking(self, request: ExecRequest, *, cancel: int = -1) -> ExecResult:
-        """Runs the request in the calling thread. `cancel` is a descriptor that ends the run when it becomes readable."""
+    def execute_blocking(self, request: ExecRequest, *, cancel: int = -1, stdin: int = -1) -> ExecResult:
+        """Runs the request in the calling thread.
+
+        `cancel` is a descriptor that ends the run when it becomes readable; `stdin` one whose data the guest reads as
+        it comes, in place of the request's.
+        """
         if request.language is Language.WASM:
             raise InvalidRequest("the process backend does not run wasm", field="language", hint="use WasmBackend()")
         from sandkeep.languages.registry import language_runtime
@@ -97,7 +101,7 @@ class ProcessBackend:
         launch = Launch(
             program=program,
             env=request.env,
-            stdin=request.stdin_bytes,
+            stdin=stdin if stdin >= 0 else request.stdin_bytes,
             timeout=request.timeout,
             deadline=time.monotonic() + request.timeout,
             limits=effective_limits(self._policy, request.limits, request.memory_limit_mb),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Literal
 
 from sandkeep.core.errors import InvalidRequest
@@ -32,14 +30,15 @@ def _positive_int(name: str, value: object, largest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"must be a whole number, not {type(value).__name__}", field=name)
     if not 1 <= value <= largest:
-        raise InvalidRequest(f"must be between 1 and {largest}, not {value}", field=name)
+        # The number itself is not shown: one of thousands of digits is an error of its own to print.
+        raise InvalidRequest(f"must be between 1 and {largest}", field=name)
 
 
 def _positive_number(name: str, value: object, largest: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"must be a number of seconds, not {type(value).__name__}", field=name)
-    if not math.isfinite(value) or not 0 < value <= largest:
-        raise InvalidRequest(f"must be more than 0 and at most {largest:g}, not {value}", field=name)
+    if not 0 < value <= largest:  # false for NaN as well
+        raise InvalidRequest(f"must be more than 0 and at most {largest:g}", field=name)
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
@@ -70,7 +69,22 @@ def check_env(env: object, name: str = "env") -> Mapping[str, str]:
         if not key or "=" in key:
             raise InvalidRequest(f"bad variable name {key!r}", field=f"{name} key")
         check_text(f"{name}[{key!r}]", value)
-    return MappingProxyType(dict(env))
+    return FrozenEnv(env)
+
+
+class FrozenEnv(dict[str, str]):
+    """A dict that says no to changes: it can be pickled and copied, which a mapping proxy cannot."""
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise TypeError("this environment cannot be changed")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (FrozenEnv, (dict(self),))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
 
 
 @dataclass(frozen=True, slots=True)

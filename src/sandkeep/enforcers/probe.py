@@ -41,6 +41,7 @@ def measure() -> HostCapabilities:
         landlock_abi=abi,
         seccomp=has_seccomp,
         cgroup=home.mechanism if home else None,
+        cpu_share=bool(home and home.has_cpu),
         process_limit_per_namespace=_kernel() >= (5, 14),
         reasons=tuple(reasons),
     )
@@ -48,7 +49,7 @@ def measure() -> HostCapabilities:
 
 def without_cgroup(host: HostCapabilities) -> HostCapabilities:
     """For runs that nobody will clean up a cgroup after."""
-    return replace(host, cgroup=None)
+    return replace(host, cgroup=None, cpu_share=False)
 
 
 def _kernel() -> tuple[int, int]:

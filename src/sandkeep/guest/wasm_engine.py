@@ -54,6 +54,7 @@ class Facts:
     is_go: bool
     is_witnessed: bool
     counts_refusals: bool
+    is_component: bool = False
 
 
 @dataclass
@@ -76,10 +77,11 @@ class Source:
     has_host: bool
 
 
-def make_engine(needs_fuel: bool) -> wasmtime.Engine:
+def make_engine(needs_fuel: bool, *, has_components: bool = False) -> wasmtime.Engine:
     config = wasmtime.Config()
     for name, is_allowed in PROPOSALS.items():
         setattr(config, f"wasm_{name}", is_allowed)
+    config.wasm_component_model = has_components
     config.gc_support = False
     config.epoch_interruption = True
     config.consume_fuel = needs_fuel
@@ -205,9 +207,9 @@ def one_line(error: Exception, most: int = 1000) -> str:
     return " ".join(str(error).split())[:most]
 
 
-def write_compiled(module: wasmtime.Module, descriptor: int) -> int:
-    """Serialises into a file that the supervisor gave; returns its size."""
-    view = memoryview(module.serialize())
+def write_compiled(serialized: bytearray, descriptor: int) -> int:
+    """Writes into a file that the supervisor gave; returns the size."""
+    view = memoryview(serialized)
     written = 0
     while written < len(view):
         written += os.write(descriptor, view[written:])

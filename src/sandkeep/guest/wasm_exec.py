@@ -12,7 +12,8 @@ from typing import Any
 
 import wasmtime
 from wasm_capture import Capture
-from wasm_clock import DeadlineReached
+from wasm_clock import Clock, DeadlineReached
+from wasm_component import LoadedComponent, run_component
 from wasm_engine import Loaded
 from wasm_host import HostCalls, Malformed
 from wasm_memory import GuestMemory
@@ -38,7 +39,7 @@ class Command:
 
 
 #: The module that runs a command, or `NoSuchCommand`.
-Find = Callable[[str, bool], Loaded]
+Find = Callable[[str, bool], "Loaded | LoadedComponent"]
 
 
 class NoSuchCommand(Exception):
@@ -48,19 +49,22 @@ class NoSuchCommand(Exception):
 class Exec:
     """Keeps the stack of runs: the outer one's limits are the ceiling of the inner one's."""
 
-    def __init__(self, runner: Runner, calls: HostCalls, find: Find) -> None:
+    def __init__(self, runner: Runner, clock: Clock, calls: HostCalls, find: Find) -> None:
         self._runner = runner
+        self._clock = clock
         self._calls = calls
         self._find = find
         self._specs: list[Spec] = []
         self.output_bytes = 0
         self.is_allowed = False
 
-    def run(self, loaded: Loaded, spec: Spec) -> Outcome:
+    def run(self, loaded: Loaded | LoadedComponent, spec: Spec) -> Outcome:
         """Runs a module as the new innermost guest."""
         self._specs.append(spec)
         self._calls.enter()
         try:
+            if isinstance(loaded, LoadedComponent):
+                return run_component(loaded, spec, self._clock)
             return self._runner.run(loaded, spec)
         except FuelGone:
             return Outcome("fuel")

@@ -100,7 +100,7 @@ class Runner:
         if spec.fuel is not None:
             store.set_fuel(spec.fuel)
         self._wasi.started = time.monotonic()
-        _give_wasi(store, spec)
+        give_wasi(store, spec)
 
     def _execute(self, store: wasmtime.Store, loaded: Loaded, spec: Spec) -> Outcome:
         instance = None
@@ -138,7 +138,7 @@ def trap_text(message: str) -> str:
     return "\n".join([" ".join(cause.split()), *frames])[:_MAX_MESSAGE]
 
 
-def _give_wasi(store: wasmtime.Store, spec: Spec) -> None:
+def give_wasi(store: wasmtime.Store, spec: Spec) -> None:
     wasi = wasmtime.WasiConfig()
     wasi.argv = spec.argv
     if spec.env:

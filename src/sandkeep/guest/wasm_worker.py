@@ -20,7 +20,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 sys.path.append(sys.argv[1])
 
 import wasmtime  # noqa: E402
+import wasmtime.component  # noqa: E402
 from wasm_clock import Clock, DeadlineReached  # noqa: E402
+from wasm_component import ComponentEngines, LoadedComponent  # noqa: E402
 from wasm_engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
 from wasm_exec import Exec, NoSuchCommand  # noqa: E402
 from wasm_frames import Channel, SupervisorGone  # noqa: E402
@@ -37,15 +39,20 @@ class Worker:
     def __init__(self, control: socket.socket) -> None:
         self._channel = Channel(control)
         self._calls = HostCalls()
-        self._clock = Clock(control.fileno(), lambda: self._engines.interrupt_all())
+        self._clock = Clock(control.fileno(), self._interrupt)
+        self._components = ComponentEngines()
         wasi = Wasi(self._clock)
         self._engines = Engines(wasi.functions(), self._calls.functions())
-        self._exec = Exec(Runner(self._clock, wasi), self._calls, self._find_command)
+        self._exec = Exec(Runner(self._clock, wasi), self._clock, self._calls, self._find_command)
         self._calls.answers = {"fetch": self._fetch, "exec": self._exec.answer}
-        self._modules: dict[str, Loaded] = {}
+        self._modules: dict[str, Loaded | LoadedComponent] = {}
         self._commands: dict[tuple[str, bool], str] = {}
         self._may_fetch = False
         self._limits: tuple[int, int | None] = (0, None)
+
+    def _interrupt(self) -> None:
+        self._engines.interrupt_all()
+        self._components.interrupt_all()
 
     def serve(self) -> None:
         operations = {"setup": self._setup, "load": self._load, "run": self._run}
@@ -77,12 +84,25 @@ class Worker:
         if source.format == "compiled":
             if descriptor is None:
                 raise Refused("stale", "no compiled form came with the request")
-            self._modules[message["key"]] = self._engines.adopt(source, Facts(**message["facts"]), descriptor)
+            self._modules[message["key"]] = self._adopt(source, Facts(**message["facts"]), descriptor)
             return {"op": "loaded"}
-        loaded, module = self._engines.compile(source)
+        loaded, compiled = self._compile(source)
         self._modules[message["key"]] = loaded
-        size = write_compiled(module, descriptor) if descriptor is not None else 0
+        size = write_compiled(compiled.serialize(), descriptor) if descriptor is not None else 0
         return {"op": "loaded", "facts": asdict(loaded.facts), "size": size}
+
+    def _adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded | LoadedComponent:
+        if facts.is_component:
+            return self._components.adopt(facts, source.needs_fuel, descriptor)
+        return self._engines.adopt(source, facts, descriptor)
+
+    def _compile(
+        self, source: Source
+    ) -> tuple[Loaded | LoadedComponent, wasmtime.Module | wasmtime.component.Component]:
+        if source.format != "component":
+            return self._engines.compile(source)
+        loaded = self._components.compile(source.blob, source.entry, source.needs_fuel)
+        return loaded, loaded.component
 
     def _run(self, message: dict[str, Any], stdin: bytes) -> dict[str, Any]:
         self._clock.start(message["timeout"])
@@ -131,7 +151,7 @@ class Worker:
             return None
         return self._ask({"what": "fetch"}, raw)[1]
 
-    def _find_command(self, name: str, needs_fuel: bool) -> Loaded:
+    def _find_command(self, name: str, needs_fuel: bool) -> Loaded | LoadedComponent:
         key = self._commands.get((name, needs_fuel))
         if key is None:
             answer, blob = self._ask({"what": "command", "name": name, "fuel": needs_fuel})

@@ -110,9 +110,10 @@ class Tunnel:
         except (NotTlsError, TimeoutError) as error:
             raise self._refused("only TLS on this port", str(error) or "no TLS in time") from None
         if not self._is_for_host(hello, must_be_tls):
-            await self._guest.write(UNRECOGNIZED_NAME_ALERT)
             asked = hello.server_name or "nothing"
-            raise self._refused("SNI must be the CONNECT name", f"TLS asks for {asked} through {self._host}")
+            error = self._refused("SNI must be the CONNECT name", f"TLS asks for {asked} through {self._host}")
+            await self._guest.write(UNRECOGNIZED_NAME_ALERT)
+            raise error
         return data
 
     def _is_for_host(self, hello: ClientHello, must_be_tls: bool) -> bool:

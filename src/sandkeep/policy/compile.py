@@ -60,7 +60,8 @@ def compile_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tup
         scratch_inodes=_inodes(limits),
         scratch_dirs=_SCRATCH,
         cwd=WORK_DIR,
-        rlimits=_rlimits(limits),
+        # Init is one of them; a cgroup is to refuse first, because it counts what it refused.
+        rlimits=_rlimits(limits, limits.processes + (2 if policy.uses_cgroup else 1)),
         landlock=_landlock(policy),
         seccomp=True,
         allow_spawn=policy.allow_spawn,
@@ -99,11 +100,11 @@ def is_below(path: str, targets: tuple[str, ...]) -> bool:
     return any(posixpath.commonpath([path, target]) == target for target in targets)
 
 
-def _rlimits(limits: Limits, count_processes: bool = True) -> tuple[tuple[str, int], ...]:
+def _rlimits(limits: Limits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
     rlimits = [("core", 0), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
     rlimits += [("sigpending", 1024), ("msgqueue", 819_200), ("rtprio", 0), ("nice", 0)]
-    if count_processes:
-        rlimits.append(("nproc", limits.processes + 1))  # init is one of them
+    if most_processes:
+        rlimits.append(("nproc", most_processes))
     return tuple(rlimits)
 
 
@@ -132,7 +133,7 @@ def compile_open_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths
         isolation=policy.isolation,
         network="host" if policy.network == "host" else "loopback",
         cwd=f"{home}{WORK_DIR}",
-        rlimits=_rlimits(limits, count_processes=False),
+        rlimits=_rlimits(limits),
         landlock=_open_landlock(policy, layout, runtime_paths, home) if is_landlock else (),
         seccomp=is_landlock,
         allow_spawn=policy.allow_spawn,

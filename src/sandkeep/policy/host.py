@@ -13,6 +13,8 @@ class HostCapabilities:
     landlock_abi: int = 0
     seccomp: bool = False
     cgroup: str | None = None
+    #: That cgroup can hold a share of the processors.
+    cpu_share: bool = False
     #: RLIMIT_NPROC counts per user namespace, not per user of the whole host (Linux 5.14).
     process_limit_per_namespace: bool = False
     reasons: tuple[tuple[str, str], ...] = ()

@@ -30,7 +30,8 @@ class AllowedPath:
     guest_path: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", _absolute("path", os.fspath(self.path)))
+        path = os.fspath(self.path) if isinstance(self.path, os.PathLike) else self.path
+        object.__setattr__(self, "path", _absolute("path", path))
         try:
             object.__setattr__(self, "mode", AccessMode(self.mode))
         except ValueError:
@@ -75,6 +76,8 @@ class NetworkRule:
                 raise PolicyViolation(f"bad port {port!r} for {self.domain!r}")
         for name in ("methods", "path_prefixes"):
             value = getattr(self, name)
+            if isinstance(value, str):
+                raise InvalidRequest("must be a list of texts, not one text", field=name)
             if value is not None:
                 object.__setattr__(self, name, tuple(check_text(name, item) for item in value))
 
@@ -91,8 +94,13 @@ class SandboxPolicy:
     limits: Limits | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "allowed_paths", tuple(self.allowed_paths))
-        object.__setattr__(self, "network_rules", tuple(self.network_rules))
+        for name, kind in (("allowed_paths", AllowedPath), ("network_rules", NetworkRule)):
+            items = tuple(getattr(self, name))
+            if not all(isinstance(item, kind) for item in items):
+                raise InvalidRequest(f"must be {kind.__name__} objects", field=name)
+            object.__setattr__(self, name, items)
+        if self.limits is not None and not isinstance(self.limits, Limits):
+            raise InvalidRequest(f"must be Limits, not {type(self.limits).__name__}", field="limits")
         object.__setattr__(self, "env", check_env(self.env))
         for name in ("allow_network", "allow_process_spawn"):
             if not isinstance(getattr(self, name), bool):
@@ -115,7 +123,7 @@ class SandboxPolicy:
     def from_json(cls, text: str | bytes) -> SandboxPolicy:
         """Parses what `to_json` wrote. A missing key denies; an unknown key is refused, for it might have denied more."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=_without_repeats)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"not JSON: {error}", field="policy") from None
         return cls(
@@ -129,6 +137,13 @@ class SandboxPolicy:
                 },
             )
         )
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ on which of two equal keys counts; a policy must mean the same to all of them."""
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return dict(pairs)
 
 
 def _list(value: Any) -> list[Any]:

@@ -71,6 +71,12 @@ def resolve(
         _require_landlock(policy, host, has_egress)
     elif enforcer is BARE:
         _refuse_what_bare_cannot(policy, has_egress)
+    if limits.cpus is not None and not host.cpu_share:
+        raise EnforcerUnavailable(
+            enforcer or "process",
+            "a share of the processors needs a cgroup with the cpu controller, and there is none to be had here",
+            hint="leave Limits(cpus=...) out, run as root, or run below a delegated cgroup",
+        )
     isolation = {NATIVE: "namespaces", LANDLOCK: "landlock"}.get(enforcer or "", "none")
     if policy.allow_network and has_egress:
         raise PolicyViolation("allow_network opens everything and would make the fetch policy meaningless")

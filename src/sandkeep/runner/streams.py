@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandkeep.runner.cell import Cell, CellLost
@@ -48,13 +49,17 @@ class Exit:
 
 
 class Pump:
-    """One run's conversation with its cell, in the calling thread."""
+    """One run's conversation with its cell, in the calling thread.
+
+    `stdin` is what the guest reads: bytes, or a descriptor that is passed on as its data comes.
+    """
 
     def __init__(
-        self, cell: Cell, stdin: bytes, output_cap: int, deadline: float, cancel: int = -1, cpu_seconds: float | None = None
+        self, cell: Cell, stdin: bytes | int, output_cap: int, deadline: float, cancel: int = -1, cpu_seconds: float | None = None
     ) -> None:
         self._cell = cell
-        self._stdin = memoryview(stdin)
+        self._source = stdin if isinstance(stdin, int) else -1
+        self._stdin = memoryview(b"" if isinstance(stdin, int) else stdin)
         self._deadline = deadline
         self._cancel = cancel
         self._captures = {cell.stdout: Capture(output_cap), cell.stderr: Capture(output_cap)}
@@ -96,6 +101,9 @@ class Pump:
             self._poll.register(descriptor, select.POLLIN)
         if self._stdin:
             self._poll.register(self._cell.stdin, select.POLLOUT)
+        elif self._source >= 0:
+            self._poll.register(self._source, select.POLLIN)
+            self._poll.register(self._cell.stdin, 0)  # only whether the guest has closed its end
         else:
             self._cell.close_stdin()
         if self._cancel >= 0:
@@ -106,6 +114,8 @@ class Pump:
             self._read(descriptor)
         elif descriptor == self._cell.stdin:
             self._feed()
+        elif descriptor == self._source:
+            self._draw()
         elif descriptor == self._cell.status.fileno():
             self._hear()
         elif descriptor == self._cell.pidfd:
@@ -122,16 +132,42 @@ class Pump:
         self._captures[descriptor].add(chunk)
         return True
 
+    def _draw(self) -> None:
+        """Takes the next piece from the source, and no more of it until that piece is with the guest."""
+        try:
+            piece = os.read(self._source, _CHUNK)
+        except OSError:
+            piece = b""
+        self._poll.unregister(self._source)
+        if not piece:
+            self._end_stdin()
+            return
+        self._stdin = memoryview(piece)
+        self._poll.modify(self._cell.stdin, select.POLLOUT)
+
     def _feed(self) -> None:
         try:
             self._stdin = self._stdin[os.write(self._cell.stdin, self._stdin[:_CHUNK]) :]
         except BlockingIOError:
             return
         except OSError:
-            self._stdin = self._stdin[:0]  # the guest closed its end and will never read the rest
-        if not self._stdin:
-            self._poll.unregister(self._cell.stdin)
-            self._cell.close_stdin()
+            self._end_stdin()  # the guest closed its end and will never read the rest
+            return
+        if self._stdin:
+            return
+        if self._source < 0:
+            self._end_stdin()
+        else:
+            self._poll.modify(self._cell.stdin, 0)
+            self._poll.register(self._source, select.POLLIN)
+
+    def _end_stdin(self) -> None:
+        self._stdin = self._stdin[:0]
+        self._poll.unregister(self._cell.stdin)
+        self._cell.close_stdin()
+        if self._source >= 0:
+            with suppress(KeyError):
+                self._poll.unregister(self._source)
 
     def _hear(self) -> None:
         try:

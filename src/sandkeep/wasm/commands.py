@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 
-from sandkeep.core.errors import CommandNotFound
+from sandkeep.core.errors import BackendUnavailable, CommandNotFound
 from sandkeep.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
-from sandkeep.toolbox.loader import find_artefact, module_of, toolbox_commands
+from sandkeep.toolbox.loader import PYTHON, find_artefact, module_of, toolbox_commands
 from sandkeep.wasm.cancellation import Cancellation
 from sandkeep.wasm.module_source import ModuleSource
 from sandkeep.wasm.request import Fetch, Preopen, RunRequest
 from sandkeep.wasm.supervisor import Supervisor
 
 DEFAULT_MEMORY_MB = 512
+_log = logging.getLogger(__name__)
 
 
 class ToolboxRunner:
@@ -78,8 +80,21 @@ def command_module(command: str) -> ModuleSource | None:
 
 @functools.cache
 def _own_source(name: str) -> ModuleSource:
+    if name == PYTHON:
+        return _python_source()
     artefact = find_artefact(name)
     return ModuleSource("wasm", artefact.read, f"own:{artefact.sha256}", artefact.entry, is_own=True)
+
+
+def _python_source() -> ModuleSource:
+    """The interpreter is too large to ship: it is built once on each machine, which takes half a minute."""
+    from sandkeep.toolbox import python_component
+
+    try:
+        path = python_component.ensure_component(_log.info)
+    except python_component.ComponentUnavailable as error:
+        raise BackendUnavailable(f"python3 is not there: {error}") from error
+    return ModuleSource("component", path.read_bytes, f"own:{path.stem}", "run", is_own=True)
 
 
 class SharedSupervisor:

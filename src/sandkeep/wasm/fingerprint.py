@@ -13,7 +13,7 @@ from sandkeep.wasm.worker import wasmtime_version
 
 _GUEST = Path(__file__).resolve().parent.parent / "guest"
 #: The files that decide how a module is compiled: proposals and settings, and the witness that is put into it.
-_DECIDING_FILES = ("wasm_binary.py", "wasm_engine.py", "wasm_witness.py")
+_DECIDING_FILES = ("wasm_binary.py", "wasm_component.py", "wasm_engine.py", "wasm_witness.py")
 
 
 @functools.cache

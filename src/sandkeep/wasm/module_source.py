@@ -24,7 +24,7 @@ class ModuleSource:
     compile.
     """
 
-    format: Literal["wasm", "wat"]
+    format: Literal["wasm", "wat", "component"]
     read: Callable[[], bytes]
     digest: str
     entry: str = START

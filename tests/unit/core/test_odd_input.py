@@ -1,7 +1,4 @@
-"""Input that Python itself stumbles over must still become a typed error.
-
-Each of these is a gap in `core` or `policy.model` today; strict, so that closing one makes its line fail here.
-"""
+"""Input that Python itself stumbles over must still become a typed error."""
 
 from __future__ import annotations
 
@@ -28,14 +25,12 @@ REFUSED: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="core and policy.model do not check this yet")
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED.keys())
 def test_odd_input_is_a_typed_error(make: Callable[[], object]) -> None:
     with pytest.raises(SandboxError):
         make()
 
 
-@pytest.mark.xfail(strict=True, reason="a mappingproxy can be neither pickled nor copied")
 @pytest.mark.parametrize("value", [ExecRequest(Language.PYTHON, "x", 1), SandboxPolicy()], ids=["request", "policy"])
 def test_plain_data_crosses_process_boundaries(value: object) -> None:
     assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301 - our own bytes

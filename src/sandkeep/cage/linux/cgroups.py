@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
@@ -14,7 +15,8 @@ from .namespaces import CLONE_NEWCGROUP
 from .syscalls import call
 
 ROOT = "/sys/fs/cgroup"
-_V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+_REMOVAL_SECONDS = 2.0
+_PERIOD = 100_000
 
 
 def join(descriptors: Iterable[int]) -> None:
@@ -33,6 +35,8 @@ class Home(NamedTuple):
 
     version: int
     directories: Dict[str, str]
+    #: Whether cells can be given a share of the processors.
+    has_cpu: bool = True
 
     @property
     def mechanism(self) -> str:
@@ -73,13 +77,18 @@ class Group:
             self._write("", "memory.swap.max", 0, optional=True)
             self._write("", "pids.max", limits.processes)
             if limits.cpus:
-                self._write("", "cpu.max", f"{int(limits.cpus * 100_000)} 100000")
+                self._limit_cpu(_quota(limits.cpus))
             return
         self._write("memory", "memory.limit_in_bytes", limits.memory_bytes)
         self._write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, optional=True)
         self._write("pids", "pids.max", limits.processes)
         if limits.cpus:
-            self._write("cpu", "cpu.cfs_quota_us", int(limits.cpus * 100_000))
+            self._write("cpu", "cpu.cfs_quota_us", _quota(limits.cpus))
+
+    def _limit_cpu(self, quota: int) -> None:
+        if not self._home.has_cpu:
+            raise OSError(errno.ENOTSUP, "a share of the processors needs the cpu controller", self._paths[""])
+        self._write("", "cpu.max", f"{quota} {_PERIOD}")
 
     def _write(self, controller: str, name: str, value: object, optional: bool = False) -> None:
         path = f"{self._paths[controller]}/{name}"
@@ -96,8 +105,10 @@ class Group:
     def usage(self) -> GroupUsage:
         if self._home.version == 2:
             events, pids = self._table("", "memory.events"), self._table("", "pids.events")
-            peak = self._number("", "memory.peak")
-            return GroupUsage(peak, self.cpu_seconds(), events.get("oom_kill", 0), pids.get("max", 0))
+            # A kill without the group itself having been full came from a limit above it or a host without memory.
+            kills = events.get("oom_kill", 0) if events.get("oom", 0) else 0
+            peak = self._number("", "memory.peak")  # since Linux 5.19; 0 lets init's own figure stand
+            return GroupUsage(peak, self.cpu_seconds(), kills, pids.get("max", 0))
         kills = self._table("memory", "memory.oom_control").get("oom_kill", 0)
         peak = self._number("memory", "memory.max_usage_in_bytes")
         return GroupUsage(peak, self.cpu_seconds(), kills, self._table("pids", "pids.events").get("max", 0))
@@ -108,11 +119,7 @@ class Group:
         return self._number("cpuacct", "cpuacct.usage") / 1e9
 
     def _text(self, controller: str, name: str) -> str:
-        try:
-            with open(f"{self._paths[controller]}/{name}") as file:
-                return file.read()
-        except OSError:
-            return ""
+        return read(f"{self._paths[controller]}/{name}")
 
     def _number(self, controller: str, name: str) -> int:
         return int(self._text(controller, name) or 0)
@@ -122,16 +129,53 @@ class Group:
         return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
 
     def remove(self) -> None:
-        """The kernel empties a group a moment after the last process is reaped; busy is tried again briefly."""
+        """Ends whatever is still in there, and leaves nothing of it."""
         for path in dict.fromkeys(self._paths.values()):
-            for _ in range(200):
-                try:
-                    os.rmdir(path)
-                except OSError as error:
-                    if error.errno == errno.EBUSY:
-                        time.sleep(0.002)
-                        continue
-                break
+            remove_group(path)
+
+
+def _quota(cpus: float) -> int:
+    """Microseconds per period; the kernel takes no less than a thousand."""
+    return max(int(cpus * _PERIOD), 1000)
+
+
+def remove_group(path: str) -> None:
+    """The kernel empties a group a moment after its last process was reaped; until then it is busy."""
+    deadline = time.monotonic() + _REMOVAL_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.rmdir(path)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return
+        _kill_members(path)
+        time.sleep(0.002)
+
+
+def _kill_members(path: str) -> None:
+    try:
+        with open(f"{path}/cgroup.kill", "w") as file:
+            file.write("1")
+    except OSError:  # version 1, or before Linux 5.14
+        for pid in members(path):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+def members(path: str) -> List[int]:
+    """Those that we can name: processes of a pid namespace beside ours show as 0."""
+    return [int(pid) for pid in read(f"{path}/cgroup.procs").split() if pid != "0"]
+
+
+def read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def own_paths() -> Dict[str, str]:
@@ -146,46 +190,7 @@ def own_paths() -> Dict[str, str]:
 
 
 def find_home() -> Optional[Home]:
-    """Where groups can really be made with limits that really take, found by making one; None if nowhere."""
-    for candidate in (_version_2_home, _version_1_home):
-        try:
-            home = candidate()
-            if home is not None:
-                _prove(home)
-                return home
-        except (OSError, ValueError, KeyError):
-            continue
-    return None
+    """Where groups can really be made with limits that really take; None if nowhere."""
+    from . import cgroup_homes  # the supervisor's business: cages need not load it
 
-
-def _prove(home: Home) -> None:
-    group = Group(home, f"sandkeep-probe-{os.getpid()}-{time.monotonic_ns()}", GroupLimits(64 << 20, 16))
-    group.remove()
-
-
-def _version_2_home() -> Optional[Home]:
-    base = ROOT if os.path.exists(f"{ROOT}/cgroup.controllers") else ""
-    if not base:
-        return None
-    own = own_paths().get("", "/")
-    # Only a group without processes of its own may hand controllers down, so the nearest such group above us is it.
-    path = base + own.rstrip("/")
-    while path.startswith(base):
-        try:
-            with open(f"{path}/cgroup.subtree_control", "w") as file:
-                file.write("+memory +pids +cpu")
-            return Home(2, {"": path})
-        except OSError:
-            path = os.path.dirname(path)
-    return None
-
-
-def _version_1_home() -> Optional[Home]:
-    own = own_paths()
-    directories = {}
-    for controller in _V1_CONTROLLERS:
-        path = os.path.realpath(f"{ROOT}/{controller}") + own[controller].rstrip("/")
-        if not os.access(path, os.W_OK):
-            return None
-        directories[controller] = path
-    return Home(1, directories)
+    return cgroup_homes.find()

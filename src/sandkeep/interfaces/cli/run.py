@@ -10,7 +10,7 @@ from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits
 from sandkeep.interfaces.cli import options
 from sandkeep.interfaces.cli.exits import UsageError
 from sandkeep.interfaces.cli.render import finish
-from sandkeep.interfaces.cli.source import Source, choose, read_code, read_guest_stdin
+from sandkeep.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
 from sandkeep.interfaces.cli.voice import Progress
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ def run(arguments: argparse.Namespace) -> int:
     source = choose(arguments.target, arguments.source, arguments.code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain)
     backend = _backend_name(arguments, source.language, policy)
-    request = _request(arguments, source)
+    request = _request(arguments, source, backend)
     doing = "compiling and running" if source.language is Language.RUST else "running"
     try:
         with Progress(f"{doing} {source.language}"):
             if backend == "wasm":
                 outcome: ExecResult | SandboxError = _run_wasm(request)
             else:
-                outcome = _run_process(request, arguments.enforcer, policy)
+                outcome = _run_process(request, arguments.enforcer, policy, guest_stdin(source))
     except SandboxError as error:
         outcome = error
     return finish(outcome, arguments.json)
@@ -44,7 +44,7 @@ def _backend_name(arguments: argparse.Namespace, language: Language, policy: San
     return name
 
 
-def _request(arguments: argparse.Namespace, source: Source) -> ExecRequest:
+def _request(arguments: argparse.Namespace, source: Source, backend: str) -> ExecRequest:
     timeout = options.seconds("--timeout", arguments.timeout)
     memory = options.whole_number("--memory", arguments.memory, 1 << 20)
     output = options.whole_number("--max-output", arguments.max_output, 1 << 30)
@@ -55,7 +55,8 @@ def _request(arguments: argparse.Namespace, source: Source) -> ExecRequest:
             source.language,
             code,
             timeout,
-            stdin=read_guest_stdin(source, timeout),
+            # The process backend passes our stdin on as it comes; the other one wants all of it first.
+            stdin=read_guest_stdin(source, timeout) if backend == "wasm" else None,
             memory_limit_mb=memory,
             env=env,
             limits=None if output is None else Limits(output_bytes=output),
@@ -64,7 +65,7 @@ def _request(arguments: argparse.Namespace, source: Source) -> ExecRequest:
         raise UsageError(error.message, error.hint) from None
 
 
-def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | None) -> ExecResult:
+def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | None, stdin: int) -> ExecResult:
     from sandkeep.backends.process import ProcessBackend
     from sandkeep.languages.config import ProcessConfig
 
@@ -74,7 +75,7 @@ def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | No
         policy=policy,
     )
     try:
-        return backend.execute_blocking(request)
+        return backend.execute_blocking(request, stdin=stdin)
     finally:
         backend.close()
 

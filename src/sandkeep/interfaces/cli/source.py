@@ -114,15 +114,22 @@ def _read_program_from_stdin() -> bytes:
     return sys.stdin.buffer.read(MAX_CODE_BYTES + 1)
 
 
+def guest_stdin(source: Source) -> int:
+    """The descriptor that the guest reads: our stdin when it is not a terminal and did not hold the program; or -1."""
+    if source.is_from_stdin or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return -1
+    return sys.stdin.fileno()
+
+
 def read_guest_stdin(source: Source, patience: float) -> bytes | None:
     """What the guest reads: our stdin when it is not a terminal and did not hold the program.
 
     A pipe that is open but silent (programs that start us often leave one) would hold us for ever. Nothing at all for
     `SILENCE` seconds counts as nothing to read, and is said; a pipe that has spoken gets `patience` to finish.
     """
-    if source.is_from_stdin or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+    descriptor = guest_stdin(source)
+    if descriptor < 0:
         return None
-    descriptor = sys.stdin.fileno()
     if not _is_readable(descriptor, min(SILENCE, patience)):
         say_warning("nothing came on stdin; the program reads end of file", "add '< /dev/null', or write sooner")
         return None

@@ -5,6 +5,7 @@ Nothing of the standard library can be loaded from files later, so everything im
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import preload
@@ -23,3 +24,6 @@ class WitWorld(wit_world.WitWorld):
 
 event_loop.install()
 sys.modules.pop("__main__", None)
+# A collection during a run must not walk, and so copy, the pages of everything above.
+gc.collect()
+gc.freeze()
