@@ -99,6 +99,12 @@ def test_ambiguous_urls_are_refused(url: str) -> None:
         parse_url(url)
 
 
+def test_a_password_in_a_url_is_not_repeated_in_the_error() -> None:
+    with pytest.raises(UrlError) as caught:
+        parse_url("http://user:canary@example.com/")
+    assert "canary" not in str(caught.value) and "Authorization" in str(caught.value)
+
+
 @pytest.mark.attack("SS-11")
 def test_what_follows_a_fragment_is_never_a_host() -> None:
     assert parse_url("http://evil.com#@allowed.com").host.name == "evil.com"
