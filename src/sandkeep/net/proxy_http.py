@@ -49,7 +49,7 @@ async def serve_http(
             head = parse_head(raw)
             if head.method == "CONNECT" and pinned is None:
                 return _connect_request(head, rest)
-            target = _target_of(head, pinned)
+            target = target_of(head, pinned)
         except (HeadError, UrlError) as error:
             outward.gate.refuse_unread(str(error), via)
             await _refuse(stream, f"the request is refused: {error}")
@@ -93,7 +93,8 @@ def _connect_request(head: RequestHead, early: bytes) -> ConnectRequest:
     return ConnectRequest(host, port, early)
 
 
-def _target_of(head: RequestHead, pinned: Pinned | None) -> Target:
+def target_of(head: RequestHead, pinned: Pinned | None) -> Target:
+    """Where the request goes; inside a tunnel, nowhere but where the tunnel goes."""
     target = _pinned_target(head, pinned) if pinned else parse_url(head.target)
     if pinned is None and target.scheme != "http":
         raise HeadError("https goes through CONNECT")
