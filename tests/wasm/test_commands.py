@@ -108,6 +108,57 @@ class TestNode:
         assert command("node", "-p", "typeof secret + typeof process.env.SECRET").stdout == "undefinedundefined\n"
 
 
+class TestGit:
+    def test_a_repository(self, command: Command, tmp_path: Path) -> None:
+        _needs("git")
+        (tmp_path / "file").write_text("x")
+        env = {"HOME": "/work"}
+        for line in (
+            ["init"],
+            ["add", "file"],
+            ["-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "-m", "y"],
+        ):
+            result = command("git", *line, env=env, timeout=60)
+            assert result.exit_code == 0, result.stderr
+        assert (tmp_path / ".git" / "HEAD").exists()
+
+
+class TestPython:
+    @pytest.fixture(autouse=True)
+    def _module(self) -> None:
+        from sandkeep.toolbox import python_component
+
+        # Building it takes half a minute, so that on a laptop only one that was built before is used.
+        require(python_component.is_cached(), "the Python component was not built yet")
+
+    def test_it_sees_its_arguments_directory_input_and_environment(self, command: Command, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("content")
+        code = (
+            "import os, sys; print(os.getcwd(), os.environ['A'], sys.argv[1:], sys.stdin.read(), open('file').read())"
+        )
+        result = command("python3", "-c", code, "x", env={"A": "given"}, stdin=b"typed", timeout=120)
+        assert result.stdout == "/work given ['x'] typed content\n", result.stderr
+
+    @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(60)"])
+    def test_its_deadline_holds(self, command: Command, code: str) -> None:
+        with pytest.raises(ExecutionTimeout) as caught:
+            command("python3", "-c", f"print('so far', flush=True)\n{code}", timeout=1)
+        assert caught.value.result is not None
+        assert caught.value.result.stdout == "so far\n"
+
+    def test_its_memory_is_bounded(self, command: Command) -> None:
+        with pytest.raises(MemoryExceeded):
+            command("python3", "-c", "a = []\nwhile True: a.append('x' * 100000)", memory_limit_mb=64)
+
+    def test_how_it_ends_is_kept(self, command: Command) -> None:
+        assert command("python3", "-c", "raise SystemExit(3)").exit_code == 3
+        assert "ZeroDivisionError" in command("python3", "-c", "1/0").stderr
+
+    def test_one_run_leaves_nothing_for_the_next(self, command: Command) -> None:
+        command("python3", "-c", "import builtins; builtins.secret = 1")
+        assert command("python3", "-c", "import builtins; print(hasattr(builtins, 'secret'))").stdout == "False\n"
+
+
 class TestShell:
     @pytest.fixture(autouse=True)
     def _module(self) -> None:
