@@ -64,7 +64,9 @@ def figures(times: dict[str, list[float]], baseline: str) -> list[Figure]:
     return [
         Figure(
             name,
-            *(round(_quantile(values, part), 3) for part in (0.5, 0.95, 0.99)),
+            p50=round(_quantile(values, 0.5), 3),
+            p95=round(_quantile(values, 0.95), 3),
+            p99=round(_quantile(values, 0.99), 3),
             ratio=round(_quantile(values, 0.5) / base, 4),
             ratio_p99=round(_quantile(values, 0.99) / base, 4),
             samples=len(values),

@@ -117,7 +117,11 @@ def abstract_sockets(patient: Patient) -> tuple[bool, str | None, str]:
         server.listen()
         connect = f"socket.socket(socket.AF_UNIX).connect(chr(0) + {name!r})"
         shown = patient.run(f"import socket\n{_attempt(connect)}").stdout
-    return shown.startswith("held"), "network namespace + Landlock", "an abstract socket of this process was out of reach"
+    return (
+        shown.startswith("held"),
+        "network namespace + Landlock",
+        "an abstract socket of this process was out of reach",
+    )
 
 
 def privileges(patient: Patient) -> tuple[bool, str | None, str]:
@@ -195,7 +199,11 @@ def deadline(patient: Patient) -> tuple[bool, str | None, str]:
 
 def cpu(patient: Patient) -> tuple[bool, str | None, str]:
     result = patient.run("while True: pass", timeout=5, limits=Limits(cpu_seconds=0.3))
-    return result.signal is not None, patient.enforced.cpu, f"a spinning guest was stopped after {result.duration:.1f} s"
+    return (
+        result.signal is not None,
+        patient.enforced.cpu,
+        f"a spinning guest was stopped after {result.duration:.1f} s",
+    )
 
 
 ATTACKS: tuple[tuple[str, Attack], ...] = (
@@ -240,7 +248,9 @@ def _row(name: str, attack: Attack, patient: Patient) -> Row:
     if not held:
         return Row(name, "missing", mechanism, f"the attack succeeded; it should be that {proof}", "please report this")
     is_weaker = mechanism == "supervisor" and name == "memory limit"
-    remedy = "run under a delegated cgroup, e.g. `systemd-run --user --scope -p Delegate=yes ...`" if is_weaker else None
+    remedy = (
+        "run under a delegated cgroup, e.g. `systemd-run --user --scope -p Delegate=yes ...`" if is_weaker else None
+    )
     return Row(name, "weaker" if is_weaker else "works", mechanism, proof, remedy)
 
 

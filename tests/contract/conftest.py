@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.helpers import require
 
 from sandkeep import ExecRequest, ExecResult, ProcessBackend
 from sandkeep.core.errors import EnforcerUnavailable
-from tests.helpers import require
 
 CLASSES = {"bare": None, "native": "native", "bubblewrap": "bubblewrap", "landlock": "landlock"}
 

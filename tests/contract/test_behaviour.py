@@ -9,11 +9,11 @@ import threading
 import time
 
 import pytest
+from tests.contract.conftest import Run
+from tests.helpers import require
 
 from sandkeep import ExecRequest, ExecutionTimeout, InvalidRequest, Limits, ProcessBackend
 from sandkeep.core.errors import BackendUnavailable
-from tests.contract.conftest import Run
-from tests.helpers import require
 
 MIB = 1024 * 1024
 
@@ -81,7 +81,7 @@ def test_typescript_with_types_enums_and_type_imports(run: Run) -> None:
 @pytest.mark.needs("rustc")
 def test_rust_compiles_runs_and_reports_errors(run: Run) -> None:
     assert run('fn main() { println!("{}", 6 * 7); }', "rust", 60).stdout == "42\n"
-    broken = run("fn main() { let x: i32 = \"a\"; }", "rust", 60)
+    broken = run('fn main() { let x: i32 = "a"; }', "rust", 60)
     assert broken.exit_code != 0
     assert "mismatched types" in broken.stderr
 
@@ -168,7 +168,11 @@ def test_no_descriptor_is_inherited(run: Run, tmp_path: os.PathLike[str]) -> Non
 
 @pytest.mark.attack("LK-05")
 def test_runs_share_no_files(backend: ProcessBackend, run: Run) -> None:
-    places = ["$PWD/left"] if backend.capabilities().isolation_class == "process" else ["$PWD/left", "$TMPDIR/left", "$HOME/left"]
+    places = (
+        ["$PWD/left"]
+        if backend.capabilities().isolation_class == "process"
+        else ["$PWD/left", "$TMPDIR/left", "$HOME/left"]
+    )
     for place in places:
         run(f"echo canary > {place}", "command")
         assert "canary" not in run(f"cat {place} 2>&1; true", "command").stdout
@@ -230,7 +234,11 @@ def test_timeout_kills_the_whole_tree(run: Run) -> None:
     marker = f"4{os.getpid() % 10000}.25"
     started = time.monotonic()
     with pytest.raises(ExecutionTimeout) as caught:
-        run(f"echo partial; sleep {marker} & setsid sleep {marker} & (setsid sh -c 'sleep {marker} & wait') & wait", "command", 1)
+        run(
+            f"echo partial; sleep {marker} & setsid sleep {marker} & (setsid sh -c 'sleep {marker} & wait') & wait",
+            "command",
+            1,
+        )
     assert time.monotonic() - started < 3
     assert caught.value.timeout == 1
     assert caught.value.result is not None
@@ -268,7 +276,9 @@ def test_ignoring_signals_and_stopping_itself_does_not_help(run: Run) -> None:
 
 
 def test_usage_is_measured(run: Run) -> None:
-    result = run("x = bytearray(60 << 20)\nimport time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass")
+    result = run(
+        "x = bytearray(60 << 20)\nimport time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    )
     assert result.usage.cpu_time >= 0.19
     assert result.usage.peak_memory_bytes >= 60 << 20
     assert result.usage.wall_time > 0

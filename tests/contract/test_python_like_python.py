@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.contract.conftest import runner
 
 from sandkeep import ProcessBackend
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.languages.python import find_interpreter
-from tests.contract.conftest import runner
 
 PROGRAMS = {
     "prints": "print('hello'); print('a', 'b', sep='-', end='!\\n')",
@@ -142,7 +142,12 @@ def test_same_as_bare(name: str, native: ProcessBackend, bare_python: str, tmp_p
     script.write_text(code)
     environment = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     bare = subprocess.run(
-        [bare_python, str(script)], input=INPUT.encode(), capture_output=True, env=environment, cwd=tmp_path, check=False
+        [bare_python, str(script)],
+        input=INPUT.encode(),
+        capture_output=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
     )
     ours = runner(native)(code, stdin=INPUT)
     expected = bare.returncode if bare.returncode >= 0 else 128 - bare.returncode
@@ -153,13 +158,19 @@ def test_same_as_bare(name: str, native: ProcessBackend, bare_python: str, tmp_p
 
 def test_hash_and_random_state_differ_between_runs(native: ProcessBackend) -> None:
     run = runner(native)
-    seen = {run("import random, uuid, secrets; print(random.random(), uuid.uuid4(), secrets.token_hex(8))").stdout for _ in range(6)}
+    seen = {
+        run("import random, uuid, secrets; print(random.random(), uuid.uuid4(), secrets.token_hex(8))").stdout
+        for _ in range(6)
+    }
     assert len(seen) == 6
 
 
 def test_python_variables_reach_an_interpreter_of_their_own(native: ProcessBackend) -> None:
     run = runner(native)
-    assert run("print(hash('a'))", env={"PYTHONHASHSEED": "0"}).stdout == run("print(hash('a'))", env={"PYTHONHASHSEED": "0"}).stdout
+    assert (
+        run("print(hash('a'))", env={"PYTHONHASHSEED": "0"}).stdout
+        == run("print(hash('a'))", env={"PYTHONHASHSEED": "0"}).stdout
+    )
     assert run("import sys; print(sys.flags.dont_write_bytecode)", env={"PYTHONDONTWRITEBYTECODE": "1"}).stdout == "1\n"
 
 

@@ -11,8 +11,8 @@ It keeps the whole contract of `SandboxBackend`: typed errors, deadlines, cancel
 from __future__ import annotations
 
 import asyncio
-import re
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -27,7 +27,6 @@ from sandkeep.runner.denials import explain
 from sandkeep.runner.outcome import KernelUsage, Terms, judge
 from sandkeep.runner.streams import Pump
 
-
 if TYPE_CHECKING:
     from sandkeep.net.types import FetchPolicy
 

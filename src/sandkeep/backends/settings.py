@@ -1,4 +1,4 @@
-"""Settings: where a run takes place. In a cage it is always the same world; in the open classes a directory of its own."""
+"""Settings: where a run takes place. A cage is always the same world; the open classes get a directory of their own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class PlaceFor:
 class Setting:
     """The full cage. Subclasses are the classes that share the host's root."""
 
-    def __init__(self, effective: EffectivePolicy, policy: SandboxPolicy, config: ProcessConfig, program: Program) -> None:
+    def __init__(
+        self, effective: EffectivePolicy, policy: SandboxPolicy, config: ProcessConfig, program: Program
+    ) -> None:
         self.effective = effective
         self.policy = policy
         self._runtime_paths = program.runtime_paths
@@ -87,7 +89,7 @@ class Setting:
         return Job(mode, argv, env, place.home.code, files, program.main_file)
 
     def warm_worker(self, launch: Launch) -> str | None:
-        """Which worker can take the text as it is. Variables that an interpreter reads when it starts need a new one."""
+        """Which worker can take the text as it is. What an interpreter reads when it starts needs a new one."""
         worker = launch.program.worker
         if worker is None or launch.is_build or self.effective.isolation == "none":
             return None
@@ -189,9 +191,7 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, program: Prog
     )
 
 
-def setting_for(
-    effective: EffectivePolicy, policy: SandboxPolicy, config: ProcessConfig, program: Program
-) -> Setting:
+def setting_for(effective: EffectivePolicy, policy: SandboxPolicy, config: ProcessConfig, program: Program) -> Setting:
     """The class that fits the enforcer."""
     if effective.isolation == "namespaces":
         return Setting(effective, policy, config, program)

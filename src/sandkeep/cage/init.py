@@ -18,7 +18,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from . import enter
 from .failure import CageError
-from .linux import usage
+from .linux import fds, usage
 from .linux.notify import Listener
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from .wire import close_all, receive_packet, send_packet
@@ -84,7 +84,7 @@ def _start_guest(kit: enter.Kit, channels: Channels) -> tuple[int, socket.socket
         theirs.close()
         return pid, ours
     try:
-        enter.fds.use_as_stdio(channels.stdin, channels.stdout, channels.stderr)
+        fds.use_as_stdio(channels.stdin, channels.stdout, channels.stderr)
         keep = (channels.job, theirs.fileno())
         listener = enter.lock(kit, keep)
         enter.check(kit, keep + ((listener,) if listener >= 0 else ()))
@@ -228,7 +228,9 @@ class Supervisor:
     def _cpu_used(self, pids: List[int]) -> float:
         """A child that nobody waits for (SIGCHLD ignored) is on nobody's account but this one."""
         now = {pid: usage.cpu_seconds([pid]) for pid in pids}
-        self._cpu_lost += sum(used for pid, used in self._cpu_seen.items() if pid not in now and pid not in self._waited)
+        self._cpu_lost += sum(
+            used for pid, used in self._cpu_seen.items() if pid not in now and pid not in self._waited
+        )
         self._waited.clear()
         self._cpu_seen = now
         return self._cpu + self._cpu_lost + sum(now.values())
@@ -265,7 +267,7 @@ class Supervisor:
             except ProcessLookupError:
                 pass
             try:
-                _, status, used = os.wait4(-1, 0)
+                _, _, used = os.wait4(-1, 0)
             except ChildProcessError:
                 return
             except OSError as error:

@@ -70,4 +70,3 @@ def _end_like(report: Dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)
-

@@ -94,15 +94,20 @@ def decode(data: Any) -> LaunchPlan:
 def _record(kind: Any, data: Any) -> dict[str, Any]:
     if not isinstance(data, dict) or set(data) != set(kind._fields):
         raise PlanError(f"not a {kind.__name__}")
-    for name, default in kind._field_defaults.items():
-        expected = (list,) if isinstance(default, tuple) and not hasattr(default, "_fields") else (type(default),)
-        if hasattr(default, "_fields"):
-            expected = (dict,)
-        elif isinstance(default, float):
-            expected = (int, float)
-        if type(data[name]) not in expected:
+    defaults = kind._field_defaults
+    for name in kind._fields:
+        if type(data[name]) not in _json_types(defaults.get(name, "")):
             raise PlanError(f"{kind.__name__}.{name} has the wrong type")
     return dict(data)
+
+
+def _json_types(example: Any) -> Tuple[type, ...]:
+    """What a value like this one looks like in JSON. Fields without a default are text."""
+    if hasattr(example, "_fields"):
+        return (dict,)
+    if isinstance(example, tuple):
+        return (list,)
+    return (int, float) if isinstance(example, float) else (type(example),)
 
 
 def _sequence(value: Any) -> list[Any]:

@@ -17,7 +17,8 @@ import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import init, plan as plans
+from . import init
+from . import plan as plans
 from .enter import Kit
 from .failure import CageError, step
 from .linux import mounts, namespaces, seccomp, usage
@@ -189,9 +190,9 @@ class Zygote:
                     namespaces.map_ids(pid, self._host_id, self._host_id)
             send_packet(channels.status, {"pid": pid}, [pidfd])  # before anything that the cell itself can say
             os.write(go_write, b"g")
-        except (CageError, OSError) as error:
+        except (CageError, OSError):
             _kill(pid)
-            raise error if isinstance(error, CageError) else CageError("start cell", error.errno or 0, str(pid))
+            raise
         finally:
             close_all([go_write, pidfd])
         return False
@@ -279,7 +280,7 @@ def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleTyp
     worker = ModuleType("sandkeep_worker")
     with step("load worker", path), open(path, encoding="utf-8") as file:
         code = compile(file.read(), "<sandkeep>", "exec")
-    exec(code, worker.__dict__)
+    exec(code, worker.__dict__)  # noqa: S102  # our own file, by its path
     problem = worker.prepare(with_site, list(preload))
     if problem:
         raise CageError("preload", 0, problem)
@@ -325,6 +326,6 @@ def write_files(job: Any) -> None:
         try:
             view = memoryview(content)
             while view:
-                view = view[os.write(descriptor, view):]
+                view = view[os.write(descriptor, view) :]
         finally:
             os.close(descriptor)

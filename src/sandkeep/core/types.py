@@ -34,17 +34,17 @@ def _positive_int(name: str, value: object, largest: int) -> None:
         raise InvalidRequest(f"must be between 1 and {largest}", field=name)
 
 
-def _positive_number(name: str, value: object, largest: float) -> None:
+def _positive_number(name: str, value: object, largest: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"must be a number of seconds, not {type(value).__name__}", field=name)
     if not 0 < value <= largest:  # false for NaN as well
         raise InvalidRequest(f"must be more than 0 and at most {largest:g}", field=name)
+    return float(value)
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
     """A timeout in seconds, or `InvalidRequest`. There is no way to ask for "for ever"."""
-    _positive_number(name, value, MAX_TIMEOUT)
-    return float(value)  # type: ignore[arg-type]
+    return _positive_number(name, value, MAX_TIMEOUT)
 
 
 def check_text(name: str, value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from dataclasses import replace
@@ -12,6 +11,7 @@ from sandkeep.cage.linux import landlock
 from sandkeep.cage.linux.cgroups import Home, find_home
 from sandkeep.enforcers.layout import SHARED_ETC, system_layout
 from sandkeep.policy.host import HostCapabilities, HostLayout
+
 
 @cache
 def cgroup_home() -> Home | None:

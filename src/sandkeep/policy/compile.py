@@ -125,7 +125,9 @@ def _watch(policy: EffectivePolicy, disk_paths: tuple[str, ...]) -> Watch:
     )
 
 
-def compile_open_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], home: str) -> LaunchPlan:
+def compile_open_plan(
+    policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], home: str
+) -> LaunchPlan:
     """For the classes that share the host's root: `home` is a private directory made for this run."""
     is_landlock = policy.isolation == "landlock"
     limits = policy.limits

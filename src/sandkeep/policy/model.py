@@ -121,7 +121,7 @@ class SandboxPolicy:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SandboxPolicy:
-        """Parses what `to_json` wrote. A missing key denies; an unknown key is refused, for it might have denied more."""
+        """Parses what `to_json` wrote. A missing key denies; an unknown one is refused: it might have denied more."""
         try:
             data = json.loads(text, object_pairs_hook=_without_repeats)
         except (ValueError, RecursionError) as error:

@@ -48,12 +48,8 @@ def effective_limits(policy: SandboxPolicy, requested: Limits | None, memory_mb:
     """What a request asked for, never more than the policy gives; the defaults where neither says anything."""
     limits = requested or policy.limits or Limits()
     if memory_mb is not None:
-        limits = Limits(**{**_fields(limits), "memory_mb": memory_mb})
+        limits = replace(limits, memory_mb=memory_mb)
     return limits.capped_by(policy.limits) if policy.limits else limits
-
-
-def _fields(limits: Limits) -> dict[str, object]:
-    return {name: getattr(limits, name) for name in Limits.__slots__}
 
 
 def resolve(

@@ -15,7 +15,6 @@ from sandkeep.cage.linux.cgroups import Group, GroupUsage
 from sandkeep.cage.wire import Job, encode_job, receive_packet, send_packet
 from sandkeep.core.errors import EnforcerFailed
 
-
 #: Every cell that is not closed, so that a forked copy of this process can let go of all of them.
 live_cells: weakref.WeakSet[Cell] = weakref.WeakSet()
 

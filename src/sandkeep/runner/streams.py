@@ -55,7 +55,13 @@ class Pump:
     """
 
     def __init__(
-        self, cell: Cell, stdin: bytes | int, output_cap: int, deadline: float, cancel: int = -1, cpu_seconds: float | None = None
+        self,
+        cell: Cell,
+        stdin: bytes | int,
+        output_cap: int,
+        deadline: float,
+        cancel: int = -1,
+        cpu_seconds: float | None = None,
     ) -> None:
         self._cell = cell
         self._source = stdin if isinstance(stdin, int) else -1
@@ -194,8 +200,10 @@ class Pump:
         if self._cell.report is None:
             self._last_words()
         report = self._cell.report or {}
+        stdout, stderr = (self._captures[descriptor] for descriptor in self._order)
         return Exit(
-            *(self._captures[descriptor] for descriptor in self._order),
+            stdout,
+            stderr,
             duration=time.monotonic() - started,
             is_timeout=cut_short == "timeout",
             is_cancelled=cut_short == "cancelled",

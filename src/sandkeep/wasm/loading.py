@@ -7,6 +7,7 @@ in the compiler that a module triggers can spoil that module's own entry and no 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from typing import Any
@@ -21,6 +22,7 @@ from sandkeep.wasm.module_source import ModuleSource
 from sandkeep.wasm.pool import WorkerPool
 from sandkeep.wasm.request import MIB
 
+_log = logging.getLogger(__name__)
 #: Larger modules are worth a fresh worker, so that their compiled form can be kept.
 _LARGE_BYTES = 64 * 1024
 _MOST_LOADED = 64
@@ -48,25 +50,37 @@ class Loader:
         if key in lease.worker.loaded:
             lease.worker.loaded.move_to_end(key)
             return
-        compiled = self._cache.find(cache_key(source, needs_fuel))
-        if compiled is not None and self._adopt(lease, source, needs_fuel, compiled, timeout):
+        if self._adopt(lease, source, needs_fuel, timeout):
             return
         data = source.read()
         if len(data) > _LARGE_BYTES and not lease.worker.is_clean:
             lease.swap_for_clean()
-        self._compile(lease, source, data, needs_fuel, Bounds(seconds, _compile_memory(source)), timeout)
+        bounds = Bounds(seconds, _compile_memory(source))
+        if not source.is_own:
+            self._compile(lease, source, data, needs_fuel, bounds, timeout)
+            return
+        # One at a time, since it takes seconds and who waits finds it done. The worker is leased already: a lock that
+        # is held while waiting for a worker could wait for ever.
+        with self._compiling:
+            if not self._adopt(lease, source, needs_fuel, timeout):
+                _log.info("compiling a module of the toolbox, once on this machine")
+                self._compile(lease, source, data, needs_fuel, bounds, timeout)
 
     def prepare_own(self, source: ModuleSource, needs_fuel: bool, *, may_wait: bool = True) -> None:
         """Makes sure that a module of ours is in the cache; the first time on a machine this takes seconds."""
         key = loaded_key(source, needs_fuel)
-        with self._compiling, Lease(self._pool, key, needs_clean=True, may_wait=may_wait) as lease:
+        with Lease(self._pool, key, needs_clean=True, may_wait=may_wait) as lease:
             self.ensure(lease, source, needs_fuel, OWN_COMPILE_SECONDS, OWN_COMPILE_SECONDS)
             lease.is_reusable = True
 
     def find_compiled(self, source: ModuleSource, needs_fuel: bool) -> Compiled | None:
         return self._cache.find(cache_key(source, needs_fuel))
 
-    def _adopt(self, lease: Lease, source: ModuleSource, needs_fuel: bool, compiled: Compiled, timeout: float) -> bool:
+    def _adopt(self, lease: Lease, source: ModuleSource, needs_fuel: bool, timeout: float) -> bool:
+        """Takes the compiled form from the cache, if it is there and wasmtime takes it."""
+        compiled = self.find_compiled(source, needs_fuel)
+        if compiled is None:
+            return False
         message = load_message(source, needs_fuel, "compiled", _evicted(lease)) | {"facts": compiled.facts}
         bounds = Bounds(timeout, OWN_COMPILE_MEMORY_MB * MIB)
         reply = _exchange(lease, message, b"", compiled.descriptor, bounds, timeout).message

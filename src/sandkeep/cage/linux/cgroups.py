@@ -60,8 +60,10 @@ class Group:
     """One cell's group. `remove` is called when its processes are gone."""
 
     def __init__(self, home: Home, name: str, limits: GroupLimits) -> None:
-        self._home = home
-        self._paths = {controller: f"{base}/{name}" for controller, base in home.directories.items()}
+        from . import cgroup_homes  # the supervisor's business: cages need not load it
+
+        self._home = cgroup_homes.current(home)
+        self._paths = {controller: f"{base}/{name}" for controller, base in self._home.directories.items()}
         try:
             for path in dict.fromkeys(self._paths.values()):  # cpu and cpuacct are often one hierarchy
                 os.mkdir(path, 0o755)
@@ -191,6 +193,6 @@ def own_paths() -> Dict[str, str]:
 
 def find_home() -> Optional[Home]:
     """Where groups can really be made with limits that really take; None if nowhere."""
-    from . import cgroup_homes  # the supervisor's business: cages need not load it
+    from . import cgroup_homes
 
     return cgroup_homes.find()

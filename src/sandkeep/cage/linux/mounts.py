@@ -26,7 +26,17 @@ _RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 4, 2
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 #: Parts of /proc that describe the host rather than the guest.
-MASKED_PROC = ("cmdline", "keys", "key-users", "kcore", "timer_list", "sched_debug", "sysrq-trigger", "modules", "latency_stats")
+MASKED_PROC = (
+    "cmdline",
+    "keys",
+    "key-users",
+    "kcore",
+    "timer_list",
+    "sched_debug",
+    "sysrq-trigger",
+    "modules",
+    "latency_stats",
+)
 
 
 def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
@@ -113,7 +123,7 @@ def build_root(plan: LaunchPlan, trees: Sequence[int]) -> None:
     with step("mount scratch"):
         _mount_scratch(plan)
     with step("attach paths"):
-        for bind, tree in zip(plan.binds, trees):
+        for bind, tree in zip(plan.binds, trees):  # noqa: B905  # `strict` came after Python 3.9
             _attach(tree, bind.target)
     with step("mount proc"):
         _mount_proc()
@@ -151,7 +161,6 @@ def _mount_scratch(plan: LaunchPlan) -> None:
         os.makedirs(_inside(path), mode=0o755, exist_ok=True)
         mount(store, _inside(path), None, MS_BIND)
     call("umount2", b"run/scratch", MNT_DETACH)  # the parts keep it alive; as a whole it needs no name
-
 
 
 def _attach(tree: int, target: str) -> None:

@@ -117,7 +117,7 @@ def _read_memory(pid: int, address: int, length: int) -> bytes:
 
 
 def describe_address(raw: bytes) -> str:
-    """"host:port" of an internet address that is not the guest's own loopback; "" for everything else. Pure."""
+    """ "host:port" of an internet address that is not the guest's own loopback; "" for everything else. Pure."""
     if len(raw) < 8:
         return ""
     family, port = struct.unpack_from("=H", raw)[0], struct.unpack_from("!H", raw, 2)[0]

@@ -201,7 +201,15 @@ def _of_a_process(which: int) -> List[Instruction]:
 def _addressed_send_rule() -> List[Instruction]:
     """sendto() with an address is how a datagram picks its destination: init looks at it."""
     low, high = _load(_argument(4)), _load(_argument(4) + 4)
-    return [low, Instruction(_JEQ, 1, 0, 0), _ret(_NOTIFY), high, Instruction(_JEQ, 1, 0, 0), _ret(_NOTIFY), _ret(_ALLOW)]
+    return [
+        low,
+        Instruction(_JEQ, 1, 0, 0),
+        _ret(_NOTIFY),
+        high,
+        Instruction(_JEQ, 1, 0, 0),
+        _ret(_NOTIFY),
+        _ret(_ALLOW),
+    ]
 
 
 class Profile(NamedTuple):
