@@ -17,6 +17,7 @@ from sandkeep.backends.process import ProcessBackend
 from sandkeep.cage.linux.usage import descendants
 from sandkeep.core.errors import ExecutionTimeout, MemoryExceeded
 from sandkeep.core.types import ExecRequest, ExecResult, Limits
+from sandkeep.enforcers.probe import cgroup_home
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.policy.model import SandboxPolicy
 
@@ -132,9 +133,9 @@ class Belongings:
     processes: set[int]
     descriptors: int
     mounts: int
-    groups: set[str]
     temporary: set[str]
     segments: int
+    groups: set[str] = field(compare=False, repr=False)
     resident: int = field(compare=False)
 
     @classmethod
@@ -143,7 +144,7 @@ class Belongings:
             processes={pid for pid in descendants(os.getpid()) if not _is_zombie(pid)},
             descriptors=len(os.listdir("/proc/self/fd")),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-            groups=_our_groups(),
+            groups=our_groups(),
             temporary=set(os.listdir(tempfile.gettempdir())),
             segments=len(Path("/proc/sysvipc/shm").read_text().splitlines()),
             resident=memory("VmRSS"),
@@ -157,8 +158,10 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def _our_groups() -> set[str]:
+def our_groups() -> set[str]:
     """Cells' control groups that are empty or hold our own processes; other programs on the host may have theirs."""
+    if cgroup_home() is None:
+        return set()
     ours = {os.getpid(), *descendants(os.getpid())}
     found = set()
     names = [Path(base, name) for base, names, _ in os.walk("/sys/fs/cgroup") for name in names]
@@ -196,22 +199,12 @@ def settled(condition: Callable[[], bool], seconds: float = 2.0) -> bool:
 
 def check_nothing_left(before: Belongings) -> None:
     """No process, descriptor, mount, control group, temporary file or segment more than before; memory flat."""
+    groups = our_groups() - before.groups
 
     def is_clean() -> bool:
-        now = Belongings.now()
-        now.groups -= {group for group in now.groups - before.groups if not Path(group).exists()}
-        return now == before or (now.groups <= before.groups and _without_groups(now) == _without_groups(before))
+        # Others on this host make groups all the time; only those that were there at the end of the run are suspects.
+        return Belongings.now() == before and not groups & our_groups()
 
     assert settled(is_clean), f"left behind: {before} -> {Belongings.now()}"
     growth = memory("VmHWM") - before.resident
     assert growth < _MEMORY_SLACK, f"the supervisor grew by {growth // _MIB} MiB"
-
-
-def _without_groups(belongings: Belongings) -> tuple[object, ...]:
-    return (
-        belongings.processes,
-        belongings.descriptors,
-        belongings.mounts,
-        belongings.temporary,
-        belongings.segments,
-    )

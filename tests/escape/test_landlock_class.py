@@ -1,0 +1,212 @@
+"""The weaker class that must be named: no namespaces, and yet no host file, no host socket, no host process changed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandkeep.backends.process import ProcessBackend
+from sandkeep.core.errors import EnforcerUnavailable
+from sandkeep.policy.builder import SandboxPolicyBuilder
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
+from tests.helpers import require
+
+
+@pytest.fixture
+def weak(cage: Cage) -> ProcessBackend:
+    try:
+        return cage.backend(SandboxPolicyBuilder().allow_process_spawn().build(), enforcer="landlock")
+    except EnforcerUnavailable as reason:
+        require(False, str(reason))
+        raise
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "30"])
+    yield process
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.claim("SK-PT-4")
+def test_the_class_says_what_it_is(cage: Cage, weak: ProcessBackend) -> None:
+    enforced = cage.run("print(1)", backend=weak).result.enforced
+    assert enforced.isolation_class == "landlock" and enforced.enforcer == "landlock"
+    assert weak.capabilities().isolation_class == "landlock"
+
+
+@pytest.mark.attack("FS-01")
+@pytest.mark.attack("FS-02")
+@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("SK-FS-2")
+def test_host_files_are_neither_read_nor_changed(cage: Cage, weak: ProcessBackend) -> None:
+    body = """
+        file, base = canary + '/secret.txt', canary
+        fd = os.open(canary, os.O_PATH)
+        attempt('read', lambda: open(file).read())
+        attempt('list', lambda: os.listdir(base))
+        attempt('write', lambda: open(file, 'a'))
+        attempt('create', lambda: open(base + '/made', 'w'))
+        attempt('unlink', lambda: os.unlink(file))
+        attempt('truncate', lambda: os.truncate(file, 0))
+        attempt('rename', lambda: os.rename(file, file + 'x'))
+        attempt('link', lambda: os.link(file, os.environ['TMPDIR'] + '/l'))
+        attempt('symlink', lambda: os.symlink('/', base + '/l'))
+        attempt('mkdir', lambda: os.mkdir(base + '/d'))
+        attempt('chmod', lambda: os.chmod(file, 0o777))
+        attempt('chmod dir', lambda: os.chmod(base, 0o777))
+        attempt('fchmodat', lambda: syscall('fchmodat', fd, b'secret.txt', 0o777))
+        attempt('fchmodat2', lambda: syscall('fchmodat2', fd, b'secret.txt', 0o777, 0))
+        attempt('chown', lambda: os.chown(file, os.getuid(), os.getgid()))
+        attempt('utime', lambda: os.utime(file, (1, 1)))
+        attempt('xattr', lambda: os.setxattr(file, 'user.x', b'1'))
+        attempt('setxattrat', lambda: syscall('setxattrat', -100, file.encode(), 0, b'user.x', bytes(16), 16))
+        attempt('file_setattr', lambda: syscall('file_setattr', -100, file.encode(), bytes(24), 24, 0))
+        readable = os.open('/usr/bin/env', os.O_RDONLY)
+        attempt('fchmod', lambda: os.fchmod(readable, 0o755))
+        attempt('futimens', lambda: os.utime(readable))
+        """
+    outcome = cage.run(guest(body, canary=str(cage.canary.root)), backend=weak)
+    outcome.refused()
+    assert cage.canary.secret not in outcome.everything
+
+
+@pytest.mark.attack("NW-01")
+@pytest.mark.attack("NW-03")
+@pytest.mark.attack("NW-04")
+@pytest.mark.claim("SK-NW-1")
+@pytest.mark.parametrize("is_open", [False, True], ids=["no network", "host network"])
+def test_host_sockets_are_out_of_reach(cage: Cage, tmp_path: Path, is_open: bool, weak: ProcessBackend) -> None:
+    name = f"\0sandkeep-{os.urandom(8).hex()}"
+    builder = SandboxPolicyBuilder().allow_process_spawn()
+    backend = cage.backend(builder.allow_network().build(), enforcer="landlock") if is_open else weak
+    with socket.socket(socket.AF_UNIX) as by_path, socket.socket(socket.AF_UNIX) as by_name:
+        by_path.bind(str(tmp_path / "s"))
+        (tmp_path / "s").chmod(0o777)
+        by_name.bind(name)
+        server = socket.create_server(("127.0.0.1", 0))
+        for listener in (by_path, by_name, server):
+            listener.listen()
+            listener.setblocking(False)
+        body = """
+            import socket
+            attempt('path', lambda: socket.socket(socket.AF_UNIX).connect(path))
+            attempt('name', lambda: socket.socket(socket.AF_UNIX).connect(name))
+            attempt('datagram', lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x', path))
+            if not is_open:
+                attempt('tcp', lambda: socket.create_connection(('127.0.0.1', port), 2))
+                attempt('udp', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port)))
+            """
+        code = guest(body, path=str(tmp_path / "s"), name=name, port=server.getsockname()[1], is_open=is_open)
+        try:
+            cage.run(code, backend=backend).refused()
+            for listener in (by_path, by_name, *([] if is_open else [server])):
+                with pytest.raises(BlockingIOError):
+                    listener.accept()
+        finally:
+            server.close()
+
+
+@pytest.mark.attack("KR-04")
+@pytest.mark.attack("KR-16")
+@pytest.mark.claim("SK-PR-1")
+def test_host_processes_are_left_alone(cage: Cage, weak: ProcessBackend, victim: subprocess.Popen[bytes]) -> None:
+    before = (resource.prlimit(victim.pid, resource.RLIMIT_NOFILE), os.sched_getaffinity(victim.pid))
+    body = """
+        import resource, signal
+        for number in (0, 10, 19, 9):
+            attempt(f'kill {number}', lambda: os.kill(pid, number))
+            attempt(f'pidfd {number}', lambda: signal.pidfd_send_signal(os.pidfd_open(pid), number))
+        attempt('prlimit', lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (5, 5)))
+        attempt('affinity', lambda: os.sched_setaffinity(pid, [0]))
+        attempt('priority', lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
+        attempt('priority of all', lambda: os.setpriority(os.PRIO_USER, 0, 19))
+        attempt('idle', lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))
+        attempt('io', lambda: syscall('ioprio_set', 1, pid, 3 << 13))
+        attempt('ptrace', lambda: syscall('ptrace', 16, pid, 0, 0))
+        for name in ('environ', 'mem', 'maps', 'fd/0', 'io'):
+            attempt(name, lambda: open(f'/proc/{pid}/{name}', 'rb').read(10))
+        for name in ('oom_score_adj', 'comm', 'timerslack_ns'):
+            attempt('write ' + name, lambda: open(f'/proc/{pid}/{name}', 'w').write('5'))
+        """
+    cage.run(guest(body, pid=victim.pid), backend=weak).refused()
+    assert (resource.prlimit(victim.pid, resource.RLIMIT_NOFILE), os.sched_getaffinity(victim.pid)) == before
+    assert os.getpriority(os.PRIO_PROCESS, victim.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.attack("LK-05")
+@pytest.mark.claim("SK-LK-3")
+def test_shared_memory_of_the_host_is_out_of_reach(cage: Cage, weak: ProcessBackend) -> None:
+    """There is no IPC namespace: what is made would stay, and what is there would be reachable."""
+    body = """
+        attempt('shmget', lambda: syscall('shmget', 0x5a4d, 4096, 0o1600))
+        attempt('semget', lambda: syscall('semget', 0x5a4d, 1, 0o1600))
+        attempt('msgget', lambda: syscall('msgget', 0x5a4d, 0o1600))
+        attempt('mq_open', lambda: syscall('mq_open', b'sandkeep', 0o102, 0o600, 0))
+        attempt('dev shm', lambda: open('/dev/shm/sandkeep-x', 'w'))
+        """
+    cage.run(guest(body), backend=weak).refused()
+
+
+@pytest.mark.attack("RX-12")
+@pytest.mark.attack("RX-13")
+@pytest.mark.claim("SK-RX-5")
+@pytest.mark.parametrize("timeout", [1.0, 6.0])
+def test_daemons_end_with_the_run(cage: Cage, weak: ProcessBackend, timeout: float) -> None:
+    code = """
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(30)
+        os._exit(0)
+"""
+    wait = "time.sleep(30)\n" if timeout == 1.0 else "print('done')\n"
+    outcome = cage.run(code + wait, backend=weak, timeout=timeout)
+    assert outcome.status == ("timeout" if timeout == 1.0 else "ended")
+
+
+@pytest.mark.attack("PR-03")
+@pytest.mark.attack("KR-01")
+@pytest.mark.attack("KR-02")
+@pytest.mark.claim("SK-PR-2")
+@pytest.mark.claim("SK-KR-1")
+def test_the_kernel_is_as_closed_as_in_the_full_cage(cage: Cage, weak: ProcessBackend) -> None:
+    before = Path("/proc/sys/kernel/core_pattern").read_text()
+    body = """
+        for path in ('/proc/sys/kernel/core_pattern', '/proc/sys/vm/overcommit_memory', '/proc/self/oom_score_adj'):
+            attempt(path, lambda: open(path, 'w').write('-1000'))
+        for name in ('mount', 'unshare', 'setns', 'bpf', 'io_uring_setup', 'ptrace', 'keyctl', 'perf_event_open'):
+            attempt(name, lambda: syscall(name, -1, -1, -1, -1, -1, -1))
+        attempt('userns', lambda: syscall('unshare', 0x10000000))
+        attempt('setuid', lambda: os.setuid(12345))
+        """
+    cage.run(guest(body), backend=weak).refused()
+    assert Path("/proc/sys/kernel/core_pattern").read_text() == before
+
+
+@pytest.mark.attack("LK-01")
+@pytest.mark.attack("LK-02")
+@pytest.mark.claim("SK-LK-1")
+@pytest.mark.claim("SK-LK-2")
+def test_no_variable_and_no_descriptor_arrives(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDKEEP_CANARY", cage.canary.secret)
+    backend = cage.backend(enforcer="landlock")
+    secret = os.open(cage.canary.file, os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    try:
+        code = "import os; print(dict(os.environ), sorted(os.listdir('/proc/self/fd')), open('/proc/self/environ').read())"
+        outcome = cage.run(code, backend=backend)
+    finally:
+        os.close(secret)
+    assert cage.canary.secret not in outcome.everything and "['0', '1', '2', '3']" in outcome.stdout

@@ -1,0 +1,268 @@
+"""Every layer is load-bearing: with it an attack fails, without it the same attack gets through, or the cage refuses.
+
+A layer is taken away in the plan, or in a copy of the cage in which one line is changed. The attacks are harmless.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sandkeep.backends.settings
+import sandkeep.pool.zygote
+from sandkeep.cage.plan import LaunchPlan, Watch
+from sandkeep.core.errors import EnforcerFailed
+from sandkeep.policy.builder import SandboxPolicyBuilder
+from sandkeep.policy.model import SandboxPolicy
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
+
+Change = Callable[[LaunchPlan], LaunchPlan]
+
+
+class Weakened:
+    """Backends whose plan or cage lacks something. Only ones made after the change are affected."""
+
+    def __init__(self, cage: Cage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self._cage = cage
+        self._patch = monkeypatch
+        self._copy = tmp_path / "cage-copy"
+
+    def plan(self, change: Change) -> None:
+        original = sandkeep.backends.settings.compile_plan
+        self._patch.setattr(
+            sandkeep.backends.settings, "compile_plan", lambda *args, **options: change(original(*args, **options))
+        )
+
+    def without(self, **fields: object) -> None:
+        self.plan(lambda plan: plan._replace(**fields))  # type: ignore[arg-type]
+
+    def line(self, file: str, old: str, new: str) -> None:
+        """Changes one line of the trusted code, in a copy of it."""
+        if not self._copy.exists():
+            shutil.copytree(sandkeep.pool.zygote.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
+            self._patch.setattr(sandkeep.pool.zygote, "CAGE_DIR", str(self._copy))
+        text = (self._copy / file).read_text()
+        assert text.count(old) == 1, f"{file} has changed: look at this test again"
+        (self._copy / file).write_text(text.replace(old, new))
+        for stale in self._copy.rglob("__pycache__"):
+            shutil.rmtree(stale)
+
+    def unchecked(self) -> None:
+        """Nobody looks at the finished cage any more."""
+        self.line("enter.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
+
+    def run(self, body: str, policy: SandboxPolicy | None = None, **options: object) -> dict[str, str]:
+        limits = {key: value for key, value in options.items() if key in ("open_files", "memory_mb", "disk_mb", "processes")}
+        names = {key: value for key, value in options.items() if key not in limits}
+        outcome = self._cage.run(guest(body, **names), backend=self._cage.backend(policy), **limits)
+        report = outcome.report()
+        assert report, outcome
+        return report
+
+
+@pytest.fixture
+def weakened(cage: Cage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Weakened:
+    return Weakened(cage, monkeypatch, tmp_path)
+
+
+def _went_through(end: str) -> bool:
+    return end.startswith("ok:")
+
+
+@pytest.mark.claim("SK-KR-1")
+def test_seccomp(weakened: Weakened) -> None:
+    body = "attempt('trace', lambda: syscall('ptrace', 0, 0, 0, 0))"
+    assert weakened.run(body) == {"trace": "EPERM"}
+    weakened.without(seccomp=False)
+    assert _went_through(weakened.run(body)["trace"])
+
+
+@pytest.mark.claim("SK-NW-1")
+def test_landlock_scopes_abstract_sockets(weakened: Weakened) -> None:
+    """Where the host's network is allowed, nothing else stands before its abstract sockets."""
+    name = f"\0sandkeep-{os.urandom(8).hex()}"
+    policy = SandboxPolicyBuilder().allow_network().allow_process_spawn().build()
+    body = "import socket; attempt('connect', lambda: socket.socket(socket.AF_UNIX).connect(name))"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        assert weakened.run(body, policy, name=name) == {"connect": "EPERM"}
+        weakened.without(landlock=())
+        assert _went_through(weakened.run(body, policy, name=name)["connect"])
+
+
+@pytest.mark.claim("SK-PR-2")
+def test_landlock_keeps_the_guest_from_writing_to_proc(weakened: Weakened) -> None:
+    body = "attempt('adjust', lambda: open('/proc/self/oom_score_adj', 'w').write('900'))"
+    assert weakened.run(body) == {"adjust": "EACCES"}
+    weakened.without(landlock=())
+    assert _went_through(weakened.run(body)["adjust"])
+
+
+@pytest.mark.claim("SK-PR-1")
+def test_init_is_shielded_even_without_landlock(weakened: Weakened) -> None:
+    body = "attempt('environ', lambda: open('/proc/1/environ').read()); attempt('mem', lambda: open('/proc/1/mem', 'rb'))"
+    weakened.without(landlock=())
+    assert set(weakened.run(body).values()) == {"EACCES"}
+    weakened.line("enter.py", "prctl(PR_SET_DUMPABLE, 0)", "prctl(PR_SET_DUMPABLE, 1)")
+    assert all(map(_went_through, weakened.run(body).values()))
+
+
+@pytest.mark.claim("SK-NW-1")
+def test_the_network_namespace(weakened: Weakened) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        body = "import socket; attempt('connect', lambda: socket.create_connection(('127.0.0.1', port), 2).close())"
+        assert weakened.run(body, port=port) == {"connect": "ECONNREFUSED"}
+        weakened.without(network="host")
+        assert _went_through(weakened.run(body, port=port)["connect"])
+
+
+@pytest.mark.claim("SK-RX-3")
+def test_rlimits(weakened: Weakened) -> None:
+    body = "attempt('open', lambda: [os.dup(0) for _ in range(100)] and None)"
+    assert weakened.run(body, open_files=64) == {"open": "EMFILE"}
+    weakened.without(rlimits=())
+    assert _went_through(weakened.run(body, open_files=64)["open"])
+
+
+@pytest.mark.claim("SK-RX-3")
+def test_the_bound_on_private_places(weakened: Weakened) -> None:
+    body = "attempt('fill', lambda: [open(f'/tmp/{n}', 'wb').write(bytes(4 << 20)) for n in range(8)])"
+    assert weakened.run(body, disk_mb=16) == {"fill": "ENOSPC"}
+    weakened.without(scratch_bytes=64 << 20)
+    assert _went_through(weakened.run(body, disk_mb=16)["fill"])
+
+
+@pytest.mark.claim("SK-RX-2")
+def test_the_memory_limit(cage: Cage, weakened: Weakened) -> None:
+    code = "x = [bytearray(b'x') * (1 << 20) for _ in range(200)]\nimport time; time.sleep(0.3); print('GOT AWAY')"
+    assert cage.run(code, memory_mb=100).status == "memory"
+    weakened.without(watch=Watch())
+    backend = cage.backend()
+    backend._launcher._home = None  # no control group either
+    assert cage.run(code, memory_mb=100, backend=backend).stdout == "GOT AWAY\n"
+
+
+@pytest.mark.claim("SK-RX-3")
+def test_the_process_limit(cage: Cage, weakened: Weakened) -> None:
+    code = """
+import os, time
+made = 0
+try:
+    for _ in range(60):
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        made += 1
+except OSError:
+    pass
+print(made)
+"""
+    assert int(cage.run(code, processes=16).stdout) <= 16
+    weakened.plan(lambda plan: plan._replace(rlimits=tuple(item for item in plan.rlimits if item[0] != "nproc")))
+    backend = cage.backend()
+    backend._launcher._home = None
+    assert int(cage.run(code, processes=16, backend=backend).stdout) == 60
+
+
+@pytest.mark.claim("SK-RX-3")
+def test_namespace_quotas(weakened: Weakened) -> None:
+    body = "attempt('inotify', lambda: [syscall('inotify_init1', 0) for _ in range(48)] and None)"
+    assert weakened.run(body) == {"inotify": "EMFILE"}
+    weakened.line("enter.py", "            namespaces.set_quotas()", "            pass")
+    assert _went_through(weakened.run(body)["inotify"])
+
+
+@pytest.mark.claim("SK-KR-2")
+def test_the_spawn_rule(weakened: Weakened) -> None:
+    body = "attempt('fork', lambda: os.fork() or os._exit(0))"
+    assert weakened.run(body, SandboxPolicy()) == {"fork": "EPERM"}
+    weakened.without(allow_spawn=True)
+    assert _went_through(weakened.run(body, SandboxPolicy())["fork"])
+
+
+@pytest.mark.claim("SK-PR-3")
+@pytest.mark.claim("SK-KR-3")
+def test_capabilities(weakened: Weakened) -> None:
+    """Kept, they are found and refused. Unseen, they would let the guest configure its network."""
+    body = """
+        import fcntl, socket
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        attempt('down', lambda: fcntl.ioctl(s, 0x8914, b'lo'.ljust(16, b'\\0') + bytes(16)))
+        """
+    assert weakened.run(body) == {"down": "EPERM"}
+    weakened.line("enter.py", "            capabilities.drop_all()\n", "            pass\n")
+    with pytest.raises(EnforcerFailed, match="verify.*CapEff"):
+        weakened.run(body)
+    weakened.unchecked()
+    assert _went_through(weakened.run(body)["down"])
+
+
+@pytest.mark.claim("SK-LK-2")
+@pytest.mark.claim("SK-KR-3")
+def test_descriptors(weakened: Weakened) -> None:
+    """Kept, they are found and refused. Unseen, the guest would hold the channels of its own supervisor."""
+    body = """
+        def held():
+            found = [name for name in os.listdir('/proc/self/fd') if int(name) > 3]
+            if not found:
+                raise OSError(9, 'none')
+            return found
+        attempt('held', held)
+        """
+    assert weakened.run(body) == {"held": "EBADF"}
+    weakened.line("enter.py", "        fds.close_all_but(keep)", "        pass")
+    with pytest.raises(EnforcerFailed, match="verify.*descriptors differ"):
+        weakened.run(body)
+    weakened.unchecked()
+    assert _went_through(weakened.run(body)["held"])
+
+
+@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("SK-KR-3")
+def test_read_only_mounts(weakened: Weakened, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o777)
+    policy = SandboxPolicyBuilder().allow_read(data).allow_process_spawn().build()
+    body = "attempt('write', lambda: open(data + '/made', 'w').close())"
+    assert weakened.run(body, policy, data=str(data)) == {"write": "EROFS"}
+    weakened.line("linux/mounts.py", "        attributes |= _MOUNT_ATTR_RDONLY", "        attributes |= 0")
+    with pytest.raises(EnforcerFailed, match="verify.*is writable"):
+        weakened.run(body, policy, data=str(data))
+    weakened.unchecked()
+    weakened.without(landlock=())
+    assert _went_through(weakened.run(body, policy, data=str(data))["write"])
+    assert (data / "made").exists()
+
+
+@pytest.mark.claim("SK-KR-3")
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("linux/namespaces.py", "CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC", "CLONE_NEWNS | CLONE_NEWPID"),
+        ("linux/namespaces.py", "CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC", "CLONE_NEWNS | CLONE_NEWIPC"),
+        ("linux/namespaces.py", "| CLONE_NEWIPC | CLONE_NEWUTS", "| CLONE_NEWIPC"),
+        ("linux/namespaces.py", "flags if network == \"host\" else flags | CLONE_NEWNET", "flags"),
+        ("linux/namespaces.py", "flags = CLONE_NEWUSER | CLONE_NEWNS | ", "flags = CLONE_NEWUSER | "),
+        ("linux/cgroups.py", '        call("unshare", CLONE_NEWCGROUP)', "        pass"),
+        ("enter.py", "            capabilities.forbid_new_privileges()", "            pass"),
+        ("enter.py", "            namespaces.become_guest()", "            pass"),
+        ("linux/mounts.py", 'call("umount2", b".", MNT_DETACH)', "pass"),
+        ("linux/mounts.py", "MS_REMOUNT | MS_RDONLY | MS_NOSUID", "MS_REMOUNT | MS_NOSUID"),
+        ("enter.py", "        return seccomp.install(kit.filter)", "        return -1"),
+    ],
+    ids=["ipc", "pid", "uts", "net", "mount", "cgroup", "no_new_privs", "identity", "old root", "root writable", "seccomp"],
+)
+def test_a_missing_step_is_noticed_before_the_guest_starts(weakened: Weakened, file: str, old: str, new: str) -> None:
+    """Whatever was left out, no line of the guest's code runs."""
+    weakened.line(file, old, new)
+    with pytest.raises(EnforcerFailed):
+        weakened.run("attempt('ran', lambda: None)")
