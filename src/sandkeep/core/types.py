@@ -78,7 +78,7 @@ class FrozenEnv(dict[str, str]):
     def _refuse(self, *_: object, **__: object) -> Any:
         raise TypeError("this environment cannot be changed")
 
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[object, ...]:
         return (FrozenEnv, (dict(self),))

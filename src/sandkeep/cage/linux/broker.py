@@ -51,7 +51,12 @@ def _connect_to(thread: int, descriptor: int, target: int) -> int:
         copy = call("pidfd_getfd", pidfd, descriptor, 0)
     finally:
         os.close(pidfd)
-    with socket.socket(fileno=copy) as guest_socket:
+    try:
+        guest_socket = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)  # not a socket at all
+        raise
+    with guest_socket:
         patience = guest_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
         guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         try:

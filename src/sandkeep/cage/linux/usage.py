@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
+
+
+#: A process that just ended, or that made itself unreadable. Any other error means that we are blind, which ends the run.
+_EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
+
+
+def _must_be_expected(error: OSError) -> None:
+    if error.errno not in _EXPECTED:
+        raise error
 
 
 def descendants(root: int) -> Iterator[int]:
@@ -23,8 +33,8 @@ def _children(pid: int) -> List[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 found += [int(item) for item in file.read().split()]
-    except OSError:
-        pass
+    except OSError as error:
+        _must_be_expected(error)
     return found
 
 
@@ -34,7 +44,8 @@ def cpu_seconds(pids: List[int]) -> float:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError:
+        except OSError as error:
+            _must_be_expected(error)
             continue
         total += sum(int(field) for field in fields[11:15])
     return total / _TICK
@@ -53,7 +64,8 @@ def _readable(pid: int, name: str) -> str:
         try:
             with open(path) as file:
                 text = file.read()
-        except OSError:
+        except OSError as error:
+            _must_be_expected(error)
             continue
         if text and not text.startswith("0 "):
             return text
@@ -63,8 +75,8 @@ def _readable(pid: int, name: str) -> str:
 def _threads(pid: int) -> Iterator[str]:
     try:
         yield from os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return
+    except OSError as error:
+        _must_be_expected(error)
 
 
 def _resident(pid: int) -> int:
@@ -105,7 +117,8 @@ def _column(path: str, index: int) -> int:
     try:
         with open(path) as file:
             return sum(int(line.split()[index]) for line in list(file)[1:])
-    except (OSError, IndexError, ValueError):
+    except OSError as error:
+        _must_be_expected(error)
         return 0
 
 
@@ -166,7 +179,8 @@ def _walk(directory: int, left: int, depth: int) -> Tuple[int, int, bool]:
             total += size
             is_complete = is_complete and is_whole
         return total, left, is_complete
-    except OSError:
+    except OSError as error:
+        _must_be_expected(error)
         return total, left, False
     finally:
         os.close(directory)
@@ -182,7 +196,8 @@ def _nameless(pids: List[int], devices: Set[int]) -> int:
                     status = os.stat(f"{base}/{name}")
                     if status.st_nlink == 0 and status.st_dev in devices:
                         sizes[status.st_ino] = status.st_blocks * 512
-            except OSError:
+            except OSError as error:
+                _must_be_expected(error)
                 continue
             break  # threads share their descriptors
     return sum(sizes.values())
