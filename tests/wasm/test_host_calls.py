@@ -270,6 +270,22 @@ def test_a_command_that_cannot_be_had_says_why(supervisor: Supervisor) -> None:
     assert "pip install it" in result.stdout
 
 
+def test_preparing_a_command_is_not_the_guests_time(empty_cache: Path) -> None:
+    def slow(name: str) -> ModuleSource | None:
+        time.sleep(1.2)
+        return COMMANDS.get(name)
+
+    request = RunRequest(("x",), 1, 64)
+    supervisor = Supervisor(cache=ModuleCache(empty_cache))
+    try:
+        result = supervisor.run(own(asks("exec", {"argv": ["inner"]})), request, commands=slow)
+        assert _response(result)["exit_code"] == 5
+        with pytest.raises(ExecutionTimeout):
+            supervisor.run(own(asks("exec", {"argv": ["loop"]})), request, commands=slow)
+    finally:
+        supervisor.close()
+
+
 def test_exec_is_off_for_runs_without_commands(supervisor: Supervisor) -> None:
     request = RunRequest(("guest",), 20, 64)
     assert supervisor.run(own(asks("exec", {"argv": ["inner"]})), request).exit_code == 8

@@ -40,11 +40,6 @@ class Clock:
         if must_wake:
             os.write(self._wake_writer, b"!")
 
-    def extend(self, seconds: float) -> None:
-        """More time for the run in progress: the supervisor's own work does not count against it."""
-        with self._lock:
-            self._deadline += seconds
-
     def stop(self) -> None:
         # Under the lock: a timer that fires late for this run must never interrupt the next one.
         with self._lock:

@@ -140,11 +140,9 @@ class Worker:
         self._limits = (open_files, file_bytes)
 
     def _ask(self, message: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """A question to the supervisor in the middle of a run. What it spends on our behalf is added to the time."""
+        """A question to the supervisor in the middle of a run."""
         self._channel.send({"op": "call", **message}, blob)
-        answer, data = self._channel.receive()
-        self._clock.extend(answer.get("extra_time", 0.0))
-        return answer, data
+        return self._channel.receive()
 
     def _fetch(self, raw: bytes, _request: dict[str, Any], _caller: wasmtime.Caller) -> bytes | None:
         if not self._may_fetch:
@@ -154,8 +152,14 @@ class Worker:
     def _find_command(self, name: str, needs_fuel: bool) -> Loaded | LoadedComponent:
         key = self._commands.get((name, needs_fuel))
         if key is None:
-            answer, blob = self._ask({"what": "command", "name": name, "fuel": needs_fuel})
-            key = self._commands[name, needs_fuel] = self._take_command(answer, blob)
+            # The supervisor may have to compile first. That is not the guest's time, so the clock stands still.
+            remaining = self._clock.remaining()
+            self._clock.stop()
+            try:
+                answer, blob = self._ask({"what": "command", "name": name, "fuel": needs_fuel})
+                key = self._commands[name, needs_fuel] = self._take_command(answer, blob)
+            finally:
+                self._clock.start(remaining)
         return self._modules[key]
 
     def _take_command(self, answer: dict[str, Any], blob: bytes) -> str:

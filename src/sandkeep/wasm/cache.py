@@ -30,10 +30,19 @@ DEFAULT_MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Verified machine code, as an open read-only file, and the facts that a run needs about it."""
+    """Verified machine code, as an open read-only file, and the facts that a run needs about it.
+
+    Whoever gets one from the cache has a descriptor of its own and closes it.
+    """
 
     descriptor: int
     facts: dict[str, Any]
+
+    def copy(self) -> Compiled:
+        return Compiled(os.dup(self.descriptor), self.facts)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 class Unusable(Exception):
@@ -60,12 +69,13 @@ class ModuleCache:
         with self._lock:
             if key in self._open:
                 self._open.move_to_end(key)
-                return self._open[key]
+                return self._open[key].copy()
             secret = self._usable_secret()
             compiled = self._read(key, secret) if secret else None
-            if compiled is not None:
-                self._remember(key, compiled)
-            return compiled
+            if compiled is None:
+                return None
+            self._remember(key, compiled)
+            return compiled.copy()
 
     def store(self, key: str, artefact: int, facts: dict[str, Any]) -> None:
         """Keeps what a clean worker wrote into the open file `artefact`."""
@@ -84,7 +94,7 @@ class ModuleCache:
         with self._lock:
             compiled = self._open.pop(key, None)
             if compiled is not None:
-                os.close(compiled.descriptor)
+                compiled.close()
             if self._directory is not None:
                 for suffix in (".cwasm", ".json"):
                     with contextlib.suppress(OSError):
@@ -93,12 +103,12 @@ class ModuleCache:
     def close(self) -> None:
         with self._lock:
             while self._open:
-                os.close(self._open.popitem()[1].descriptor)
+                self._open.popitem()[1].close()
 
     def _remember(self, key: str, compiled: Compiled) -> None:
         self._open[key] = compiled
         while len(self._open) > _MAX_OPEN:
-            os.close(self._open.popitem(last=False)[1].descriptor)
+            self._open.popitem(last=False)[1].close()
 
     def _usable_secret(self) -> bytes | None:
         if self._secret is None and self._directory is not None:

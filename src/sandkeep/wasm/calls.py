@@ -74,16 +74,18 @@ class CallDesk:
             compiled = self._loader.find_compiled(source, needs_fuel)
         message = load_message(source, needs_fuel, "compiled" if compiled else source.format, [])
         message |= {"op": "answer", "is_found": True, "facts": compiled.facts if compiled else {}}
-        message["extra_time"] = self._give_time(started)
+        self._give_time(started)
         self._worker.loaded[message["key"]] = 0
-        self._send(message, b"" if compiled else source.read(), [compiled.descriptor] if compiled else [])
+        if compiled is None:
+            self._send(message, source.read())
+            return
+        with contextlib.closing(compiled):
+            self._send(message, b"", [compiled.descriptor])
 
-    def _give_time(self, started: float) -> float:
-        """Preparing a module of ours is not the guest's time."""
-        extra = time.monotonic() - started
+    def _give_time(self, started: float) -> None:
+        """Preparing a module of ours is not the guest's time; the worker has stopped its clock as well."""
         if self.exchange is not None:
-            self.exchange.extend(extra)
-        return extra
+            self.exchange.extend(time.monotonic() - started)
 
     def _send(self, message: dict[str, Any], blob: bytes = b"", descriptors: list[int] | None = None) -> None:
         self._worker.channel.send(message, blob, descriptors or [], timeout=_SEND_SECONDS)

@@ -7,6 +7,7 @@ in the compiler that a module triggers can spoil that module's own entry and no 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -83,7 +84,8 @@ class Loader:
             return False
         message = load_message(source, needs_fuel, "compiled", _evicted(lease)) | {"facts": compiled.facts}
         bounds = Bounds(timeout, OWN_COMPILE_MEMORY_MB * MIB)
-        reply = _exchange(lease, message, b"", compiled.descriptor, bounds, timeout).message
+        with contextlib.closing(compiled):
+            reply = _exchange(lease, message, b"", compiled.descriptor, bounds, timeout).message
         if reply.get("op") == "loaded":
             lease.worker.loaded[message["key"]] = 0
             return True
