@@ -84,11 +84,11 @@ func runExternal(c *core.Ctx, argv []string) (code int, problem string) {
 	}
 	if strings.Contains(name, "/") {
 		full := c.Path(name)
+		if isOurs(full) {
+			return runKnown(c, path.Base(full), argv), ""
+		}
 		if _, err := core.Stat(full); err == nil {
 			return runFile(c, full, argv)
-		}
-		if systemDirs[path.Dir(full)] && isKnown(path.Base(full)) {
-			return runKnown(c, path.Base(full), argv), ""
 		}
 		return 127, "No such file or directory"
 	}
@@ -96,15 +96,22 @@ func runExternal(c *core.Ctx, argv []string) (code int, problem string) {
 	switch {
 	case found == "":
 		return 127, "command not found"
-	case systemDirs[path.Dir(found)] && isKnown(name) && !fileExists(found):
+	case isOurs(found):
 		return runKnown(c, name, argv), ""
 	}
 	return runFile(c, found, argv)
 }
 
-func fileExists(name string) bool {
-	_, err := core.Stat(name)
-	return err == nil
+// isOurs tells whether a path stands for a built-in command: in a system directory where no mount has a file of that name.
+func isOurs(full string) bool {
+	if !systemDirs[path.Dir(full)] || !isKnown(path.Base(full)) {
+		return false
+	}
+	if len(core.Mounts) == 0 {
+		return true
+	}
+	_, err := core.Stat(full)
+	return err != nil
 }
 
 func isKnown(name string) bool { return core.Lookup(name) != nil || host.IsCommand(name) }
@@ -132,10 +139,10 @@ func lookPath(c *core.Ctx, name string) string {
 			dir = "."
 		}
 		full := path.Join(c.Path(dir), name)
-		if info, err := core.Stat(full); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
+		if path.Clean(dir) != "/usr/local/bin" && isOurs(full) {
 			return full
 		}
-		if systemDirs[path.Clean(dir)] && path.Clean(dir) != "/usr/local/bin" && isKnown(name) {
+		if info, err := core.Stat(full); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
 			return full
 		}
 	}
@@ -245,7 +252,7 @@ func (s *Shell) kindOfCommand(name string, skipFunctions bool) (kind, where stri
 	}
 	if strings.Contains(name, "/") {
 		full := s.path(name)
-		if info, err := core.Stat(full); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 || systemDirs[path.Dir(full)] && isKnown(path.Base(full)) {
+		if info, err := core.Stat(full); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 || isOurs(full) {
 			return "file", name
 		}
 		return "", ""

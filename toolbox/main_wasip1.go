@@ -1,0 +1,48 @@
+// The toolbox: a shell and its commands in one WASM reactor. The host calls run once per fresh instance.
+package main
+
+import (
+	"os"
+	"runtime/debug"
+	"sort"
+	"strings"
+
+	"sandkeep/toolbox/internal/core"
+)
+
+func init() {
+	// The default instance has 512 MB: collect earlier than Go would, but not in short runs.
+	debug.SetGCPercent(200)
+	debug.SetMemoryLimit(320 << 20)
+	debug.SetMaxStack(128 << 20)
+}
+
+// main is never called: the module is a reactor.
+func main() {}
+
+//go:wasmexport run
+func run() (code int32) {
+	refresh()
+	argv, env := arguments(), environment()
+	core.Mounts = mountNames()
+	dir := "/"
+	if len(core.Mounts) > 0 {
+		dir = core.Mounts[0]
+	}
+	for _, entry := range env {
+		if value, ok := strings.CutPrefix(entry, "PWD="); ok && strings.HasPrefix(value, "/") {
+			dir = value
+		}
+	}
+	c := &core.Ctx{Env: env, Dir: dir, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	return int32(dispatch(c, argv))
+}
+
+func mountNames() []string {
+	var names []string
+	for _, mount := range preopens {
+		names = append(names, mount.name)
+	}
+	sort.Strings(names)
+	return names
+}
