@@ -104,7 +104,7 @@ directories, no processes, network by fetch() only where the host allows it.
     const source = modules.readSource(file);
     if (modules.isEsm(file) || modules.looksLikeModule(source)) return;
     sources.set(file, source);
-    binding.evalScript(`(function (exports, require, module, __filename, __dirname) {\n${source}\n})`, file, 0);
+    modules.compileWrapped(source, file);
   }
 
   // ---- event loop ----

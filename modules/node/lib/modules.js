@@ -124,9 +124,11 @@
     throw coded(Error, 'ERR_REQUIRE_ESM', `require() of ES Module ${filename} not supported.\nInstead change the require of ${filename} to a dynamic import() which is available in all CommonJS modules.`);
   }
 
-  const WRAPPER = '(function (exports, require, module, __filename, __dirname) {\n';
+  // Two lines before the file's first, which therefore are numbers -1 and 0 (QuickJS takes 0 itself for "not given").
+  const WRAPPER = '(function (exports, require, module, __filename, __dirname) {\n\n';
+  const compileWrapped = (source, filename) => binding.evalScript(`${WRAPPER}${source}\n})`, filename, -1);
   function runCommonJs(own, source) {
-    const wrapper = binding.evalScript(`${WRAPPER}${source}\n})`, own.filename, 0);
+    const wrapper = compileWrapped(source, own.filename);
     Object.defineProperty(wrapper, 'name', { value: '<moduleWrapper>' });
     Reflect.apply(wrapper, own.exports, [own.exports, makeRequire({ filename: own.filename, directory: own.path }), own, own.filename, own.path]);
   }
@@ -192,5 +194,5 @@
     if (load) meta.sandkeepExports = load;
   }
 
-  Object.assign(exports, { makeRequire, createRequire, makeModule, loadFile, resolveImport, loadImport, fillImportMeta, isEsm, readSource, looksLikeModule, asFile, asDirectory });
+  Object.assign(exports, { compileWrapped, makeRequire, createRequire, makeModule, loadFile, resolveImport, loadImport, fillImportMeta, isEsm, readSource, looksLikeModule, asFile, asDirectory });
 })

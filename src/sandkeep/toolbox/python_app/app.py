@@ -5,7 +5,9 @@ Nothing of the standard library can be loaded from files later, so everything im
 
 from __future__ import annotations
 
+import atexit
 import gc
+import logging
 import sys
 
 import preload
@@ -24,6 +26,10 @@ class WitWorld(wit_world.WitWorld):
 
 event_loop.install()
 sys.modules.pop("__main__", None)
+# What a run would have to free or call, page by page: listings of the build machine's directories, exit handlers.
+sys.path_importer_cache.clear()
+atexit._clear()
+atexit.register(logging.shutdown)
 # A collection during a run must not walk, and so copy, the pages of everything above.
 gc.collect()
 gc.freeze()

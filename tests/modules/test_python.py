@@ -1,0 +1,229 @@
+"""The Python component: command line, files, tracebacks, exit statuses, limits. Built once into the user's cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import wasmtime
+import wasmtime.component
+from harness import TOOLBOX, Outcome
+
+MUST_WORK = bool(os.environ.get("SANDKEEP_MUST_WORK"))
+
+
+def load(name: str):
+    """The toolbox's files stand on their own; importing the package around them is not needed."""
+    spec = importlib.util.spec_from_file_location(f"toolbox_{name}", TOOLBOX / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+python_component = load("python_component")
+python_host = load("python_host")
+
+
+class Python:
+    def __init__(self) -> None:
+        config = wasmtime.Config()
+        config.max_wasm_stack = 2 << 20
+        config.epoch_interruption = True
+        self.engine = wasmtime.Engine(config)
+        self.component = self.compiled(python_component.ensure_component())
+        self.linker = python_host.make_linker(self.engine)
+
+    def compiled(self, path: Path) -> wasmtime.component.Component:
+        """Compiling takes longer than all the tests: what this very engine made earlier is kept beside the component."""
+        cached = path.with_name(f"{path.stem}-tests-{wasmtime.__version__}.cwasm")
+        if cached.exists():
+            return wasmtime.component.Component.deserialize_file(self.engine, str(cached))
+        component = wasmtime.component.Component.from_file(self.engine, str(path))
+        temporary = cached.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(component.serialize())
+        os.replace(temporary, cached)
+        return component
+
+    def run(self, *args: str, stdin: str = "", env: dict[str, str] | None = None, work: Path | None = None, cwd: str = "/work", ticks: int = 10**9, memory_bytes: int | None = None, writable: bool = True) -> Outcome:
+        preopens = [python_host.Preopen(work, "/work", writable)] if work else []
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+            given.write(stdin.encode())
+            given.flush()
+            given.seek(0)
+            code = python_host.run_component(
+                self.engine, self.component, ["python3", *args], env or {}, cwd, given.fileno(), out.fileno(), errors.fileno(), preopens,
+                epoch_ticks=ticks, memory_bytes=memory_bytes, linker=self.linker,
+            )  # fmt: skip
+            out.seek(0)
+            errors.seek(0)
+            return Outcome(code, out.read().decode(), errors.read().decode())
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Python]:
+    if not python_component.is_cached():
+        try:
+            python_component.require_builder()
+        except python_component.ComponentUnavailable as missing:
+            if MUST_WORK:
+                raise
+            pytest.skip(str(missing))
+    yield Python()
+
+
+def test_command_line(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "mod.py").write_text("x = 5\nif __name__ == '__main__': print('run as', __name__)\n")
+    (tmp_path / "s.py").write_text("import sys, mod\nprint(sys.argv, mod.x, __name__, __file__)\n")
+    assert python.run("-c", "print(6*7)") == Outcome(0, "42\n", "")
+    assert python.run("--version").stdout.startswith("Python 3.14")
+    assert python.run("s.py", "a", "b", work=tmp_path).stdout == "['s.py', 'a', 'b'] 5 __main__ /work/s.py\n"
+    assert python.run("-m", "mod", work=tmp_path).stdout == "run as __main__\n"
+    assert python.run("-", "x", stdin="import sys\nprint(sys.argv)").stdout == "['-', 'x']\n"
+    assert python.run(stdin="print('piped')").stdout == "piped\n"
+    assert python.run("-m", "json.tool", stdin='{"a":1}') == Outcome(0, '{\n    "a": 1\n}\n', "")
+    assert python.run("-uc", "import sys; print(sys.argv)", "-x").stdout == "['-c', '-x']\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "stderr"),
+    [("import sys; sys.exit(3)", 3, ""), ("raise SystemExit", 0, ""), ("import sys; sys.exit('bye')", 1, "bye\n"), ("import sys; sys.exit(255)", 255, ""), ("import os; os._exit(130)", 130, ""), ("exit(7)", 7, "")],
+)  # fmt: skip
+def test_exit_statuses(python: Python, code: str, status: int, stderr: str) -> None:
+    assert python.run("-c", code) == Outcome(status, "", stderr)
+
+
+def test_failures(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def f():\n    return 1/0\nf()\n")
+    outcome = python.run("bad.py", work=tmp_path)
+    assert outcome.code == 1
+    assert outcome.stderr.startswith('Traceback (most recent call last):\n  File "/work/bad.py", line 3, in <module>\n    f()\n')
+    assert outcome.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert "command.py" not in outcome.stderr
+    assert "SyntaxError" in python.run("-c", "x =").stderr
+    assert python.run("nope.py", work=tmp_path).code == 2
+    assert "No module named nope" in python.run("-m", "nope", work=tmp_path).stderr
+    assert python.run("-Z").code == 2
+    assert python.run("-c", "print('before'); 1/0").stdout == "before\n"
+
+
+def test_environment_and_directory(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    outcome = python.run("-c", "import os; print(dict(os.environ), os.getcwd()); open('x','w').write('1')", env={"A": "1"}, work=tmp_path, cwd="/work/sub")
+    assert outcome.stdout == "{'A': '1'} /work/sub\n"
+    assert (tmp_path / "sub" / "x").read_text() == "1"
+
+
+def test_mounts_are_the_only_files(python: Python, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (work / "link").symlink_to("../secret")
+    for name in ("/etc/passwd", "../secret", "link"):
+        assert python.run("-c", f"open({name!r})", work=work).code == 1
+    assert python.run("-c", "open('x', 'w')", work=work, writable=False).code == 1
+
+
+def test_runs_differ_where_they_must(python: Python) -> None:
+    code = "import random, uuid, secrets, tempfile; print(random.random(), uuid.uuid4(), secrets.token_hex(4))"
+    assert len({python.run("-c", code).stdout for _ in range(3)}) == 3
+    assert abs(float(python.run("-c", "import time; print(time.time())").stdout) - time.time()) < 60
+
+
+def test_standard_library(python: Python) -> None:
+    names = "re json datetime collections itertools decimal fractions statistics csv hashlib zlib gzip base64 pathlib dataclasses typing enum functools sqlite3 asyncio unittest logging argparse zipfile tarfile textwrap tomllib ast difflib xml.etree.ElementTree urllib.parse html.parser email.message zoneinfo concurrent.futures"
+    assert python.run("-c", f"for n in {names.split()!r}: __import__(n)\nprint('ok')") == Outcome(0, "ok\n", "")
+
+
+def test_asyncio_works_without_sockets(python: Python) -> None:
+    code = """
+import asyncio
+async def work(n):
+    await asyncio.sleep(n / 100)
+    return n
+async def main():
+    print(await asyncio.gather(work(3), work(1)), await asyncio.to_thread(lambda: 'called'))
+    try:
+        await asyncio.wait_for(asyncio.Event().wait(), 0.02)
+    except TimeoutError:
+        print('timeout')
+asyncio.run(main())
+"""
+    assert python.run("-c", code) == Outcome(0, "[3, 1] called\ntimeout\n", "")
+
+
+def test_recursion_is_an_exception(python: Python) -> None:
+    assert python.run("-c", "def f(): f()\ntry: f()\nexcept RecursionError: print('deep')").stdout == "deep\n"
+
+
+def test_exit_handlers_and_hooks(python: Python) -> None:
+    assert python.run("-c", "import atexit; atexit.register(print, 'bye'); print('hi')").stdout == "hi\nbye\n"
+    assert python.run("-c", "import sys; sys.excepthook = lambda *a: print('hook'); 1/0") == Outcome(1, "hook\n", "")
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(60)"])
+def test_the_epoch_stops_loops_and_sleeps(python: Python, code: str) -> None:
+    timer = threading.Timer(0.3, python.engine.increment_epoch)
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(wasmtime.WasmtimeError, match="interrupt"):
+        python.run("-c", code, ticks=1)
+    timer.join()
+    assert time.monotonic() - started < 30
+
+
+def test_memory_limit(python: Python) -> None:
+    try:
+        outcome = python.run("-c", "x = []\nwhile True: x.append(bytearray(1 << 20))", memory_bytes=128 << 20)
+    except (wasmtime.WasmtimeError, wasmtime.Trap):
+        return
+    assert outcome.code == 1 and "MemoryError" in outcome.stderr
+
+
+def test_missing_builder_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def missing(_name: str) -> str:
+        raise python_component.importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(python_component.importlib.metadata, "version", missing)
+    with pytest.raises(python_component.ComponentUnavailable, match=r"pip install \"sandkeep\[wasm-python\]\""):
+        python_component.ensure_component()
+
+
+def test_cache_is_private_and_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(python_component, "require_builder", lambda: None)
+    built = []
+
+    def build(target: Path) -> None:
+        built.append(target)
+        time.sleep(0.2)
+        target.write_bytes(b"made")
+
+    monkeypatch.setattr(python_component, "build", build)
+    threads = [threading.Thread(target=python_component.ensure_component) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+    assert (tmp_path / "sandkeep" / "components").stat().st_mode & 0o777 == 0o700
+    assert python_component.ensure_component(lambda text: pytest.fail(text)).read_bytes() == b"made"
+
+
+def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(python_component, "require_builder", lambda: None)
+    monkeypatch.setattr(python_component.sys, "executable", "/bin/false")
+    with pytest.raises(python_component.ComponentUnavailable, match="failed"):
+        python_component.ensure_component()
+    assert [f.name for f in (tmp_path / "sandkeep" / "components").iterdir() if f.suffix != ".lock"] == []
