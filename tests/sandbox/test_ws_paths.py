@@ -265,7 +265,7 @@ def test_mounts_that_hide_one_another_are_refused(tmp_path: Path, factory: Facto
 
 @pytest.mark.attack("RX-07")
 def test_a_sparse_terabyte_costs_neither_time_nor_memory(sandbox: Sandbox) -> None:
-    with open(f"{sandbox.work_dir}/huge", "wb") as stream:  # noqa: PTH123
+    with open(f"{sandbox.work_dir}/huge", "wb") as stream:
         try:
             stream.truncate(1 << 40)
         except OSError:

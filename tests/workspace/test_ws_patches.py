@@ -146,6 +146,7 @@ BAD = {
     "context diff": "*** a.txt\n--- a.txt\n***************\n*** 1 ****\n! one\n--- 1 ----\n! 1\n",
     "carriage returns in headers": CHANGE.replace("\n", "\r\n"),
     "carriage return in a name": "--- a/a.txt\r\n+++ b/a.txt\r\n@@ -1 +1 @@\n-one\n+1\n",
+    "carriage return in a new name": new_file("b/x\r"),
     "binary": "diff --git a/a.txt b/a.txt\nindex 1..2 100644\nGIT binary patch\nliteral 1\nIcmZQz\n\n",
     "two names": "--- a/a.txt\n+++ b/b.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three\n",
     "exists already": new_file("b/a.txt"),

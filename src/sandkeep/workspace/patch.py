@@ -101,9 +101,7 @@ class _Parser:
         """The lines before a file's hunks, as (word, rest). The first that is not a header ends the patch's welcome."""
         seen_git = False
         while self._at < len(self._lines) and self._peek() and not self._peek().startswith("@@"):
-            line = self._peek()
-            if line.endswith("\r"):
-                raise PatchRejected(f"the header {shown(line)!r} ends in a carriage return", hint="use LF line ends")
+            line = _without_return(self._peek())
             if line.startswith("diff --git "):
                 if seen_git:
                     return
@@ -111,7 +109,7 @@ class _Parser:
             self._at += 1
             if line.startswith("--- ") and self._peek().startswith("+++ "):
                 yield "---", line[4:]
-                yield "+++", self._take()[4:]
+                yield "+++", _without_return(self._take())[4:]
                 return
             yield _header(line)
 
@@ -154,6 +152,13 @@ class _Parser:
         for side, signs in ((old, " -"), (new, " +")):
             if sign in signs:
                 side[-1] = side[-1].removesuffix("\n")
+
+
+def _without_return(line: str) -> str:
+    """The header, unless a carriage return ends it: that would become part of a name, or hide what the line is."""
+    if line.endswith("\r"):
+        raise PatchRejected(f"the header {shown(line)!r} ends in a carriage return", hint="use LF line ends")
+    return line
 
 
 def _header(line: str) -> tuple[str, str]:

@@ -142,6 +142,17 @@ def test_a_copy_stops_at_its_limit(root: Root, tmp_path: Path) -> None:
     target.close()
 
 
+def test_a_file_too_large_to_copy_is_not_begun(root: Root, tmp_path: Path) -> None:
+    with (Path(root.path) / "huge").open("wb") as stream:
+        stream.truncate(1 << 30)
+    (tmp_path / "copy").mkdir()
+    target = Root(tmp_path / "copy")
+    with pytest.raises(LimitExceeded):
+        copy_tree(root, target, limits=TreeLimits(total_bytes=1 << 20))
+    target.close()
+    assert os.listdir(tmp_path / "copy") == []
+
+
 def test_a_difference_names_what_was_created_modified_and_deleted(root: Root) -> None:
     base = Path(root.path)
     fill(base)

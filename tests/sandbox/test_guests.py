@@ -1,0 +1,59 @@
+"""What a sandbox makes of its settings and of a command before a backend sees them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sandkeep.core.types import Limits
+from sandkeep.guests import GuestConfig, command_script, in_directory, quoted, sandbox_policy
+from sandkeep.policy.builder import SandboxPolicyBuilder
+from sandkeep.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from sandkeep.workspace.places import MountPoint
+
+
+@pytest.mark.parametrize(
+    "word", ["plain", "", "a b", "it's", "$HOME", "A=b", "if", "-x", "*", "\\", "new\nline", "`id`", "#"]
+)
+def test_a_quoted_word_is_the_same_word_again_and_nothing_else(word: str) -> None:
+    assert quoted(word).startswith("'") or quoted(word).startswith("\"'")
+    printed = subprocess.run(["sh", "-c", f"printf %s {quoted(word)}"], capture_output=True, text=True, check=True)
+    assert printed.stdout == word
+
+
+def test_a_command_runs_as_one_program(tmp_path: Path) -> None:
+    """In a plain shell: the prelude, the directory and the words, without any cage."""
+    script = command_script(["printf", "%s|", "a b", "; exit 3"], str(tmp_path))
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("a b|; exit 3|", 0)
+    missing = subprocess.run(["sh", "-c", command_script(["no-such-command"], "/")], capture_output=True, text=True)
+    assert (missing.returncode, missing.stderr) == (127, "sandkeep: no such command: no-such-command\n")
+
+
+def test_a_script_keeps_its_line_numbers() -> None:
+    assert in_directory("one\ntwo", "/work") == "one\ntwo"
+    assert in_directory("one\ntwo", "/work/a b").splitlines()[1] == "two"
+
+
+def test_without_a_policy_processes_are_allowed_and_nothing_else(tmp_path: Path) -> None:
+    mounts = (MountPoint(tmp_path, "/data"), MountPoint(tmp_path, "/out", writable=True))
+    host = str(tmp_path.resolve())
+    assert sandbox_policy(GuestConfig("/x", mounts=mounts, memory_limit_mb=64)) == SandboxPolicy(
+        allowed_paths=(
+            AllowedPath("/x", AccessMode.READ_WRITE, "/work"),
+            AllowedPath(host, AccessMode.READ_ONLY, "/data"),
+            AllowedPath(host, AccessMode.READ_WRITE, "/out"),
+        ),
+        allow_process_spawn=True,
+        limits=Limits(memory_mb=64),
+    )
+
+
+def test_a_policy_gets_the_workspace_and_keeps_the_rest() -> None:
+    policy = SandboxPolicyBuilder().allow_domain("example.org").limits(Limits(memory_mb=9)).build()
+    made = sandbox_policy(GuestConfig("/x", is_work_writable=False, policy=policy))
+    assert made.allowed_paths == (AllowedPath("/x", AccessMode.READ_ONLY, "/work"),)
+    assert not made.allow_process_spawn
+    assert (made.network_rules, made.limits) == (policy.network_rules, policy.limits)
