@@ -86,6 +86,11 @@ class ProcessBackend:
         """How many warm cells wait now."""
         return self._launcher.pool.ready_count()
 
+    @property
+    def zygote_pids(self) -> list[int]:
+        """The processes that cells are forked from."""
+        return self._launcher.pool.zygote_pids()
+
     def execute_blocking(self, request: ExecRequest, *, cancel: int = -1, stdin: int = -1) -> ExecResult:
         """Runs the request in the calling thread.
 
