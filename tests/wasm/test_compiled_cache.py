@@ -89,6 +89,21 @@ def test_a_readable_secret_is_no_secret(empty_cache: Path) -> None:
     assert {item: item.stat().st_mtime_ns for item in empty_cache.iterdir()} == before
 
 
+def test_what_was_checked_cannot_change_any_more(empty_cache: Path) -> None:
+    from sandkeep.wasm.cache import ModuleCache
+
+    _run_once(empty_cache)
+    cache = ModuleCache(empty_cache)
+    compiled = cache.find(_artefacts(empty_cache)[0].stem)
+    assert compiled is not None
+    with pytest.raises(PermissionError):
+        os.pwrite(compiled.descriptor, b"EVIL", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(compiled.descriptor, 0)
+    compiled.close()
+    cache.close()
+
+
 def test_only_a_clean_worker_fills_it(empty_cache: Path) -> None:
     backend = WasmBackend(cache_dir=empty_cache, max_workers=1)
     try:

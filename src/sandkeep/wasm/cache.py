@@ -7,6 +7,7 @@ file that nobody else can read. A directory that others could write to is not us
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
@@ -25,12 +26,13 @@ _log = logging.getLogger(__name__)
 _SECRET = "secret"
 _SECRET_BYTES = 32
 _MAX_OPEN = 32
+_ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 DEFAULT_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Verified machine code, as an open read-only file, and the facts that a run needs about it.
+    """Verified machine code, as an open file that nothing can change, and the facts that a run needs about it.
 
     Whoever gets one from the cache has a descriptor of its own and closes it.
     """
@@ -127,13 +129,15 @@ class ModuleCache:
             descriptor = os.open(self._directory / f"{key}.cwasm", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except (OSError, ValueError):
             return None
-        expected = _mac(secret, key, record.get("facts"), digest_of(descriptor))
+        with os.fdopen(descriptor, "rb") as file:
+            os.utime(descriptor)
+            sealed = sealed_copy(file.fileno())
+        expected = _mac(secret, key, record.get("facts"), digest_of(sealed))
         if not hmac.compare_digest(expected, str(record.get("mac"))):
-            os.close(descriptor)
+            os.close(sealed)
             _log.warning("compiled module %s was tampered with or damaged; it is compiled anew", key)
             return None
-        os.utime(descriptor)
-        return Compiled(descriptor, record["facts"])
+        return Compiled(sealed, record["facts"])
 
     def _write(self, directory: Path, key: str, artefact: int, facts: dict[str, Any], secret: bytes) -> None:
         temporary = directory / f".{key}.{secrets.token_hex(8)}"
@@ -184,6 +188,22 @@ def read_secret(directory: Path) -> bytes:
     if len(secret) != _SECRET_BYTES:
         raise Unusable(f"{path} is damaged; remove it")
     return secret
+
+
+def sealed_copy(descriptor: int) -> int:
+    """The file's content in memory, where nothing can change it any more: what is verified is what will be run.
+
+    A worker can use it wherever it is confined to, without being able to reach the directory.
+    """
+    copy = os.memfd_create("sandkeep-compiled", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    size, done = os.fstat(descriptor).st_size, 0
+    while done < size:
+        sent = os.sendfile(copy, descriptor, done, size - done)
+        if not sent:
+            break
+        done += sent
+    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _ALL_SEALS)
+    return copy
 
 
 def digest_of(descriptor: int) -> str:
