@@ -1,0 +1,279 @@
+"""What must hold on the emulated kernel, by name. Each check runs guests and looks at them from outside."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.qemu.guest import payloads
+
+from sandkeep.backends.process import ProcessBackend
+from sandkeep.cage.linux import cgroups
+from sandkeep.cage.linux.usage import descendants
+from sandkeep.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
+from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits
+from sandkeep.enforcers import probe
+from sandkeep.languages.config import ProcessConfig
+from sandkeep.policy.model import SandboxPolicy
+
+ON_DEMAND = ProcessConfig(python_path="/usr/bin/python3", pool_size=0, pool_min=0)
+PATIENCE = 90.0  # a run of a tenth of a second takes two or three here, more when the host is busy
+MEMORY_MB = 40
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass
+class Bench:
+    """What the checks of one setting share. `mechanism` is what must keep the limits here."""
+
+    mechanism: str
+    group: str
+    backend: ProcessBackend
+
+    @property
+    def has_cgroup(self) -> bool:
+        return self.mechanism != "supervisor"
+
+    def run(self, code: str, timeout: float = PATIENCE, **limits: object) -> ExecResult:
+        return execute(self.backend, code, timeout, **limits)
+
+
+Check = Callable[[Bench], None]
+
+
+def execute(backend: ProcessBackend, code: str, timeout: float = PATIENCE, **limits: object) -> ExecResult:
+    return backend.execute_blocking(ExecRequest(Language.PYTHON, code, timeout, limits=Limits(**limits)))  # type: ignore[arg-type]
+
+
+def hello(bench: Bench) -> None:
+    result = bench.run("print('hello')")
+    assert (result.stdout, result.exit_code) == ("hello\n", 0), result
+
+
+def names_its_mechanism(bench: Bench) -> None:
+    enforced = bench.run("pass").enforced
+    assert enforced.memory == bench.mechanism, enforced
+    assert enforced.isolation_class == "process+sandbox", enforced
+
+
+def uses_a_group_of_its_own(bench: Bench) -> None:
+    """The kernel's own word for where the guest is: the root of its namespace, made by us, below our home."""
+    result = bench.run("print(open('/proc/self/cgroup').read())")
+    assert result.stdout.strip() == "0::/", result.stdout
+
+
+def bomb(kind: str) -> Check:
+    def check(bench: Bench) -> None:
+        try:
+            result = bench.run(payloads.MEMORY_BOMBS[kind], memory_mb=MEMORY_MB, disk_mb=128)
+        except MemoryExceeded as exceeded:
+            assert exceeded.result is not None
+            assert "survived" not in exceeded.result.stdout
+            assert any(denial.kind == "memory" for denial in exceeded.result.denials), exceeded.result.denials
+            return
+        raise AssertionError(f"no MemoryExceeded: {result}")
+
+    return check
+
+
+def processes_are_bounded(bench: Bench) -> None:
+    result = bench.run(payloads.FORKS, processes=20)
+    made = int(result.stdout.split()[-1])
+    assert 5 <= made < 20, result
+    if bench.has_cgroup:
+        assert any(denial.kind == "processes" for denial in result.denials), result.denials
+
+
+def cpu_share_is_bounded(bench: Bench) -> None:
+    result = bench.run(payloads.BURN.format(seconds=4), cpus=0.4)
+    assert 0.1 < result.usage.cpu_time / result.usage.wall_time < 0.65, result.usage
+
+
+def cpu_time_is_bounded(bench: Bench) -> None:
+    result = bench.run(payloads.BURN.format(seconds=60), cpu_seconds=2)
+    assert result.exit_code != 0 and any(denial.kind == "cpu" for denial in result.denials), result
+    assert result.usage.wall_time < 40, result.usage
+
+
+def timeout_kills_the_tree(bench: Bench) -> None:
+    bench.run("pass")
+    before = set(descendants(os.getpid()))
+    try:
+        result = bench.run(payloads.TREE, timeout=6)
+    except ExecutionTimeout:
+        left = set(descendants(os.getpid())) - before
+        assert not left, left
+        return
+    raise AssertionError(f"no ExecutionTimeout: {result}")
+
+
+def usage_is_plausible(bench: Bench) -> None:
+    code = (
+        "x = bytearray(40 << 20)\nimport time\nuntil = time.process_time() + 1\nwhile time.process_time() < until: pass"
+    )
+    usage = bench.run(code).usage
+    assert 40 << 20 <= usage.peak_memory_bytes < 90 << 20, usage
+    assert 1 <= usage.cpu_time < 10, usage
+
+
+def attacks_fail(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+        name = f"sandkeep-{os.getpid()}"
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        attacks = payloads.ATTACKS.format(port=server.getsockname()[1], abstract=name, pid=os.getpid())
+        result = bench.run(attacks)
+    lines = result.stdout.splitlines()
+    assert len(lines) == payloads.ATTACKS.count("\nattempt("), result
+    assert not [line for line in lines if "went through" in line], lines
+    assert {denial.what for denial in result.denials if denial.kind == "syscall"} >= {"mount", "unshare"}, result
+
+
+def refusals_are_told(bench: Bench) -> None:
+    with ProcessBackend(ON_DEMAND, "native", SandboxPolicy(allow_process_spawn=False)) as backend:
+        spawned, unshared = execute(backend, payloads.SPAWN), execute(backend, payloads.UNSHARE)
+    assert "refused" in spawned.stdout, spawned
+    assert [denial for denial in spawned.denials if denial.kind == "process"], spawned
+    assert ("syscall", "unshare") in {(denial.kind, denial.what) for denial in unshared.denials}, unshared
+
+
+def waiting_cells_work(bench: Bench) -> None:
+    """A pooled cell joined its group before it had anything to do."""
+    with ProcessBackend(ProcessConfig(python_path="/usr/bin/python3", pool_size=1), "native") as backend:
+        for number in range(3):
+            assert execute(backend, f"print({number})").stdout == f"{number}\n"
+
+
+def weaker_class_is_held_by_groups(bench: Bench) -> None:
+    """Without namespaces a tree is ended by its group alone."""
+    with ProcessBackend(ON_DEMAND, "landlock") as backend:
+        assert execute(backend, "print('hello')").stdout == "hello\n"
+        before = set(descendants(os.getpid()))
+        try:
+            execute(backend, payloads.TREE, timeout=6)
+            raise AssertionError("no ExecutionTimeout")
+        except ExecutionTimeout:
+            left = set(descendants(os.getpid())) - before
+            assert not left, left
+
+
+def cpu_share_is_refused(bench: Bench) -> None:
+    """What nothing on this host can enforce is an error, not a smaller promise."""
+    try:
+        result = bench.run("pass", cpus=0.5)
+    except SandboxError:
+        return
+    raise AssertionError(f"a cpu share was accepted that nothing enforces: {result.enforced}")
+
+
+def nothing_is_left(bench: Bench) -> None:
+    """No group of a cell, and no process but the zygote of the backend that is still open."""
+    home = probe.cgroup_home()
+    directories = [Path(path) for path in home.directories.values()] if home else []
+    left = [str(path) for directory in directories for path in directory.iterdir() if path.is_dir()]
+    assert not [path for path in left if "sandkeep-" in os.path.basename(path)], left
+    deadline = time.monotonic() + 10
+    while len(found := list(descendants(os.getpid()))) > 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(found) <= 1, found
+
+
+def lies_in_our_own_group(bench: Bench) -> None:
+    """So that a limit on the service that Sandkeep is part of holds for its guests as well."""
+    home = _home()
+    assert home.is_relative_to(CGROUPS / bench.group), home
+    bench.run("pass")
+
+
+def keeps_its_controllers(bench: Bench) -> None:
+    """A service manager that tidies up would otherwise take the limits off running guests."""
+    try:
+        (_home().parent / "cgroup.subtree_control").write_text("-memory")
+    except OSError as error:
+        assert error.errno == errno.EBUSY, error
+        return
+    raise AssertionError("the memory controller could be taken away")
+
+
+def sweeps_after_the_killed(bench: Bench) -> None:
+    """A supervisor that dies by SIGKILL cannot remove its groups; the next one does."""
+    base = _home().parent
+    left = _in_a_fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert (base / left).is_dir()
+    _in_a_fork(lambda: None)
+    assert not (base / left).exists(), left
+
+
+def _in_a_fork(end: Callable[[], None]) -> str:
+    """The name of the home that a fork of this process made for itself; it ends without cleaning up."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        found = cgroups.find_home()
+        group = cgroups.Group(found, "sandkeep-x", cgroups.GroupLimits(32 << 20, 8)) if found else None
+        os.write(writing, next(iter(group._paths.values())).encode() if group else b"")
+        end()
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as told:
+        path = told.read()
+    os.waitpid(pid, 0)
+    return os.path.basename(os.path.dirname(path))
+
+
+def _home() -> Path:
+    home = probe.cgroup_home()
+    assert home is not None
+    return Path(home.directories[""])
+
+
+_ALWAYS: dict[str, Check] = {
+    "hello": hello,
+    "names its mechanism": names_its_mechanism,
+    **{f"memory: {kind}": bomb(kind) for kind in payloads.MEMORY_BOMBS},
+    "processes are bounded": processes_are_bounded,
+    "cpu time is bounded": cpu_time_is_bounded,
+    "timeout kills the tree": timeout_kills_the_tree,
+    "usage is plausible": usage_is_plausible,
+    "attacks fail": attacks_fail,
+    "refusals are told": refusals_are_told,
+}
+_WITH_GROUPS: dict[str, Check] = {
+    "uses a group of its own": uses_a_group_of_its_own,
+    "cpu share is bounded": cpu_share_is_bounded,
+    "keeps its controllers": keeps_its_controllers,
+    "waiting cells work": waiting_cells_work,
+    "weaker class is held by groups": weaker_class_is_held_by_groups,
+    "sweeps after the killed": sweeps_after_the_killed,
+}
+_REFUSED: dict[str, Check] = {"cpu share is refused": cpu_share_is_refused}
+_LAST: dict[str, Check] = {"nothing is left": nothing_is_left}
+
+
+def _some(*names: str) -> dict[str, Check]:
+    return {name: FULL[name] for name in names} | _LAST
+
+
+FULL = {**_ALWAYS, **_WITH_GROUPS, **_LAST}
+WITHOUT_GROUPS = {**_ALWAYS, **_REFUSED, **_LAST}
+DELEGATED = _some(
+    "hello",
+    "names its mechanism",
+    "memory: many children",
+    "memory: tmpfs",
+    "processes are bounded",
+    "timeout kills the tree",
+    "attacks fail",
+    "uses a group of its own",
+    "cpu share is bounded",
+    "keeps its controllers",
+    "sweeps after the killed",
+)
+PLACED = _some("hello", "names its mechanism", "memory: one process") | {"lies in our own group": lies_in_our_own_group}
+WITHOUT_CPU = _some("hello", "names its mechanism", "memory: one process") | _REFUSED
