@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -44,7 +45,7 @@ class Python:
 
     def compiled(self, path: Path) -> wasmtime.component.Component:
         """Compiling takes longer than all the tests: what this very engine made earlier is kept beside the component."""
-        cached = path.with_name(f"{path.stem}-tests-{wasmtime.__version__}.cwasm")
+        cached = path.with_name(f"{path.stem}-tests-{importlib.metadata.version('wasmtime')}.cwasm")
         if cached.exists():
             return wasmtime.component.Component.deserialize_file(self.engine, str(cached))
         component = wasmtime.component.Component.from_file(self.engine, str(path))

@@ -33,6 +33,7 @@ def import_standard_library() -> None:
         if name.partition(".")[0] not in LEFT_OUT:
             try_import(name)
     import_codecs()
+    install_quitters()
     for name in RUNNABLE:
         remember_code(name)
 
@@ -42,6 +43,15 @@ def try_import(name: str) -> None:
         importlib.import_module(name)
     except Exception:  # not there on WASI: ssl, ctypes, mmap and the like
         pass
+
+
+def install_quitters() -> None:
+    """exit() and quit(), which `site` would give; it is left out because it looks for directories."""
+    import _sitebuiltins
+    import builtins
+
+    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # type: ignore[assignment]
+    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")  # type: ignore[assignment]
 
 
 def import_codecs() -> None:
