@@ -10,7 +10,7 @@ import textwrap
 
 from sandkeep.cage.linux.syscalls import NUMBERS
 
-_PRELUDE = '''\
+_PRELUDE = """\
 import ctypes, errno, json, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -34,7 +34,7 @@ def attempt(name, action, *args):
         end = type(error).__name__
     print(json.dumps({{"attempt": name, "end": end}}), flush=True)
 
-'''
+"""
 
 
 def guest(body: str, **values: object) -> str:

@@ -18,7 +18,9 @@ from tests.escape.payloads import guest
 
 @pytest.mark.attack("FS-03")
 @pytest.mark.claim("SK-PT-2")
-@pytest.mark.parametrize("name", ["cwd", "workdir", "work_dir", "policy", "allowed_paths", "enforcer", "mounts", "root"])
+@pytest.mark.parametrize(
+    "name", ["cwd", "workdir", "work_dir", "policy", "allowed_paths", "enforcer", "mounts", "root"]
+)
 def test_a_request_has_no_field_that_names_a_place(name: str) -> None:
     with pytest.raises(TypeError):
         ExecRequest("python", "print(1)", 1.0, **{name: "/"})  # type: ignore[arg-type]

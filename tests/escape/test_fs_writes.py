@@ -70,7 +70,9 @@ def test_system_files_cannot_be_changed_in_any_way(cage: Cage) -> None:
 @pytest.mark.claim("SK-FS-2")
 @pytest.mark.claim("SK-FS-4")
 def test_device_nodes_of_the_host_keep_their_times(cage: Cage) -> None:
-    names = [path for path in ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/tty") if os.path.exists(path)]
+    names = [
+        path for path in ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/tty") if os.path.exists(path)
+    ]
     before = {name: (os.stat(name).st_mode, os.stat(name).st_uid) for name in names}
     body = """
         for path in paths:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandkeep.backends.process import ProcessBackend
+from sandkeep.cage.linux.usage import descendants
 from sandkeep.core.errors import EnforcerUnavailable
 from sandkeep.policy.builder import SandboxPolicyBuilder
 from tests.escape.harness import Cage
@@ -205,8 +206,28 @@ def test_no_variable_and_no_descriptor_arrives(cage: Cage, monkeypatch: pytest.M
     secret = os.open(cage.canary.file, os.O_RDONLY)
     os.set_inheritable(secret, True)
     try:
-        code = "import os; print(dict(os.environ), sorted(os.listdir('/proc/self/fd')), open('/proc/self/environ').read())"
+        code = (
+            "import os; print(dict(os.environ), sorted(os.listdir('/proc/self/fd')), open('/proc/self/environ').read())"
+        )
         outcome = cage.run(code, backend=backend)
     finally:
         os.close(secret)
     assert cage.canary.secret not in outcome.everything and "['0', '1', '2', '3']" in outcome.stdout
+
+
+@pytest.mark.attack("RX-12")
+@pytest.mark.claim("SK-RX-5")
+def test_a_long_chain_is_gone_when_the_run_returns(cage: Cage, weak: ProcessBackend) -> None:
+    """Each process the child of the last: killing from the top moves the rest up, one by one."""
+    cage.run("print(1)", backend=weak)
+    before = set(descendants(os.getpid()))
+    code = """
+import os, time
+for _ in range(250):
+    if os.fork():
+        time.sleep(30)
+        os._exit(0)
+time.sleep(30)
+"""
+    cage.run(code, backend=weak, timeout=2.5, processes=400, memory_mb=4000)
+    assert set(descendants(os.getpid())) - before == set()

@@ -58,7 +58,9 @@ class Weakened:
         self.line("enter.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
 
     def run(self, body: str, policy: SandboxPolicy | None = None, **options: object) -> dict[str, str]:
-        limits = {key: value for key, value in options.items() if key in ("open_files", "memory_mb", "disk_mb", "processes")}
+        limits = {
+            key: value for key, value in options.items() if key in ("open_files", "memory_mb", "disk_mb", "processes")
+        }
         names = {key: value for key, value in options.items() if key not in limits}
         outcome = self._cage.run(guest(body, **names), backend=self._cage.backend(policy), **limits)
         report = outcome.report()
@@ -107,7 +109,9 @@ def test_landlock_keeps_the_guest_from_writing_to_proc(weakened: Weakened) -> No
 
 @pytest.mark.claim("SK-PR-1")
 def test_init_is_shielded_even_without_landlock(weakened: Weakened) -> None:
-    body = "attempt('environ', lambda: open('/proc/1/environ').read()); attempt('mem', lambda: open('/proc/1/mem', 'rb'))"
+    body = (
+        "attempt('environ', lambda: open('/proc/1/environ').read()); attempt('mem', lambda: open('/proc/1/mem', 'rb'))"
+    )
     weakened.without(landlock=())
     assert set(weakened.run(body).values()) == {"EACCES"}
     weakened.line("enter.py", "prctl(PR_SET_DUMPABLE, 0)", "prctl(PR_SET_DUMPABLE, 1)")
@@ -250,7 +254,7 @@ def test_read_only_mounts(weakened: Weakened, tmp_path: Path) -> None:
         ("linux/namespaces.py", "CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC", "CLONE_NEWNS | CLONE_NEWPID"),
         ("linux/namespaces.py", "CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC", "CLONE_NEWNS | CLONE_NEWIPC"),
         ("linux/namespaces.py", "| CLONE_NEWIPC | CLONE_NEWUTS", "| CLONE_NEWIPC"),
-        ("linux/namespaces.py", "flags if network == \"host\" else flags | CLONE_NEWNET", "flags"),
+        ("linux/namespaces.py", 'flags if network == "host" else flags | CLONE_NEWNET', "flags"),
         ("linux/namespaces.py", "flags = CLONE_NEWUSER | CLONE_NEWNS | ", "flags = CLONE_NEWUSER | "),
         ("linux/cgroups.py", '        call("unshare", CLONE_NEWCGROUP)', "        pass"),
         ("enter.py", "            capabilities.forbid_new_privileges()", "            pass"),
@@ -259,7 +263,19 @@ def test_read_only_mounts(weakened: Weakened, tmp_path: Path) -> None:
         ("linux/mounts.py", "MS_REMOUNT | MS_RDONLY | MS_NOSUID", "MS_REMOUNT | MS_NOSUID"),
         ("enter.py", "        return seccomp.install(kit.filter)", "        return -1"),
     ],
-    ids=["ipc", "pid", "uts", "net", "mount", "cgroup", "no_new_privs", "identity", "old root", "root writable", "seccomp"],
+    ids=[
+        "ipc",
+        "pid",
+        "uts",
+        "net",
+        "mount",
+        "cgroup",
+        "no_new_privs",
+        "identity",
+        "old root",
+        "root writable",
+        "seccomp",
+    ],
 )
 def test_a_missing_step_is_noticed_before_the_guest_starts(weakened: Weakened, file: str, old: str, new: str) -> None:
     """Whatever was left out, no line of the guest's code runs."""

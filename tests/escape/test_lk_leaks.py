@@ -17,7 +17,14 @@ from sandkeep.languages.config import ProcessConfig
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-_NAMES = ("SANDKEEP_CANARY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "GITHUB_TOKEN", "LD_PRELOAD_CANARY", "PYTHONSTARTUP_X")
+_NAMES = (
+    "SANDKEEP_CANARY",
+    "AWS_SECRET_ACCESS_KEY",
+    "OPENAI_API_KEY",
+    "GITHUB_TOKEN",
+    "LD_PRELOAD_CANARY",
+    "PYTHONSTARTUP_X",
+)
 
 
 @pytest.mark.attack("LK-01")
@@ -154,7 +161,9 @@ def test_the_boot_has_no_id(cage: Cage) -> None:
 
 @pytest.mark.attack("LK-05")
 @pytest.mark.claim("SK-LK-3")
-@pytest.mark.parametrize("config", [ProcessConfig(pool_size=0, pool_min=0), ProcessConfig()], ids=["on demand", "pooled"])
+@pytest.mark.parametrize(
+    "config", [ProcessConfig(pool_size=0, pool_min=0), ProcessConfig()], ids=["on demand", "pooled"]
+)
 def test_nothing_stays_for_the_next_run(cage: Cage, config: ProcessConfig) -> None:
     backend = cage.backend(config=config)
     leave = """

@@ -166,7 +166,9 @@ def test_no_name_is_asked_for_outside(cage: Cage) -> None:
         resolver.bind(("127.0.0.1", 0))
         resolver.setblocking(False)
         port = resolver.getsockname()[1]
-        servers = [line.split()[1] for line in Path("/etc/resolv.conf").read_text().splitlines() if line[:10] == "nameserver"]
+        servers = [
+            line.split()[1] for line in Path("/etc/resolv.conf").read_text().splitlines() if line[:10] == "nameserver"
+        ]
         body = """
             import socket, time
             started = time.monotonic()

@@ -35,7 +35,7 @@ def test_no_environment_of_anybody_can_be_read(cage: Cage, monkeypatch: pytest.M
 @pytest.mark.claim("SK-LK-1")
 def test_children_find_no_environment_either(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDKEEP_CANARY", cage.canary.secret)
-    script = "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null; sh -c 'tr \"\\0\" \"\\n\" < /proc/self/environ'"
+    script = 'env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null; sh -c \'tr "\\0" "\\n" < /proc/self/environ\''
     assert cage.canary.secret not in cage.run(script, "command").everything
 
 

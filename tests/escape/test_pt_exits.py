@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sandkeep.core.errors import BackendUnavailable
 from tests.escape.harness import Cage
+from tests.helpers import require
 
 
 @pytest.mark.attack("PT-06")
@@ -40,7 +42,13 @@ def test_python_ends(cage: Cage, code: str, exit_code: int, number: int | None) 
 @pytest.mark.claim("SK-PT-5")
 @pytest.mark.parametrize(
     ("code", "exit_code", "number"),
-    [("exit 3", 3, None), ("kill -TERM $$", 143, 15), ("kill -KILL $$", 137, 9), ("exit 256", 0, None), ("false", 1, None)],
+    [
+        ("exit 3", 3, None),
+        ("kill -TERM $$", 143, 15),
+        ("kill -KILL $$", 137, 9),
+        ("exit 256", 0, None),
+        ("false", 1, None),
+    ],
 )
 def test_shell_ends(cage: Cage, code: str, exit_code: int, number: int | None) -> None:
     outcome = cage.run(code, "command")
@@ -59,7 +67,9 @@ def test_a_timeout_is_a_timeout_and_memory_is_memory(cage: Cage) -> None:
 def test_signals_look_like_no_limit(cage: Cage) -> None:
     """A guest that kills itself the way we would is not reported as over its limits."""
     for number in (9, 15, 24, 25):
-        outcome = cage.run(f"import os, signal\nsignal.signal({number}, 0) if {number} != 9 else 0\nos.kill(os.getpid(), {number})")
+        outcome = cage.run(
+            f"import os, signal\nsignal.signal({number}, 0) if {number} != 9 else 0\nos.kill(os.getpid(), {number})"
+        )
         assert outcome.status == "ended" and outcome.result.signal == number
         assert not [denial for denial in outcome.result.denials if denial.kind in ("cpu", "disk", "memory")]
 
@@ -79,7 +89,7 @@ _ESCAPES = {
     "zipimport": "import zipimport\nread = lambda: zipimport.zipimporter(path)",
     "linecache": "import linecache\nread = lambda: ''.join(linecache.getlines(path)) or open(path)",
     "code object": "def f(): pass\nf.__code__ = compile('import os; os.system(\"cat \" + path)', '', 'exec')\nread = f",
-    "pickle": "import pickle\nread = lambda: pickle.loads(b\"cposix\\nsystem\\n(S'cat \" + path.encode() + b\"'\\ntR.\")",
+    "pickle": 'import pickle\nread = lambda: pickle.loads(b"cposix\\nsystem\\n(S\'cat " + path.encode() + b"\'\\ntR.")',
     "subinterpreter": "import _xxsubinterpreters as s\n"
     "read = lambda: s.run_string(s.create(), 'print(open(' + repr(path) + ').read())')",
     "native code": "import ctypes\nlibc = ctypes.CDLL(None)\nb = ctypes.create_string_buffer(99)\n"
@@ -100,16 +110,29 @@ def test_interpreter_tricks_gain_nothing(cage: Cage, name: str) -> None:
 @pytest.mark.parametrize(
     ("language", "code"),
     [
-        ("javascript", "try {{ console.log(require('fs').readFileSync('{path}', 'utf8')) }} catch (e) {{ console.log(e.code) }}"),
+        (
+            "javascript",
+            "try {{ console.log(require('fs').readFileSync('{path}', 'utf8')) }} catch (e) {{ console.log(e.code) }}",
+        ),
         ("javascript", "try {{ require('{path}') }} catch (e) {{ console.log(e.code) }}"),
         ("javascript", "import('{path}').then(console.log, e => console.log(e.code))"),
-        ("javascript", "console.log(process.binding ? require('child_process').spawnSync('cat', ['{path}']).stdout + '' : '')"),
-        ("typescript", "import * as fs from 'fs'; try {{ console.log(fs.readFileSync('{path}', 'utf8')) }} catch (e) {{}}"),
+        (
+            "javascript",
+            "console.log(process.binding ? require('child_process').spawnSync('cat', ['{path}']).stdout + '' : '')",
+        ),
+        (
+            "typescript",
+            "import * as fs from 'fs'; try {{ console.log(fs.readFileSync('{path}', 'utf8')) }} catch (e) {{}}",
+        ),
     ],
 )
 @pytest.mark.needs("node")
 def test_module_loaders_see_the_guests_world(cage: Cage, language: str, code: str) -> None:
-    outcome = cage.run(code.format(path=cage.canary.file), language, timeout=15, memory_mb=1024)
+    try:
+        outcome = cage.run(code.format(path=cage.canary.file), language, timeout=15, memory_mb=1024)
+    except BackendUnavailable as reason:
+        require(False, str(reason))
+        raise
     assert cage.canary.secret not in outcome.everything
 
 

@@ -142,7 +142,10 @@ print('GOT AWAY')
         ("command", "yes"),
         ("command", "yes >&2"),
         ("command", "yes & yes >&2"),
-        ("python", "import os\nwhile True: os.write(1, b'\\xff\\x00\\xed\\xa0\\x80' * 9999); os.write(2, b'\\x1b[2J' * 9999)"),
+        (
+            "python",
+            "import os\nwhile True: os.write(1, b'\\xff\\x00\\xed\\xa0\\x80' * 9999); os.write(2, b'\\x1b[2J' * 9999)",
+        ),
         ("command", "cat /dev/zero & cat /dev/urandom >&2; wait"),
     ],
 )

@@ -173,7 +173,9 @@ def test_the_partial_result_survives(cage: Cage) -> None:
 
 @pytest.mark.attack("RX-02")
 @pytest.mark.claim("SK-RX-2")
-@pytest.mark.parametrize("script", ["tail /dev/zero", "sort /dev/zero", "x=$(head -c 400000000 /dev/zero | tr '\\0' x); echo $x"])
+@pytest.mark.parametrize(
+    "script", ["tail /dev/zero", "sort /dev/zero", "x=$(head -c 400000000 /dev/zero | tr '\\0' x); echo $x"]
+)
 def test_programs_are_bounded_too(cage: Cage, script: str) -> None:
     outcome = cage.run(script, "command", timeout=8, memory_mb=128)
     assert outcome.status == "memory"

@@ -22,7 +22,10 @@ _BAD = (
     ("python", "1/0"),
     ("python", "import time; time.sleep(9)"),
     ("python", "while True: pass"),
-    ("python", "import os\nfor _ in range(40):\n    try: os.fork()\n    except OSError: break\nimport time; time.sleep(9)"),
+    (
+        "python",
+        "import os\nfor _ in range(40):\n    try: os.fork()\n    except OSError: break\nimport time; time.sleep(9)",
+    ),
     ("python", "x = [bytearray(b'x') * (1 << 20) for _ in range(200)]"),
     ("python", "import os; os.close(0); os.close(1); os.close(2)"),
     ("python", "import os\nwhile True: os.write(1, b'x' * 65536)"),

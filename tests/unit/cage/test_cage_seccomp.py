@@ -1,0 +1,284 @@
+"""The filter, interpreted: the verdict for every system call number and class of arguments, on both architectures."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+
+import pytest
+
+from sandkeep.cage.linux import seccomp, tables
+from sandkeep.cage.linux.seccomp import Profile
+
+_KILL, _ALLOW, _NOTIFY, _ERRNO = 0x80000000, 0x7FFF0000, 0x7FC00000, 0x00050000
+EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = (_ERRNO | number for number in (1, 38, 93, 97))
+_ARCHITECTURES = {"x86_64": (0xC000003E, tables.X86_64), "aarch64": (0xC00000B7, tables.AARCH64)}
+_HIGHEST = 700
+
+
+class Filter:
+    """A compiled filter and a small interpreter of classic BPF for it."""
+
+    def __init__(self, program: bytes, architecture: int, numbers: dict[str, int]) -> None:
+        self._program = list(struct.iter_unpack("=HBBI", program))
+        self._architecture = architecture
+        self.numbers = numbers
+
+    def verdict(self, number: int | str, *arguments: int, architecture: int | None = None) -> int:
+        nr = self.numbers[number] if isinstance(number, str) else number
+        words = [*arguments, *([0] * (6 - len(arguments)))]
+        chosen = self._architecture if architecture is None else architecture
+        masked = [word & (1 << 64) - 1 for word in words]
+        return self._run(struct.pack("=IIQ6Q", nr & 0xFFFFFFFF, chosen, 0x7FFF0000, *masked))
+
+    def _run(self, data: bytes) -> int:
+        accumulator = position = 0
+        while True:
+            code, if_true, if_false, value = self._program[position]
+            position += 1
+            if code == 0x20:
+                (accumulator,) = struct.unpack_from("=I", data, value)
+            elif code == 0x54:
+                accumulator &= value
+            elif code == 0x06:
+                return int(value)
+            else:
+                tests = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}
+                position += if_true if tests[code] else if_false
+
+
+#: Spawning, internet and the kind of cage in all combinations; what else there is, on and off with them.
+_PROFILES = [Profile(*flags, *flags[:2]) for flags in itertools.product((False, True), repeat=3)]
+
+
+@pytest.fixture(params=sorted(_ARCHITECTURES))
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    monkeypatch.setattr(seccomp, "MACHINE", name)
+    monkeypatch.setattr(seccomp, "NUMBERS", _ARCHITECTURES[name][1])
+    return name
+
+
+def _filter(machine: str, profile: Profile) -> Filter:
+    return Filter(seccomp.compile_filter(profile), *_ARCHITECTURES[machine])
+
+
+def _names(text: str, filter_: Filter) -> list[str]:
+    return [name for name in text.split() if name in filter_.numbers]
+
+
+@pytest.mark.claim("SK-KR-1")
+@pytest.mark.parametrize("profile", _PROFILES, ids=lambda profile: "".join("FT"[flag] for flag in profile))
+def test_every_number_has_a_verdict(machine: str, profile: Profile) -> None:
+    """Nothing is let through by accident: whatever is not listed gets ENOSYS, whatever its arguments."""
+    filter_ = _filter(machine, profile)
+    known = {number: name for name, number in filter_.numbers.items()}
+    special = seccomp.rules(profile)
+    for number in range(_HIGHEST):
+        name = known.get(number, "")
+        verdict = filter_.verdict(number)
+        if name in special:
+            assert verdict in (_ALLOW, _NOTIFY, EPERM, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT), name
+        else:
+            expected = _ALLOW if name in seccomp._ALLOWED else ENOSYS
+            assert verdict == filter_.verdict(number, *[(1 << 64) - 1] * 6) == expected, name or number
+
+
+@pytest.mark.claim("SK-KR-1")
+@pytest.mark.parametrize("profile", _PROFILES, ids=lambda profile: "".join("FT"[flag] for flag in profile))
+def test_dangerous_calls_never_pass(machine: str, profile: Profile) -> None:
+    filter_ = _filter(machine, profile)
+    dangerous = _names(
+        "mount umount2 pivot_root chroot fsopen fsconfig fsmount fspick move_mount open_tree mount_setattr open_tree_attr "
+        "statmount listmount unshare setns ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp bpf kexec_load "
+        "kexec_file_load init_module finit_module delete_module open_by_handle_at quotactl quotactl_fd swapon swapoff "
+        "reboot settimeofday clock_settime iopl ioperm syslog sethostname setdomainname perf_event_open userfaultfd "
+        "io_uring_setup io_uring_enter io_uring_register add_key request_key keyctl memfd_secret seccomp clone3 openat2 "
+        "process_madvise move_pages migrate_pages mbind set_mempolicy fanotify_init fanotify_mark modify_ldt vhangup acct "
+        "lookup_dcookie nfsservctl uselib _sysctl create_module io_setup io_submit lsm_set_self_attr file_setattr",
+        filter_,
+    )
+    assert len(dangerous) > 60
+    for name in dangerous:
+        for value in (0, 1, (1 << 32) - 1, (1 << 64) - 1, 1 << 32):
+            assert filter_.verdict(name, *[value] * 6) in (EPERM, ENOSYS, _NOTIFY), name
+
+
+@pytest.mark.claim("SK-KR-1")
+def test_foreign_architectures_are_killed(machine: str) -> None:
+    filter_ = _filter(machine, Profile(True))
+    ours = _ARCHITECTURES[machine][0]
+    for architecture in (0x40000003, 0xC000003E, 0x40000028, 0xC00000B7, 0x14, 0, 0xFFFFFFFF, 0xC00000F3):
+        for number in (0, 1, 20, 39, 59, 165, 11):
+            verdict = filter_.verdict(number, architecture=architecture)
+            assert (verdict == _KILL) == (architecture != ours)
+
+
+@pytest.mark.claim("SK-KR-1")
+def test_x32_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp, "MACHINE", "x86_64")
+    monkeypatch.setattr(seccomp, "NUMBERS", tables.X86_64)
+    filter_ = _filter("x86_64", Profile(True))
+    for number in (*range(0, _HIGHEST, 7), 0x3FFFFFFF):
+        assert filter_.verdict(0x40000000 | number) == _KILL
+    assert filter_.verdict(0xFFFFFFFF) == _KILL
+
+
+@pytest.mark.claim("SK-KR-2")
+def test_processes_and_threads(machine: str) -> None:
+    thread = 0x3D0F00  # what libc asks for
+    namespaces = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x80)
+    for allow_spawn in (False, True):
+        filter_ = _filter(machine, Profile(allow_spawn))
+        assert filter_.verdict("clone", thread) == _ALLOW
+        assert filter_.verdict("clone", thread & ~0x400) == EPERM  # a thread with descriptors of its own
+        assert filter_.verdict("clone", 17) == (_ALLOW if allow_spawn else _NOTIFY)
+        assert filter_.verdict("clone", 0x4111) == (_ALLOW if allow_spawn else _NOTIFY)
+        for flag in namespaces:
+            assert filter_.verdict("clone", flag | 17) == _NOTIFY
+            assert filter_.verdict("clone", flag | thread) == _NOTIFY
+            assert filter_.verdict("clone", 1 << 32 | flag) == _NOTIFY
+        for name in _names("fork vfork execve execveat", filter_):
+            assert filter_.verdict(name) == (_ALLOW if allow_spawn else _NOTIFY)
+        assert filter_.verdict("clone3", 1, 88) == ENOSYS
+
+
+def _verdicts(filter_: Filter, family: int, kinds: Sequence[int], protocols: Sequence[int]) -> set[int]:
+    flags = (0, 0x800, 0x80000, 0x80800)
+    return {
+        filter_.verdict("socket", family, kind | flag, protocol)
+        for kind in kinds
+        for protocol in protocols
+        for flag in flags
+    }
+
+
+@pytest.mark.claim("SK-KR-1")
+@pytest.mark.parametrize("profile", _PROFILES, ids=lambda profile: "".join("FT"[flag] for flag in profile))
+def test_sockets(machine: str, profile: Profile) -> None:
+    filter_ = _filter(machine, profile)
+    kinds = range(16)
+    for family in range(64):
+        if family not in (1, 2, 10, 16):
+            assert _ALLOW not in _verdicts(filter_, family, kinds, (0, 1, 6, 17))
+    for family in (2, 10):
+        ordinary = _verdicts(filter_, family, (1, 2), (0, 1, 6, 17, 58))
+        assert ordinary == {_ALLOW if profile.allow_internet else EAFNOSUPPORT}
+        assert _ALLOW not in _verdicts(filter_, family, [k for k in kinds if k not in (1, 2)], (0, 1, 6, 17, 255))
+        assert _ALLOW not in _verdicts(filter_, family, (1, 2), (33, 115, 132, 136, 256, 262, 255))
+    assert _ALLOW not in _verdicts(filter_, 16, kinds, range(1, 32))
+    if not profile.is_caged:
+        assert _ALLOW not in _verdicts(filter_, 1, kinds, (0,))
+    elif profile.shows_host:
+        assert _ALLOW not in _verdicts(filter_, 1, (2, 3), (0,))
+    else:
+        assert _verdicts(filter_, 1, (1, 2, 5), (0,)) == {_ALLOW}
+    for family in (0, 2, 10, 16, 17, 38):
+        assert filter_.verdict("socketpair", family, 1) == EPERM
+
+
+@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("SK-KR-4")
+def test_arguments_that_are_looked_at(machine: str) -> None:
+    filter_ = _filter(machine, Profile(True))
+    for request in (0x5412, 0x541C, 1 << 32 | 0x5412):
+        assert filter_.verdict("ioctl", 0, request) == EPERM
+    for request in (0x5401, 0x5413, 0x541B, 0x8912):
+        assert filter_.verdict("ioctl", 0, request) == _ALLOW
+    for option in (35, 22, 4, 0x59616D61):
+        assert filter_.verdict("prctl", option) == EPERM
+    for option in (1, 15, 38, 36):
+        assert filter_.verdict("prctl", option) == _ALLOW
+    assert filter_.verdict("personality", 0x0040000) == EPERM and filter_.verdict("personality", 0xFFFFFFFF) == _ALLOW
+    assert filter_.verdict("close_range", 3, 9, 2) == EPERM and filter_.verdict("close_range", 3, 9, 4) == _ALLOW
+    assert filter_.verdict("connect", 3, 1, 16) == _NOTIFY
+    assert filter_.verdict("sendto", 3, 1, 1, 0, 0, 0) == _ALLOW
+    for address in (1, 1 << 32, 0x7FFF00000000):
+        assert filter_.verdict("sendto", 3, 1, 1, 0, address, 16) == _NOTIFY
+
+
+@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("SK-FS-4")
+def test_set_id_bits_and_devices(machine: str) -> None:
+    filter_ = _filter(machine, Profile(True))
+    at = {
+        "chmod": 1,
+        "fchmod": 1,
+        "fchmodat": 2,
+        "fchmodat2": 2,
+        "mkdir": 1,
+        "mkdirat": 2,
+        "creat": 1,
+        "mknod": 1,
+        "mknodat": 2,
+    }
+    for name in _names(" ".join(at), filter_):
+        for mode in (0o4755, 0o2755, 0o6000, 0o7777):
+            assert filter_.verdict(name, *[0] * at[name], mode) == EPERM, name
+        for mode in (0o755, 0o1777, 0o644, 0):
+            assert filter_.verdict(name, *[0] * at[name], mode) == _ALLOW, name
+    for name, flags in (("open", 1), ("openat", 2)):
+        if name in filter_.numbers:
+            for creating in (0o100, 0o20200000, 0o101):
+                assert filter_.verdict(name, *[0] * flags, creating, 0o4755) == EPERM
+                assert filter_.verdict(name, *[0] * flags, creating, 0o644) == _ALLOW
+            assert filter_.verdict(name, *[0] * flags, 0, 0o4755) == _ALLOW  # the mode is not looked at
+    for name, index in (("mknod", 1), ("mknodat", 2)):
+        if name in filter_.numbers:
+            for kind in (0o020000, 0o060000):
+                assert filter_.verdict(name, *[0] * index, kind | 0o666) == EPERM
+            for kind in (0o010000, 0o100000, 0o140000, 0):
+                assert filter_.verdict(name, *[0] * index, kind | 0o666) == _ALLOW
+
+
+@pytest.mark.claim("SK-PR-1")
+def test_init_is_out_of_reach(machine: str) -> None:
+    filter_ = _filter(machine, Profile(True))
+    for name in ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity"):
+        assert filter_.verdict(name, 1) == EPERM and filter_.verdict(name, 1 << 32 | 1) == EPERM
+        assert filter_.verdict(name, 0) == _ALLOW and filter_.verdict(name, 77) == _ALLOW
+    for name, process in (("setpriority", 0), ("ioprio_set", 1)):
+        assert filter_.verdict(name, process, 0) == _ALLOW and filter_.verdict(name, process, 1) == EPERM
+        for which in {0, 1, 2, 3} - {process}:
+            assert filter_.verdict(name, which, 0) == EPERM
+
+
+@pytest.mark.claim("SK-FS-2")
+def test_without_namespaces_more_is_refused(machine: str) -> None:
+    filter_ = _filter(machine, Profile(True, allow_internet=False, is_caged=False))
+    for name in _names(
+        "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat setxattr lsetxattr "
+        "fsetxattr removexattr lremovexattr fremovexattr shmget shmat semget msgget mq_open sched_setaffinity setpriority",
+        filter_,
+    ):
+        assert filter_.verdict(name, 0, 0o644, 0o644) == EPERM, name
+    for name in _names("setxattrat removexattrat file_setattr", filter_):
+        assert filter_.verdict(name) == ENOSYS
+    assert filter_.verdict("prlimit64", 0) == _ALLOW and filter_.verdict("prlimit64", 5) == EPERM
+    for request in (0x40086602, 0x401C5820):
+        assert filter_.verdict("ioctl", 0, request) == EPERM
+
+
+def test_the_filter_is_as_long_as_the_kernel_takes(machine: str) -> None:
+    for profile in _PROFILES:
+        assert len(seccomp.compile_filter(profile)) // 8 <= 4096
+
+
+def test_an_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp, "NUMBERS", {})
+    with pytest.raises(OSError, match="no system call table"):
+        seccomp.compile_filter(Profile(True))
+
+
+def test_the_tables_agree_with_the_running_kernel() -> None:
+    """Where this architecture's numbers are known from elsewhere."""
+    assert (tables.X86_64["openat"], tables.X86_64["clone3"], tables.X86_64["landlock_restrict_self"]) == (
+        257,
+        435,
+        446,
+    )
+    assert (tables.AARCH64["openat"], tables.AARCH64["clone3"], tables.AARCH64["execve"]) == (56, 435, 221)
+    assert tables.X86_64["rseq"] == 334 and tables.AARCH64["rseq"] == 293
+    shared = {name for name, number in tables.X86_64.items() if number >= 424}
+    assert all(tables.AARCH64[name] == tables.X86_64[name] for name in shared if name in tables.AARCH64)

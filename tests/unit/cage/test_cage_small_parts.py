@@ -1,0 +1,237 @@
+"""Addresses, frames, usage and control groups: the parts that are pure or can be given fake files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandkeep.cage import wire
+from sandkeep.cage.failure import CageError, step
+from sandkeep.cage.linux import broker, cgroup_homes, cgroups, fds, notify, usage
+from sandkeep.cage.wire import Job
+
+
+def _inet(host: str, port: int) -> bytes:
+    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
+
+
+def _inet6(host: str, port: int) -> bytes:
+    head = struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", port, 0)
+    return head + socket.inet_pton(socket.AF_INET6, host) + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (_inet("93.184.216.34", 443), "93.184.216.34:443"),
+        (_inet("169.254.169.254", 80), "169.254.169.254:80"),
+        (_inet("127.0.0.1", 80), ""),
+        (_inet("127.5.5.5", 80), ""),
+        (_inet("0.0.0.0", 80), ""),
+        (_inet("127.0.0.53", 53), "name resolution"),
+        (_inet6("2001:db8::1", 443), "[2001:db8::1]:443"),
+        (_inet6("::1", 443), ""),
+        (_inet6("::", 443), ""),
+        (struct.pack("=H", socket.AF_UNIX) + b"/run/docker.sock\0", ""),
+        (b"", ""),
+        (b"\2\0", ""),
+        (_inet6("2001:db8::1", 443)[:20], ""),
+    ],
+)
+def test_destinations_are_named(raw: bytes, text: str) -> None:
+    assert notify.describe_address(raw) == text
+
+
+@given(st.binary(max_size=130))
+def test_any_bytes_are_an_address_or_nothing(raw: bytes) -> None:
+    assert isinstance(notify.describe_address(raw), str)
+    path = broker.unix_path(raw)
+    assert path is None or (path and b"\0" not in path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        (b"\1\0/tmp/s\0junk", b"/tmp/s"),
+        (b"\1\0s", b"s"),
+        (b"\1\0\0abstract", None),
+        (b"\1\0", None),
+        (b"\2\0/tmp/s", None),
+    ],
+)
+def test_paths_of_unix_sockets(raw: bytes, path: bytes | None) -> None:
+    assert broker.unix_path(raw) == path
+
+
+def test_packets_carry_messages_and_descriptors() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        read, write = os.pipe()
+        wire.send_packet(ours, {"plan": "x" * 100_000}, [read, write])
+        os.close(read)
+        os.close(write)
+        message, descriptors = wire.receive_packet(theirs)
+        assert message == {"plan": "x" * 100_000} and len(descriptors) == 2
+        assert not any(os.get_inheritable(descriptor) for descriptor in descriptors)
+        wire.close_all([*descriptors, *descriptors])
+        ours.close()
+        assert wire.receive_packet(theirs) == ({}, [])
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=("Cs",)), min_size=1), st.binary(max_size=5000), max_size=4
+    ),
+    st.lists(st.text(st.characters(exclude_categories=("Cs",))), max_size=4),
+)
+def test_jobs_arrive_as_they_were_sent(files: dict[str, bytes], argv: list[str]) -> None:
+    job = Job("exec", tuple(argv), {"K": "v"}, "/code", files, "main.py")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(wire.encode_job(job))
+        assert wire.receive_job(theirs.fileno()) == job
+
+
+@pytest.mark.parametrize("cut", [0, 2, 4, 20, -1])
+def test_half_a_job_is_no_job(cut: int) -> None:
+    data = wire.encode_job(Job("python", (), {}, "/code", {"main.py": b"print(1)"}, "main.py"))
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(data[:cut])
+        ours.close()
+        with pytest.raises(EOFError):
+            wire.receive_job(theirs.fileno())
+
+
+def test_a_step_names_what_failed() -> None:
+    with pytest.raises(CageError) as caught, step("open allowed path", "/x"):
+        os.open("/nonexistent-sandkeep", os.O_RDONLY)
+    assert (caught.value.step, caught.value.errno, caught.value.what) == ("open allowed path", 2, "/x")
+    assert str(caught.value) == "open allowed path: /x: No such file or directory"
+
+
+def test_open_descriptors_are_those_that_are_open() -> None:
+    before = fds.open_descriptors()
+    read, write = os.pipe()
+    assert fds.open_descriptors() - before == {read, write}
+    os.close(read)
+    os.close(write)
+    assert fds.open_descriptors() == before
+
+
+def test_usage_sees_this_process() -> None:
+    own = [os.getpid()]
+    quick = usage.memory_bytes(own, "", 1 << 60)
+    exact = usage.memory_bytes(own, "", 0)
+    assert 1 << 20 < exact <= quick
+    assert usage.cpu_seconds(own) > 0
+    assert usage.memory_bytes([2**22 + 1], "", 1 << 60) == usage.memory_bytes([], "", 1 << 60)
+
+
+def test_usage_sees_shared_anonymous_memory() -> None:
+    import mmap
+
+    before = usage.memory_bytes([os.getpid()], "", 0)
+    with mmap.mmap(-1, 32 << 20) as area:
+        for at in range(0, 32 << 20, 4096):
+            area[at] = 1
+        assert usage.memory_bytes([os.getpid()], "", 0) - before > 28 << 20
+
+
+def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    here = os.open(tmp_path, os.O_RDONLY)
+    try:
+        deep = os.dup(here)
+        for _ in range(20):
+            os.mkdir("n" * 250, dir_fd=deep)
+            below = os.open("n" * 250, os.O_RDONLY, dir_fd=deep)
+            os.close(deep)
+            deep = below
+        with open(os.open("deep", os.O_CREAT | os.O_WRONLY, dir_fd=deep), "wb") as file:
+            file.write(bytes(1 << 20))
+        os.close(deep)
+        found = usage.disk_use([str(tmp_path)], [])
+        assert 2 << 20 <= found.held < 3 << 20 and found.is_complete
+        nameless = os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY)
+        os.write(nameless, bytes(1 << 20))
+        assert usage.disk_use([str(tmp_path)], [os.getpid()]).held >= 3 << 20
+        os.close(nameless)
+    finally:
+        os.close(here)
+
+
+def test_disk_use_says_when_it_could_not_look(tmp_path: Path) -> None:
+    assert not usage.disk_use([str(tmp_path / "nowhere")], []).is_complete
+    (tmp_path / "link").symlink_to("/")
+    assert usage.disk_use([str(tmp_path)], []).held < 1 << 20
+    for number in range(50):
+        (tmp_path / str(number)).mkdir()
+    assert usage.disk_use([str(tmp_path)], []).held >= 51 * 512
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cgroups.Group:
+    home = cgroups.Home(2, {"": str(tmp_path)})
+    monkeypatch.setattr(cgroup_homes, "current", lambda home: home)
+    return cgroups.Group(home, "sandkeep-x", cgroups.GroupLimits(64 << 20, 17, 0.5))
+
+
+def test_limits_of_version_2(group: cgroups.Group, tmp_path: Path) -> None:
+    base = tmp_path / "sandkeep-x"
+    written = {path.name: path.read_text() for path in base.iterdir()}
+    assert written == {
+        "memory.max": str(64 << 20),
+        "memory.oom.group": "1",
+        "pids.max": "17",
+        "cpu.max": "50000 100000",
+    }
+
+
+def test_usage_of_version_2(group: cgroups.Group, tmp_path: Path) -> None:
+    base = tmp_path / "sandkeep-x"
+    (base / "memory.peak").write_text("12345\n")
+    (base / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
+    (base / "pids.events").write_text("max 3\n")
+    (base / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    assert group.usage() == cgroups.GroupUsage(12345, 1.5, 2, 3)
+
+
+def test_a_group_that_has_gone_used_nothing(group: cgroups.Group, tmp_path: Path) -> None:
+    for path in (tmp_path / "sandkeep-x").iterdir():
+        path.unlink()
+    group.remove()
+    assert not (tmp_path / "sandkeep-x").exists()
+    assert group.usage() == cgroups.GroupUsage(0, 0.0, 0, 0)
+
+
+def test_limits_and_usage_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    controllers = ("memory", "pids", "cpu", "cpuacct")
+    for name in controllers:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(cgroup_homes, "current", lambda home: home)
+    home = cgroups.Home(1, {name: str(tmp_path / name) for name in controllers})
+    made = cgroups.Group(home, "sandkeep-x", cgroups.GroupLimits(64 << 20, 17, 2.0))
+    memory = tmp_path / "memory" / "sandkeep-x"
+    assert (memory / "memory.limit_in_bytes").read_text() == str(64 << 20)
+    assert (tmp_path / "cpu" / "sandkeep-x" / "cpu.cfs_quota_us").read_text() == "200000"
+    (memory / "memory.max_usage_in_bytes").write_text("99\n")
+    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    (tmp_path / "cpuacct" / "sandkeep-x" / "cpuacct.usage").write_text("2500000000\n")
+    (tmp_path / "pids" / "sandkeep-x" / "pids.events").write_text("max 1\n")
+    assert made.usage() == cgroups.GroupUsage(99, 2.5, 4, 1)
+
+
+def test_a_group_that_cannot_be_limited_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup_homes, "current", lambda home: home)
+    with pytest.raises(OSError):
+        cgroups.Group(cgroups.Home(2, {"": str(tmp_path / "nowhere")}), "sandkeep-x", cgroups.GroupLimits(1 << 20, 1))
+    without_cpu = cgroups.Home(2, {"": str(tmp_path)}, has_cpu=False)
+    with pytest.raises(OSError, match="cpu controller"):
+        cgroups.Group(without_cpu, "sandkeep-y", cgroups.GroupLimits(1 << 20, 1, 1.0))

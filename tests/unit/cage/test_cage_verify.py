@@ -1,0 +1,128 @@
+"""The cage's look at itself: every deviation is named, and only a cage as planned has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkeep.cage.linux import verify
+from sandkeep.cage.linux.verify import Expected, Facts
+from sandkeep.cage.plan import Bind, LaunchPlan
+
+_OUTER = {"user": 1, "mnt": 2, "pid": 3, "net": 4, "ipc": 5, "uts": 6, "cgroup": 7}
+_PLAN = LaunchPlan(
+    binds=(Bind("/usr", "/usr"), Bind("/data", "/data", writable=True), Bind("/dev/null", "/dev/null", device=True)),
+    scratch_dirs=(("/tmp", 0o1777),),
+)
+_EXPECTED = Expected(_PLAN, {0, 1, 2, 5}, _OUTER)
+_STATUS = {
+    **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0000000000000000"),
+    "NoNewPrivs": "1",
+    "Seccomp": "2",
+}
+_GOOD = Facts(
+    status=_STATUS,
+    descriptors={0, 1, 2, 5},
+    mounts={"/": False, "/usr": False, "/data": True, "/dev/null": False, "/tmp": True, "/proc": True},
+    namespaces={name: number + 100 for name, number in _OUTER.items()},
+    uid_map="1000 1879048192 1",
+    ids={1000},
+)
+
+pytestmark = pytest.mark.claim("SK-KR-3")
+
+
+def _found(facts: Facts, expected: Expected = _EXPECTED) -> str:
+    return "; ".join(verify.problems(facts, expected))
+
+
+def test_a_cage_as_planned_has_no_problem() -> None:
+    assert verify.problems(_GOOD, _EXPECTED) == []
+
+
+@pytest.mark.parametrize("name", ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"])
+@pytest.mark.parametrize("value", ["0000000000000001", "000001ffffffffff", "0000000000200000"])
+def test_any_capability(name: str, value: str) -> None:
+    assert name in _found(_GOOD._replace(status={**_STATUS, name: value}))
+
+
+@pytest.mark.parametrize("name", ["CapEff", "CapBnd", "NoNewPrivs", "Seccomp"])
+def test_a_fact_that_is_missing_counts_as_bad(name: str) -> None:
+    status = {key: value for key, value in _STATUS.items() if key != name}
+    assert _found(_GOOD._replace(status=status))
+
+
+@pytest.mark.parametrize(("name", "value"), [("NoNewPrivs", "0"), ("Seccomp", "0"), ("Seccomp", "1")])
+def test_locks_that_are_not_there(name: str, value: str) -> None:
+    assert _found(_GOOD._replace(status={**_STATUS, name: value}))
+
+
+@pytest.mark.parametrize("descriptors", [{0, 1, 2, 5, 6}, {0, 1, 2}, {0, 1, 2, 5, 255}, set()])
+def test_descriptors(descriptors: set[int]) -> None:
+    assert "descriptors differ" in _found(_GOOD._replace(descriptors=descriptors))
+
+
+@pytest.mark.parametrize("name", sorted(_OUTER))
+def test_a_namespace_of_the_host(name: str) -> None:
+    assert f"the {name} namespace" in _found(_GOOD._replace(namespaces={**_GOOD.namespaces, name: _OUTER[name]}))
+
+
+def test_the_hosts_network_only_when_planned() -> None:
+    facts = _GOOD._replace(namespaces={**_GOOD.namespaces, "net": _OUTER["net"]})
+    assert _found(facts)
+    assert not _found(facts, _EXPECTED._replace(plan=_PLAN._replace(network="host")))
+
+
+@pytest.mark.parametrize("ids", [{0}, {1000, 0}, {1001}, set()])
+def test_another_user(ids: set[int]) -> None:
+    assert "runs as" in _found(_GOOD._replace(ids=ids))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0 0 4294967295", "1000 0 2", "0 1000 1", "1000 0 1 1001 1001 1", "1000 1000 65536"]
+)
+def test_another_user_map(text: str) -> None:
+    assert "user map" in _found(_GOOD._replace(uid_map=text))
+
+
+@pytest.mark.parametrize(
+    ("point", "is_writable"),
+    [
+        ("/mnt", False),
+        ("/mnt", True),
+        ("/usr", True),
+        ("/", True),
+        ("/dev/null", True),
+        ("/usr/local", True),
+        ("/etc", False),
+    ],
+)
+def test_mounts(point: str, is_writable: bool) -> None:
+    assert point in _found(_GOOD._replace(mounts={**_GOOD.mounts, point: is_writable}))
+
+
+@pytest.mark.parametrize("point", ["/data/inner", "/tmp/inner"])
+def test_what_lies_in_a_writable_place_may_be_writable(point: str) -> None:
+    assert not _found(_GOOD._replace(mounts={**_GOOD.mounts, point: True}))
+
+
+def test_a_planned_mount_that_is_missing() -> None:
+    """A private directory that is not there would leave what lies below it."""
+    mounts = {point: flag for point, flag in _GOOD.mounts.items() if point != "/tmp"}
+    assert _found(_GOOD._replace(mounts=mounts))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("/plain", "/plain"), ("/with\\040space", "/with space"), ("/a\\012b\\134c", "/a\nb\\c"), ("/\\011", "/\t")],
+)
+def test_mount_points_are_unescaped(written: str, meant: str) -> None:
+    assert verify._unescape(written) == meant
+
+
+def test_without_namespaces_the_bounding_set_may_stay() -> None:
+    """An ordinary user cannot empty it; with no_new_privs it is of no use."""
+    plan = LaunchPlan(isolation="landlock")
+    expected = Expected(plan, {0, 1, 2}, _OUTER)
+    facts = _GOOD._replace(descriptors={0, 1, 2}, status={**_STATUS, "CapBnd": "000001ffffffffff"})
+    assert verify.problems(facts, expected) == []
+    assert verify.problems(facts._replace(status={**_STATUS, "CapPrm": "1"}), expected)
