@@ -208,6 +208,7 @@ class QuietHost:
 
 def link_quiet_host(engine: wasmtime.Engine, module: wasmtime.Module, host: QuietHost) -> wasmtime.Linker:
     linker = wasmtime.Linker(engine)
+    linker.allow_shadowing = True  # Go imports some functions from several packages
     for one in module.imports:
         kind = one.type
         assert isinstance(kind, wasmtime.FuncType)

@@ -141,26 +141,11 @@ func problemText(err error) string {
 	return text
 }
 
-var (
-	gensubCall = regexp.MustCompile(`\bgensub\s*\(\s*/((?:[^/\\]|\\.|\[[^\]]*\])*)/`)
-)
-
-// rewrite turns the regex literal of gensub into a string: native functions cannot take regex literals.
-func rewrite(source string) string {
-	if !strings.Contains(source, "gensub") {
-		return source
-	}
-	return gensubCall.ReplaceAllStringFunc(source, func(call string) string {
-		pattern := gensubCall.FindStringSubmatch(call)[1]
-		pattern = strings.ReplaceAll(pattern, `\/`, "/")
-		return "gensub(" + strconv.Quote(pattern)
-	})
-}
-
 func nativeFunctions(c *core.Ctx) map[string]any {
 	zone := strftime.Zone(c.Getenv("TZ"))
 	return map[string]any{
 		"gensub":   gensub,
+		"captures": captures,
 		"systime":  func() int { return int(time.Now().Unix()) },
 		"strftime": func(args ...string) string { return formatTime(args, zone) },
 		"mktime":   func(spec string) int { return makeTime(spec, zone) },

@@ -111,7 +111,9 @@ func Invoke(command *Command, c *Ctx) (code int) {
 		if reason := recover(); reason != nil {
 			end, ok := reason.(*Death)
 			if !ok {
-				panic(reason)
+				c.Errorf("internal error: %v", reason)
+				code = 125
+				return
 			}
 			code = end.Code
 		}

@@ -41,6 +41,16 @@ func (i *inputs) currentName() any {
 	return i.name
 }
 
+func (i *inputs) lineNumber() int {
+	if i.source == nil {
+		return 0
+	}
+	if peek, err := i.source.in.Peek(1); err == nil && peek[0] == '\n' {
+		return i.source.line
+	}
+	return i.source.line - 1
+}
+
 func (i *inputs) position() string {
 	name := i.name
 	if name == "" || name == "-" {

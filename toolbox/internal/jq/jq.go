@@ -18,6 +18,9 @@ func init() {
 		Usage: "jq [-nrjacCMsSeRh] [--tab] [--indent N] [--arg NAME VALUE] [--argjson NAME JSON] [--slurpfile NAME FILE] [--rawfile NAME FILE] [--args] [--jsonargs] [-f FILE] FILTER [file...]", Run: run})
 }
 
+// compatibility defines what jq has and gojq leaves out.
+const compatibility = "def leaf_paths: paths(scalars); "
+
 type program struct {
 	c                                            *core.Ctx
 	null, raw, join, slurp, rawInput, exitStatus bool
@@ -55,17 +58,16 @@ func run(c *core.Ctx) int {
 	args.Set("positional", p.positional)
 	args.Set("named", p.named)
 	p.define("$ARGS", args)
-	query, err := gojq.Parse(p.filter)
+	query, err := gojq.Parse(compatibility + p.filter)
 	if err != nil {
 		return p.compileError(err)
 	}
 	p.inputs = newInputs(p)
 	code, err := gojq.Compile(query, gojq.WithEnvironLoader(func() []string { return c.Env }), gojq.WithVariables(p.names), gojq.WithInputIter(p.inputs),
 		gojq.WithFunction("input_filename", 0, 0, func(any, []any) any { return p.inputs.currentName() }),
-		gojq.WithFunction("input_line_number", 0, 0, func(any, []any) any { return 0 }),
+		gojq.WithFunction("input_line_number", 0, 0, func(any, []any) any { return p.inputs.lineNumber() }),
 		gojq.WithFunction("debug", 0, 1, func(v any, a []any) any { return p.debug(v, a) }),
-		gojq.WithFunction("stderr", 0, 0, func(v any, _ []any) any { fmt.Fprint(c.Stderr, p.compact(v)); return v }),
-		gojq.WithFunction("getpath_or_null", 0, 0, func(v any, _ []any) any { return v }))
+		gojq.WithFunction("stderr", 0, 0, func(v any, _ []any) any { fmt.Fprint(c.Stderr, p.compact(v)); return v }))
 	if err != nil {
 		return p.compileError(err)
 	}

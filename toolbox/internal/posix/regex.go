@@ -86,11 +86,11 @@ func (r *Regex) setFast(compiled *regexp.Regexp, o Options) {
 	if o.IgnoreCase {
 		return
 	}
-	if prefix, complete := compiled.LiteralPrefix(); complete && prefix != "" && !r.wholeWord {
-		r.literal = []byte(prefix)
-	}
 	if parsed, err := syntax.Parse(compiled.String(), syntax.Perl); err == nil {
 		r.required = []byte(requiredLiteral(parsed))
+		if parsed.Op == syntax.OpLiteral && !r.wholeWord {
+			r.literal = r.required
+		}
 	}
 }
 

@@ -41,6 +41,11 @@ func (s *Shell) condition(expr syntax.TestExpr) int {
 func (s *Shell) binaryCondition(expr *syntax.BinaryTest) int {
 	switch expr.Op {
 	case syntax.AndTest:
+		// The parser nests "a && b || c" to the right; in bash "&&" binds tighter.
+		if either, ok := expr.Y.(*syntax.BinaryTest); ok && either.Op == syntax.OrTest {
+			both := &syntax.BinaryTest{Op: syntax.AndTest, X: expr.X, Y: either.X}
+			return s.binaryCondition(&syntax.BinaryTest{Op: syntax.OrTest, X: both, Y: either.Y})
+		}
 		if status := s.condition(expr.X); status != 0 {
 			return status
 		}

@@ -316,7 +316,11 @@ func (s *Shell) substituteWord(b *builder, pe *syntax.ParamExp, p *parameter, qu
 				}
 			}
 			s.errorf("%s: %s", pe.Param.Value, message)
-			panic(&abort{status: 127, exit: true})
+			status := 127
+			if s.depth > 0 {
+				status = 1
+			}
+			panic(&abort{status: status, exit: true})
 		}
 	}
 	return false

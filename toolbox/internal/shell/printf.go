@@ -255,6 +255,9 @@ func groupDigits(digits string) string {
 
 func (f *Formatter) digits(d directive, sign, digits string) {
 	if d.hasPrecision {
+		if d.precision == 0 && digits == "0" && sign != "0" {
+			digits = ""
+		}
 		if len(digits) < d.precision {
 			digits = strings.Repeat("0", d.precision-len(digits)) + digits
 		}
@@ -283,6 +286,10 @@ func (f *Formatter) unsigned(d directive, verb byte) {
 	}
 	if !strings.Contains(d.flags, "#") || number == 0 {
 		prefix = ""
+	}
+	if verb == 'o' && strings.Contains(d.flags, "#") && number == 0 {
+		prefix, digits = "", "0"
+		d.hasPrecision = false
 	}
 	f.digits(d, prefix, digits)
 }

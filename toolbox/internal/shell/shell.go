@@ -89,7 +89,8 @@ type Shell struct {
 	hashes         map[string]string
 	disabled       map[string]bool
 	procSubsts     []*descriptor
-	nested         int // inside eval, source or a trap: errors unwind to the outer line
+	shownTraps     map[string]string // what "trap" lists in a subshell that set none itself
+	nested         int               // inside eval, source or a trap: errors unwind to the outer line
 }
 
 type function struct {
@@ -214,6 +215,7 @@ func (s *Shell) subshell() *Shell {
 			copied.traps[name] = action
 		}
 	}
+	copied.shownTraps = s.traps
 	copied.inTrap = map[string]bool{}
 	copied.jobs = newJobTable()
 	copied.params = append([]string(nil), s.params...)

@@ -92,7 +92,11 @@ func trapBuiltin(s *Shell, argv []string) int {
 }
 
 func (s *Shell) printTraps(args []string) int {
-	names := sortedKeys(s.traps)
+	traps := s.traps
+	if s.depth > 0 && s.shownTraps != nil && len(traps) == 0 {
+		traps = s.shownTraps
+	}
+	names := sortedKeys(traps)
 	sort.Slice(names, func(i, j int) bool { return trapRank(names[i]) < trapRank(names[j]) })
 	wanted := map[string]bool{}
 	for _, spec := range args[min(1, len(args)):] {
@@ -106,7 +110,7 @@ func (s *Shell) printTraps(args []string) int {
 		if number := signalNumber(name); number > 0 {
 			shown = "SIG" + name
 		}
-		s.print("trap -- ", "'"+strings.ReplaceAll(s.traps[name], "'", `'\''`)+"'", " ", shown, "\n")
+		s.print("trap -- ", "'"+strings.ReplaceAll(traps[name], "'", `'\''`)+"'", " ", shown, "\n")
 	}
 	return 0
 }
