@@ -67,5 +67,7 @@ async def get(proxy: EgressProxy, url: str, *headers: str, method: str = "GET") 
     host = url.split("/")[2]
     lines = [f"{method} {url} HTTP/1.1", f"Host: {host}", "Connection: close", *headers, "", ""]
     await guest.send("\r\n".join(lines).encode("latin-1"))
-    status = await guest.status()
-    return status, await guest.rest()
+    try:
+        return await guest.status(), await guest.rest()
+    finally:
+        guest.close()

@@ -118,7 +118,7 @@ class EgressProxy:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._listener.setblocking(False)
-        server = await asyncio.start_server(self._accept, sock=self._listener, limit=READ_SIZE)
+        server = await asyncio.start_server(self._connected, sock=self._listener, limit=READ_SIZE)
         self._ready.set()
         await self._stop.wait()
         server.close()
@@ -127,24 +127,26 @@ class EgressProxy:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = SocketStream(reader, writer)
-        task = asyncio.current_task()
-        assert task is not None
+        task = asyncio.get_running_loop().create_task(self._serve_connection(stream))
         self._serving.add(task)
-        try:
-            # Errors of one connection, ours included, end that connection: it closes, nothing opens.
-            with contextlib.suppress(OSError, FetchFailed, ssl.SSLError, TimeoutError):
-                # A guest that does not read what it asked for must not keep its place for ever.
-                async with asyncio.timeout(self._limits.total_seconds):
-                    await self._serve_guest(stream)
-                async with asyncio.timeout(self._limits.head_seconds):
-                    await stream.aclose()
-        except asyncio.CancelledError:
-            pass
-        finally:
+
+        def end(task: asyncio.Task[None]) -> None:
+            # Here and not in the task: one that is cancelled before its first step never gets to a `finally`.
             self._serving.discard(task)
             stream.close()
+
+        task.add_done_callback(end)
+
+    async def _serve_connection(self, stream: SocketStream) -> None:
+        # Errors of one connection end that connection: it closes, nothing opens.
+        with contextlib.suppress(OSError, FetchFailed):
+            # A guest that does not read what it asked for must not keep its place for ever.
+            async with asyncio.timeout(self._limits.total_seconds):
+                await self._serve_guest(stream)
+            async with asyncio.timeout(self._limits.head_seconds):
+                await stream.aclose()
 
     async def _serve_guest(self, stream: SocketStream) -> None:
         if len(self._serving) > self._limits.connections:

@@ -111,9 +111,9 @@ class Tunnel:
             raise self._refused("only TLS on this port", str(error) or "no TLS in time") from None
         if not self._is_for_host(hello, must_be_tls):
             asked = hello.server_name or "nothing"
-            error = self._refused("SNI must be the CONNECT name", f"TLS asks for {asked} through {self._host}")
+            refused = self._refused("SNI must be the CONNECT name", f"TLS asks for {asked} through {self._host}")
             await self._guest.write(UNRECOGNIZED_NAME_ALERT)
-            raise error
+            raise refused
         return data
 
     def _is_for_host(self, hello: ClientHello, must_be_tls: bool) -> bool:
