@@ -16,7 +16,7 @@ from tests.qemu.guest import payloads
 from sandkeep.backends.process import ProcessBackend
 from sandkeep.cage.linux import cgroups
 from sandkeep.cage.linux.usage import descendants
-from sandkeep.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
+from sandkeep.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded, SandboxError
 from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits
 from sandkeep.enforcers import probe
 from sandkeep.languages.config import ProcessConfig
@@ -191,6 +191,20 @@ def lies_in_our_own_group(bench: Bench) -> None:
     bench.run("pass")
 
 
+def limit_on_our_service_holds(bench: Bench) -> None:
+    """Memory of guests is memory of the service; and who was killed for that has not exceeded a limit of its own."""
+    service = CGROUPS / bench.group
+    used = int((service / "memory.current").read_text())
+    (service / "memory.max").write_text(str(used + (48 << 20)))
+    try:
+        result = bench.run(payloads.MEMORY_BOMBS["one process"], memory_mb=512)
+    except ExecutionFailed:
+        return
+    finally:
+        (service / "memory.max").write_text("max")
+    raise AssertionError(f"not killed: {result}")
+
+
 def keeps_its_controllers(bench: Bench) -> None:
     """A service manager that tidies up would otherwise take the limits off running guests."""
     try:
@@ -276,4 +290,5 @@ DELEGATED = _some(
     "sweeps after the killed",
 )
 PLACED = _some("hello", "names its mechanism", "memory: one process") | {"lies in our own group": lies_in_our_own_group}
+SERVICE = PLACED | {"limit on our service holds": limit_on_our_service_holds}
 WITHOUT_CPU = _some("hello", "names its mechanism", "memory: one process") | _REFUSED

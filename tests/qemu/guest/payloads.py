@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _HOLD = """
 import time
-time.sleep(60)
+time.sleep(30)
 print('survived')
 """
 
