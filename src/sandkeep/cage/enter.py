@@ -1,6 +1,7 @@
 """The recipe. Each function reads as the order in which the cage is built; any failure ends the run.
 
-`build` runs as the first process of the new namespaces, `lock` in the guest's own process just before its code.
+`share` and `settle` run in init, the first process of the new namespaces; `build` and `lock` in the guest's own process,
+just before its code. Init does as little as possible: what it does not touch, it shares with the zygote's memory.
 """
 
 from __future__ import annotations
@@ -24,11 +25,25 @@ class Kit(NamedTuple):
     outer_namespaces: dict[str, int]
 
 
-def build(kit: Kit) -> None:
-    """Everything that init and guest share: identity, root, network, limits, no privileges."""
-    plan = kit.plan
+def share(kit: Kit) -> None:
+    """Before the guest is forked, so that both are in it: the cgroup."""
     with step("join cgroup"):
         cgroups.join(kit.cgroups)
+
+
+def settle(kit: Kit) -> None:
+    """Init takes the guest's identity and gives up every privilege. The guest has the same user, so init is shielded."""
+    with step("shield init"):
+        prctl(PR_SET_DUMPABLE, 0)
+    if kit.plan.isolation == "namespaces":
+        with step("take guest identity"):
+            namespaces.become_guest()
+    _drop_privileges(kit.plan)
+
+
+def build(kit: Kit) -> None:
+    """The guest's world: identity, root, host name, network, limits, and then no privileges."""
+    plan = kit.plan
     if plan.isolation == "namespaces":
         with step("take guest identity"):
             namespaces.become_guest()
@@ -45,20 +60,19 @@ def build(kit: Kit) -> None:
         os.umask(0o022)
     with step("set limits"):
         rlimits.apply(plan.rlimits)
+    _drop_privileges(plan)
+
+
+def _drop_privileges(plan: LaunchPlan) -> None:
     if plan.isolation != "none":
         with step("drop capabilities"):
             capabilities.drop_all()
             capabilities.forbid_new_privileges()
-    with step("shield init"):
-        # Same user as the guest: without this the guest could write to our memory through /proc.
-        prctl(PR_SET_DUMPABLE, 0)
 
 
 def lock(kit: Kit, keep: Tuple[int, ...]) -> int:
     """The guest's own locks, seccomp last. Returns the descriptor on which init hears of refused calls, or -1."""
     plan = kit.plan
-    with step("unshield guest"):
-        prctl(PR_SET_DUMPABLE, 1)
     with step("enter directory", plan.cwd):
         os.chdir(plan.cwd)
     with step("close descriptors"):

@@ -39,20 +39,21 @@ class Channels(NamedTuple):
 
 
 def run(kit: enter.Kit, channels: Channels) -> None:
-    """Builds the cage and starts the guest. Returns in the guest's process, locked in; in init's own it never does."""
+    """Starts the guest, which builds its cage. Returns in the guest's process, locked in; in init's own it never does."""
     try:
         if kit.plan.isolation != "namespaces":
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-        enter.build(kit)
-        listener_socket = _open_listener(kit)
+        enter.share(kit)
         guest, handoff = _start_guest(kit, channels)
         if guest == 0:
             return
-        _detach_stdio(channels)
+        enter.settle(kit)
+        close_all([*kit.trees, *kit.cgroups, channels.job, channels.stdin, channels.stdout, channels.stderr])
         notifications = _await_lock(handoff)
-        send_packet(channels.status, {"ready": True}, [listener_socket.fileno()] if listener_socket else [])
-        if listener_socket:
-            listener_socket.close()
+        listener = _open_listener(kit)
+        send_packet(channels.status, {"ready": True}, [listener.fileno()] if listener else [])
+        if listener:
+            listener.close()
     except CageError as failure:
         _report_failure(channels.status, failure)
     except OSError as error:
@@ -60,9 +61,9 @@ def run(kit: enter.Kit, channels: Channels) -> None:
     Supervisor(kit, channels.status, guest, notifications).watch()
 
 
-def _report_failure(status: socket.socket, failure: CageError) -> None:
+def _report_failure(channel: socket.socket, failure: CageError) -> None:
     try:
-        send_packet(status, {"failed": [failure.step, failure.errno, failure.what]})
+        send_packet(channel, {"failed": [failure.step, failure.errno, failure.what]})
     finally:
         os._exit(1)
 
@@ -78,6 +79,7 @@ def _open_listener(kit: enter.Kit) -> Optional[socket.socket]:
 
 
 def _start_guest(kit: enter.Kit, channels: Channels) -> tuple[int, socket.socket]:
+    """Forks. The child builds and locks the cage and says how that went on the other end of the returned socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid:
@@ -85,23 +87,19 @@ def _start_guest(kit: enter.Kit, channels: Channels) -> tuple[int, socket.socket
         return pid, ours
     try:
         fds.use_as_stdio(channels.stdin, channels.stdout, channels.stderr)
+        enter.build(kit)
         keep = (channels.job, theirs.fileno())
         listener = enter.lock(kit, keep)
-        enter.check(kit, keep + ((listener,) if listener >= 0 else ()))
-        send_packet(theirs, {"locked": True}, [listener] if listener >= 0 else [])
-        close_all([listener] if listener >= 0 else [])
+        told = [listener] if listener >= 0 else []
+        enter.check(kit, (*keep, *told))
+        send_packet(theirs, {"locked": True}, told)
+        close_all(told)
         theirs.close()
     except CageError as failure:
-        send_packet(theirs, {"failed": [failure.step, failure.errno, failure.what]})
-        os._exit(1)
+        _report_failure(theirs, failure)
     except BaseException as error:
-        send_packet(theirs, {"failed": ["lock guest", getattr(error, "errno", 0) or 0, repr(error)]})
-        os._exit(1)
+        _report_failure(theirs, CageError("lock guest", getattr(error, "errno", 0) or 0, repr(error)))
     return 0, theirs
-
-
-def _detach_stdio(channels: Channels) -> None:
-    close_all([channels.job, channels.stdin, channels.stdout, channels.stderr])
 
 
 def _await_lock(handoff: socket.socket) -> int:
