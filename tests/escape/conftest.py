@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.escape.harness import ON_DEMAND, Belongings, Cage, Canary, check_nothing_left, forget_peak
+from tests.helpers import require
 
 from sandkeep.backends.process import ProcessBackend
 from sandkeep.core.errors import EnforcerUnavailable
-from tests.escape.harness import ON_DEMAND, Belongings, Cage, Canary, check_nothing_left, forget_peak
-from tests.helpers import require
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,13 +7,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
 
 from sandkeep.core.errors import EnforcerFailed, PolicyViolation, SandboxError
 from sandkeep.core.types import ExecRequest
 from sandkeep.policy.builder import SandboxPolicyBuilder
 from sandkeep.policy.model import AllowedPath
-from tests.escape.harness import Cage
-from tests.escape.payloads import guest
 
 
 @pytest.mark.attack("FS-03")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 
 import pytest
-
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 

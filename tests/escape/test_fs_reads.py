@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from sandkeep.policy.builder import SandboxPolicyBuilder
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
+
+from sandkeep.policy.builder import SandboxPolicyBuilder
 
 _ERRNOS = {"EROFS", "EACCES", "ENOENT", "EPERM", "EXDEV", "EBUSY", "ENOTDIR", "EINVAL"}
 

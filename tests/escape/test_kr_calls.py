@@ -7,10 +7,10 @@ import platform
 import subprocess
 
 import pytest
-
-from sandkeep.cage.linux.syscalls import NUMBERS
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
+
+from sandkeep.cage.linux.syscalls import NUMBERS
 
 _REFUSED = {"EPERM", "ENOSYS"}
 

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from sandkeep.policy.builder import SandboxPolicyBuilder
-
 from tests.escape.harness import Cage, Outcome
 from tests.escape.payloads import guest
+
+from sandkeep.policy.builder import SandboxPolicyBuilder
 
 
 @pytest.fixture

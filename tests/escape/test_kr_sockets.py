@@ -9,10 +9,10 @@ import sys
 import textwrap
 
 import pytest
-
-import sandkeep
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
+
+import sandkeep
 
 
 @pytest.mark.attack("KR-11")

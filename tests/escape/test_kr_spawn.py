@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from sandkeep.policy.model import SandboxPolicy
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
+
+from sandkeep.policy.model import SandboxPolicy
 
 _EXECUTE = """
     def elf():

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
+from tests.helpers import require
 
 from sandkeep.backends.process import ProcessBackend
 from sandkeep.cage.linux.usage import descendants
 from sandkeep.core.errors import EnforcerUnavailable
 from sandkeep.policy.builder import SandboxPolicyBuilder
-from tests.escape.harness import Cage
-from tests.escape.payloads import guest
-from tests.helpers import require
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
 
 import sandkeep.backends.settings
 import sandkeep.pool.zygote
@@ -19,8 +21,6 @@ from sandkeep.cage.plan import LaunchPlan, Watch
 from sandkeep.core.errors import EnforcerFailed
 from sandkeep.policy.builder import SandboxPolicyBuilder
 from sandkeep.policy.model import SandboxPolicy
-from tests.escape.harness import Cage
-from tests.escape.payloads import guest
 
 Change = Callable[[LaunchPlan], LaunchPlan]
 
@@ -203,7 +203,7 @@ def test_capabilities(weakened: Weakened) -> None:
         """
     assert weakened.run(body) == {"down": "EPERM"}
     weakened.line("enter.py", "            capabilities.drop_all()\n", "            pass\n")
-    with pytest.raises(EnforcerFailed, match="verify.*CapEff"):
+    with pytest.raises(EnforcerFailed, match=r"verify.*CapEff"):
         weakened.run(body)
     weakened.unchecked()
     assert _went_through(weakened.run(body)["down"])
@@ -223,7 +223,7 @@ def test_descriptors(weakened: Weakened) -> None:
         """
     assert weakened.run(body) == {"held": "EBADF"}
     weakened.line("enter.py", "        fds.close_all_but(keep)", "        pass")
-    with pytest.raises(EnforcerFailed, match="verify.*descriptors differ"):
+    with pytest.raises(EnforcerFailed, match=r"verify.*descriptors differ"):
         weakened.run(body)
     weakened.unchecked()
     assert _went_through(weakened.run(body)["held"])
@@ -239,7 +239,7 @@ def test_read_only_mounts(weakened: Weakened, tmp_path: Path) -> None:
     body = "attempt('write', lambda: open(data + '/made', 'w').close())"
     assert weakened.run(body, policy, data=str(data)) == {"write": "EROFS"}
     weakened.line("linux/mounts.py", "        attributes |= _MOUNT_ATTR_RDONLY", "        attributes |= 0")
-    with pytest.raises(EnforcerFailed, match="verify.*is writable"):
+    with pytest.raises(EnforcerFailed, match=r"verify.*is writable"):
         weakened.run(body, policy, data=str(data))
     weakened.unchecked()
     weakened.without(landlock=())

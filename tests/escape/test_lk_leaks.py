@@ -10,12 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
 
 import sandkeep
 from sandkeep.core.errors import SandboxError
 from sandkeep.languages.config import ProcessConfig
-from tests.escape.harness import Cage
-from tests.escape.payloads import guest
 
 _NAMES = (
     "SANDKEEP_CANARY",

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
 
 from sandkeep.core.errors import InvalidRequest, PolicyViolation
 from sandkeep.policy.builder import SandboxPolicyBuilder
 from sandkeep.policy.model import NetworkRule, SandboxPolicy
-from tests.escape.harness import Cage
-from tests.escape.payloads import guest
 
 
 class Ear:

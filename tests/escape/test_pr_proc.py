@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from sandkeep.core.errors import BackendUnavailable
 from tests.escape.harness import Cage
 from tests.helpers import require
+
+from sandkeep.core.errors import BackendUnavailable
 
 
 @pytest.mark.attack("PT-06")

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.escape.harness import settled
 
 import sandkeep
 from sandkeep.cage.linux.usage import descendants
-from tests.escape.harness import settled
 
 _SOURCE = os.path.dirname(os.path.dirname(sandkeep.__file__))
 

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from sandkeep.policy.builder import SandboxPolicyBuilder
 from tests.escape.harness import Cage, forget_peak, memory
 from tests.escape.payloads import guest
+
+from sandkeep.policy.builder import SandboxPolicyBuilder
 
 _FILLS = {
     "one file": "f = open('x', 'wb')\nfor _ in range(80): f.write(bytes(MB)); f.flush(); time.sleep(.01)",

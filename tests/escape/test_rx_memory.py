@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from sandkeep.policy.builder import SandboxPolicyBuilder
 from tests.escape.harness import Cage, Outcome
 from tests.escape.payloads import guest
+
+from sandkeep.policy.builder import SandboxPolicyBuilder
 
 _BOMBS = {
     "fork": """

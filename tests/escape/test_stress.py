@@ -8,10 +8,10 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.escape.harness import Cage, memory, settled
 
 from sandkeep.core.errors import SandboxError
 from sandkeep.core.types import ExecRequest, Limits
-from tests.escape.harness import Cage, memory, settled
 
 _RUNS = int(os.environ.get("SANDKEEP_STRESS_RUNS", "200"))
 

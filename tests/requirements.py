@@ -1,0 +1,154 @@
+"""Which tests prove which promise of SECURITY.md. Checked both ways by `tests/test_requirements.py`.
+
+A promise is proved by the attacks that it must withstand (tests marked `attack(id)`), by tests that name it themselves
+(`claim(id)`), and by single tests named here. Run this file to see the whole table.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: The public attack catalogue. Every id must have at least one test.
+ATTACKS = {
+    "FS": "01 02 03 05 09 10 12",
+    "PR": "01 02 03",
+    "KR": "01 02 04 05 06 11 12 15 16",
+    "NW": "01 02 03 04 06 07 08",
+    "RX": "01 02 04 06 07 08 09 11 12 13 14 15 16",
+    "LK": "01 02 03 04 05 06 11",
+    "PT": "01 02 03 04 05 06 08 09 10 11 13 15",
+    "SS": "01 02 03 06 07 09 11 12 14 15 16 17 19",
+    "WS": "01 02 03 04 06 07 10 12 13 14",
+    "WA": "01 02 04 05 08 09 10 11 15 17 18",
+}
+
+#: Attacks on doors that are not built yet; the first test of one takes it off this list.
+NOT_YET = {"PT-10", "PT-15"}
+
+
+class Proof(NamedTuple):
+    """Attack ids, and tests by node id (`path::function`, without parameters)."""
+
+    attacks: str = ""
+    tests: tuple[str, ...] = ()
+
+
+REQUIREMENTS: dict[str, Proof] = {
+    "SK-FS-1": Proof("FS-01 FS-05 LK-03"),
+    "SK-FS-2": Proof("FS-02 LK-05"),
+    "SK-FS-3": Proof("FS-03 FS-12"),
+    "SK-FS-4": Proof("FS-10"),
+    "SK-FS-5": Proof("PT-08"),
+    "SK-PR-1": Proof("PR-01 PR-02 KR-04 KR-16"),
+    "SK-PR-2": Proof("PR-03"),
+    "SK-PR-3": Proof("FS-09", ("tests/escape/test_layers.py::test_capabilities",)),
+    "SK-KR-1": Proof("KR-01 KR-02 KR-04 KR-05 KR-06 KR-11", ("tests/escape/test_layers.py::test_seccomp",)),
+    "SK-KR-2": Proof("KR-15", ("tests/escape/test_layers.py::test_the_spawn_rule",)),
+    "SK-KR-3": Proof("", ("tests/escape/test_layers.py::test_a_missing_step_is_noticed_before_the_guest_starts",)),
+    "SK-KR-4": Proof("KR-12"),
+    "SK-NW-1": Proof("NW-01 NW-02 NW-03 NW-04 NW-06 NW-07"),
+    "SK-NW-2": Proof("NW-08"),
+    "SK-NW-3": Proof("SS-07 SS-11 SS-12 SS-19"),
+    "SK-NW-4": Proof("SS-01 SS-02 SS-03 SS-06 SS-09"),
+    "SK-RX-1": Proof("RX-12 RX-15 RX-16"),
+    "SK-RX-2": Proof("RX-02 RX-04"),
+    "SK-RX-3": Proof("RX-01 RX-06 RX-08 RX-11"),
+    "SK-RX-4": Proof("RX-09"),
+    "SK-RX-5": Proof("RX-12 RX-13 RX-14 PT-09 PT-11"),
+    "SK-LK-1": Proof("LK-01 PR-01"),
+    "SK-LK-2": Proof("LK-02"),
+    "SK-LK-3": Proof("LK-05 LK-06"),
+    "SK-LK-4": Proof("LK-04"),
+    "SK-LK-5": Proof("LK-11"),
+    "SK-PT-1": Proof("PT-02 PT-03 PT-04 PT-05"),
+    "SK-PT-2": Proof("FS-03"),
+    "SK-PT-3": Proof(),
+    "SK-PT-4": Proof("", ("tests/escape/test_landlock_class.py::test_the_class_says_what_it_is",)),
+    "SK-PT-5": Proof("PT-06"),
+    "SK-WS-1": Proof("WS-01 WS-02 WS-03 WS-04 WS-06 WS-10 WS-12 WS-13 WS-14"),
+    "SK-WS-2": Proof("WS-07 RX-07 RX-08"),
+    "SK-WA-1": Proof("WA-01 WA-02 WA-04 WA-05 WA-09"),
+    "SK-WA-2": Proof("WA-10"),
+    "SK-WA-3": Proof("WA-15 WA-17"),
+    "SK-WA-4": Proof("WA-17"),
+}
+
+
+@dataclass
+class Marked:
+    """What the tests say of themselves."""
+
+    nodes: set[str] = field(default_factory=set)
+    attacks: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    claims: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
+def promises() -> set[str]:
+    """The ids in the table of SECURITY.md."""
+    return set(re.findall(r"^\| (SK-[A-Z]+-\d+) \|", (ROOT / "SECURITY.md").read_text(), re.MULTILINE))
+
+
+def catalogue() -> set[str]:
+    return {f"{group}-{number}" for group, numbers in ATTACKS.items() for number in numbers.split()}
+
+
+def marked() -> Marked:
+    """Read from the sources, so that nothing has to be importable or to run."""
+    found = Marked()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(path.read_text())
+        whole = [node.value for node in tree.body if isinstance(node, ast.Assign) and _is_named(node, "pytestmark")]
+        for name, marks in _tests(tree):
+            node = f"{path.relative_to(ROOT)}::{name}"
+            found.nodes.add(node)
+            for kind, identity in _marks([*whole, *marks]):
+                (found.attacks if kind == "attack" else found.claims)[identity].add(node)
+    return found
+
+
+def _is_named(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
+def _tests(tree: ast.AST, prefix: str = "", marks: tuple[ast.expr, ...] = ()) -> Iterator[tuple[str, list[ast.expr]]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            yield from _tests(node, f"{prefix}{node.name}::", (*marks, *node.decorator_list))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield prefix + node.name, [*marks, *node.decorator_list]
+
+
+def _marks(expressions: list[ast.expr]) -> Iterator[tuple[str, str]]:
+    """Every `...mark.attack("X")` and `...mark.claim("X")`, also inside lists and `pytest.param(marks=...)`."""
+    for node in (inner for expression in expressions for inner in ast.walk(expression)):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("attack", "claim")
+        ):
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node.func.attr, argument.value
+
+
+def proofs(found: Marked) -> dict[str, set[str]]:
+    """Every test of every promise."""
+    return {
+        claim: set(proof.tests).union(
+            found.claims[claim], *(found.attacks[identity] for identity in proof.attacks.split())
+        )
+        for claim, proof in REQUIREMENTS.items()
+    }
+
+
+if __name__ == "__main__":
+    for claim, nodes in proofs(marked()).items():
+        print(claim, *sorted(nodes), sep="\n  ")

@@ -1,0 +1,37 @@
+"""Every promise has tests, every test that is named exists, and every attack of the catalogue is carried out."""
+
+from __future__ import annotations
+
+import pytest
+from tests import requirements
+
+_FOUND = requirements.marked()
+_PROOFS = requirements.proofs(_FOUND)
+
+
+def test_every_promise_is_mapped_and_every_mapping_is_a_promise() -> None:
+    assert set(requirements.REQUIREMENTS) == requirements.promises()
+
+
+@pytest.mark.parametrize("claim", sorted(requirements.REQUIREMENTS))
+def test_a_promise_has_tests_that_exist(claim: str) -> None:
+    assert _PROOFS[claim], f"{claim} is promised in SECURITY.md and proved by no test"
+    assert _PROOFS[claim] <= _FOUND.nodes, f"named but not there: {_PROOFS[claim] - _FOUND.nodes}"
+
+
+def test_every_attack_that_a_promise_names_is_known_and_carried_out() -> None:
+    named = {identity for proof in requirements.REQUIREMENTS.values() for identity in proof.attacks.split()}
+    assert named <= requirements.catalogue()
+    assert not [identity for identity in sorted(named) if not _FOUND.attacks[identity]]
+
+
+@pytest.mark.parametrize("group", sorted(requirements.ATTACKS))
+def test_every_attack_of_the_catalogue_has_a_test(group: str) -> None:
+    ids = {f"{group}-{number}" for number in requirements.ATTACKS[group].split()}
+    without = {identity for identity in ids if not _FOUND.attacks[identity]}
+    assert without == ids & requirements.NOT_YET
+
+
+def test_tests_name_only_what_exists() -> None:
+    assert set(_FOUND.claims) - requirements.promises() == set()
+    assert {identity for identity, nodes in _FOUND.attacks.items() if nodes} <= requirements.catalogue()
