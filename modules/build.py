@@ -1,6 +1,6 @@
 """Build the WASM modules of the toolbox: `python3 modules/build.py [node|git|all] [--check | --rebuild-check]`.
 
-Needs PyPI's `ziglang` and `wasmtime` and a `cargo` for node, Go for git; the versions are pinned in versions.json. The artefacts and
+Needs PyPI's `wasmtime`, for node also `ziglang` and cargo, for git Go; versions.json pins them. The artefacts and
 `modules.json` (checksums, hash of the sources, entry point) are committed; `--check` compares hashes without building,
 `--rebuild-check` builds in a temporary directory and compares the bytes.
 """
@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 MODULES = Path(__file__).resolve().parent
 ARTEFACTS = MODULES.parent / "src" / "sandkeep" / "toolbox"
@@ -32,10 +33,10 @@ class BuildError(Exception):
 
 # ---- node: quickjs-ng, the C glue and the JavaScript library, snapshotted ----
 
-NODE_FLAGS = [
-    "-target", "wasm32-wasi", "-mexec-model=reactor", "-std=gnu23", "-O2", "-DNDEBUG", "-D_GNU_SOURCE", "-D_WASI_EMULATED_PROCESS_CLOCKS",
-    "-fno-sanitize=undefined", "-g0", "-w",
-]  # fmt: skip
+NODE_FLAGS = """
+    -target wasm32-wasi -mexec-model=reactor -std=gnu23 -O2 -DNDEBUG -D_GNU_SOURCE -D_WASI_EMULATED_PROCESS_CLOCKS
+    -fno-sanitize=undefined -g0 -w
+""".split()
 NODE_STACK_BYTES = 4 << 20
 
 
@@ -49,16 +50,24 @@ def build_node(work: Path, target: Path) -> None:
     raw = work / "node.raw.wasm"
     sources = [MODULES / "node" / "src" / name for name in ("engine.c", "host.c", "digest.c", "main.c")]
     engine = [quickjs / name for name in ("libregexp.c", "libunicode.c", "dtoa.c")]
-    run(
-        [sys.executable, "-m", "ziglang", "cc", *NODE_FLAGS, f"-Wl,-z,stack-size={NODE_STACK_BYTES}", "-Wl,--strip-all", f"-ffile-prefix-map={quickjs}=quickjs",
-         f"-ffile-prefix-map={work}=.", f"-ffile-prefix-map={MODULES}=modules", f"-I{quickjs}", f"--embed-dir={work}", f"-I{MODULES / 'node' / 'src'}", "-lwasi-emulated-process-clocks", *map(str, sources), *map(str, engine), "-o", str(raw)],
-        cwd=work,
-    )  # fmt: skip
+    prefixes = {quickjs: "quickjs", work: ".", MODULES: "modules"}  # no path of the build machine in the artefact
+    flags = [
+        *NODE_FLAGS,
+        *(f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()),
+        f"-Wl,-z,stack-size={NODE_STACK_BYTES}",
+        "-Wl,--strip-all",
+        f"-I{quickjs}",
+        f"-I{MODULES / 'node' / 'src'}",
+        f"--embed-dir={work}",
+        "-lwasi-emulated-process-clocks",
+    ]
+    compiler = [sys.executable, "-m", "ziglang", "cc"]
+    run([*compiler, *flags, *map(str, sources), *map(str, engine), "-o", str(raw)], cwd=work)
     target.write_bytes(snapshot(raw.read_bytes(), ("_initialize", "init"), "run"))
 
 
 def fetch_quickjs(work: Path) -> Path:
-    """The C sources travel inside a crate; cargo fetches it and checks it against its index, we check it against our pin."""
+    """The C sources travel inside a crate; cargo checks it against its index, we check it against our pin."""
     pin = VERSIONS["node"]["quickjs_crate"]
     crate = work / "quickjs-sources"
     crate.mkdir()
@@ -86,6 +95,9 @@ def bundle_library(target: Path) -> None:
 # ---- git: Go, snapshotted after the runtime's initialisation ----
 
 
+GO_BUILD = ["go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false"]
+
+
 def build_git(work: Path, target: Path) -> None:
     from snapshot import snapshot
 
@@ -97,7 +109,7 @@ def build_git(work: Path, target: Path) -> None:
     environment = {**os.environ, "GOOS": "wasip1", "GOARCH": "wasm", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
     raw = work / "git.raw.wasm"
     run(  # checklinkname: run_wasip1.go sets two variables of package syscall that are filled only at start-up
-        ["go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid= -checklinkname=0", "-o", str(raw), "."],
+        [*GO_BUILD, "-ldflags=-s -w -buildid= -checklinkname=0", "-o", str(raw), "."],
         cwd=MODULES / "git",
         env=environment,
     )
@@ -117,7 +129,8 @@ def source_hash(name: str) -> str:
     digest = hashlib.sha256()
     files = [MODULES / shared for shared in SHARED_SOURCES] + [f for f in (MODULES / name).rglob("*") if f.is_file()]
     for file in sorted(files):
-        digest.update(file.relative_to(MODULES).as_posix().encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        name_bytes = file.relative_to(MODULES).as_posix().encode()
+        digest.update(name_bytes + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 

@@ -9,8 +9,8 @@ Works for modules with one memory and active data segments only, which is what C
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Callable, Iterator
 
 import wasmtime
 
@@ -18,7 +18,8 @@ PAGE = 4096
 WASM_PAGE = 65536
 HEADER = b"\0asm\1\0\0\0"
 GLOBAL_PREFIX = "__snapshot_global_"
-SECTION_IMPORT, SECTION_MEMORY, SECTION_GLOBAL, SECTION_EXPORT, SECTION_START, SECTION_DATA, SECTION_DATA_COUNT = 2, 5, 6, 7, 8, 11, 12
+SECTION_IMPORT, SECTION_MEMORY, SECTION_GLOBAL, SECTION_EXPORT = 2, 5, 6, 7
+SECTION_START, SECTION_DATA, SECTION_DATA_COUNT = 8, 11, 12
 KIND_FUNCTION, KIND_TABLE, KIND_MEMORY, KIND_GLOBAL = 0, 1, 2, 3
 I32, I64, F32, F64 = 0x7F, 0x7E, 0x7D, 0x7C
 OPCODE_I32_CONST, OPCODE_I64_CONST, OPCODE_F32_CONST, OPCODE_F64_CONST, OPCODE_END = 0x41, 0x42, 0x43, 0x44, 0x0B
@@ -74,7 +75,7 @@ def run_initialisers(wasm: bytes, names: tuple[str, ...], global_indexes: list[i
 
 
 def stub(store: wasmtime.Store, item: wasmtime.ImportType) -> wasmtime.Func:
-    """An import that answers without a host: clocks, random bytes and empty lists work, the rest is an error to call."""
+    """An import that answers without a host: clocks, random bytes and empty lists work, the rest is an error."""
     kind = item.type
     assert isinstance(kind, wasmtime.FuncType)
     answer = ANSWERS.get(item.name or "")

@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable
 
 import pytest
 import wasmtime
@@ -16,7 +16,14 @@ import wasmtime
 TOOLBOX = Path(__file__).resolve().parents[2] / "src" / "sandkeep" / "toolbox"
 MANIFEST = json.loads((TOOLBOX / "modules.json").read_text()) if (TOOLBOX / "modules.json").exists() else {}
 NETWORKING_OFF = -2
-NO_NETWORK = json.dumps({"error": {"code": "sandbox.networking_disabled", "message": "networking is disabled; pass fetch_policy to enable it"}})
+NO_NETWORK = json.dumps(
+    {
+        "error": {
+            "code": "sandbox.networking_disabled",
+            "message": "networking is disabled; pass fetch_policy to enable it",
+        }
+    }
+)
 
 Fetch = Callable[[dict], tuple[int, str]]
 
@@ -54,11 +61,15 @@ class Guest:
             config = wasmtime.WasiConfig()
             config.argv = [self.name, *args]
             config.env = list({"PWD": cwd, "HOME": "/work", **(env or {})}.items())
-            config.stdin_file, config.stdout_file, config.stderr_file = (str(files[n]) for n in ("stdin", "stdout", "stderr"))
+            config.stdin_file, config.stdout_file, config.stderr_file = (
+                str(files[n]) for n in ("stdin", "stdout", "stderr")
+            )
             if work is not None:
                 config.preopen_dir(str(work), "/work", fs_mutable=writable)
             code = self._call(config, fetch or (lambda _request: (NETWORKING_OFF, NO_NETWORK)), memory_bytes)
-            return Outcome(code, files["stdout"].read_text(errors="replace"), files["stderr"].read_text(errors="replace"))
+            return Outcome(
+                code, files["stdout"].read_text(errors="replace"), files["stderr"].read_text(errors="replace")
+            )
 
     def _call(self, config: wasmtime.WasiConfig, fetch: Fetch, memory_bytes: int | None) -> int:
         store = wasmtime.Store(self.engine)
@@ -94,8 +105,14 @@ def define_fetch(linker: wasmtime.Linker, fetch: Fetch) -> None:
         memory_of(caller).write(caller, response[:length], address)
         return 0
 
-    for name, call, arity in (("", start, 2), ("_response_len", lambda _caller: len(response), 0), ("_response_read", read, 2)):
-        linker.define_func("sandbox", f"__sandbox_fetch{name}", wasmtime.FuncType([i32] * arity, [i32]), call, access_caller=True)
+    for name, call, arity in (
+        ("", start, 2),
+        ("_response_len", lambda _caller: len(response), 0),
+        ("_response_read", read, 2),
+    ):
+        linker.define_func(
+            "sandbox", f"__sandbox_fetch{name}", wasmtime.FuncType([i32] * arity, [i32]), call, access_caller=True
+        )
 
 
 def need(program: str) -> str:

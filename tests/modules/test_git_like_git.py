@@ -159,14 +159,32 @@ def test_log(history: Pair, arguments: list[str]) -> None:
     history.run("log", *arguments)
 
 
-@pytest.mark.parametrize("arguments", [[], ["HEAD~1"], ["v1"], ["--stat"], ["HEAD:a.txt"], ["--name-only", "HEAD"], ["-s", "HEAD"], ["--oneline"], ["HEAD~2", "--", "src"], ["main^:src"], ["--format=%s", "HEAD"]], ids=lambda a: " ".join(a) or "plain")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["HEAD~1"],
+        ["v1"],
+        ["--stat"],
+        ["HEAD:a.txt"],
+        ["--name-only", "HEAD"],
+        ["-s", "HEAD"],
+        ["--oneline"],
+        ["HEAD~2", "--", "src"],
+        ["main^:src"],
+        ["--format=%s", "HEAD"],
+    ],
+    ids=lambda a: " ".join(a) or "plain",
+)
 def test_show(history: Pair, arguments: list[str]) -> None:
     history.run("show", *arguments)
 
 
 def test_diff_forms(history: Pair) -> None:
     history.write("a.txt", "zero\none\n2\nthree\nfour")
-    history.write("src/main.py", "def main():\n    return 1\n\n\ndef middle():\n    return 5\n\n\ndef other():\n    return 3\n")
+    history.write(
+        "src/main.py", "def main():\n    return 1\n\n\ndef middle():\n    return 5\n\n\ndef other():\n    return 3\n"
+    )
     history.run("diff")
     history.run("diff", "--stat")
     history.run("diff", "--name-only")
@@ -216,11 +234,14 @@ def test_diff_special(pair: Pair) -> None:
 
 
 def test_diff_indent_heuristic(pair: Pair) -> None:
-    functions = ["def f{0}(x):\n    if x:\n        return {0}\n    return None\n\n\n".format(i) for i in range(6)]
+    functions = [f"def f{i}(x):\n    if x:\n        return {i}\n    return None\n\n\n" for i in range(6)]
     pair.write("f.py", "".join(functions))
     pair.run("add", ".")
     pair.run("commit", "-m", "start")
-    pair.write("f.py", "".join(functions[:3] + ["def new(x):\n    if x:\n        return 9\n    return None\n\n\n"] + functions[3:]))
+    pair.write(
+        "f.py",
+        "".join([*functions[:3], "def new(x):\n    if x:\n        return 9\n    return None\n\n\n", *functions[3:]]),
+    )
     pair.run("diff")
     pair.write("f.py", "".join(functions[:2] + functions[3:]))
     pair.run("diff")
@@ -403,12 +424,29 @@ def test_config(pair: Pair) -> None:
     assert (pair.ours / ".git" / "config").read_text() == real
     pair.write("x", "x")
     pair.run("add", ".")
-    pair.run("commit", "-m", "by the config", env={key: value for key, value in pair.environment().items() if key.endswith("DATE")})
+    pair.run(
+        "commit",
+        "-m",
+        "by the config",
+        env={key: value for key, value in pair.environment().items() if key.endswith("DATE")},
+    )
     pair.run("log", "--format=%an %ae")
 
 
 def test_rev_parse(history: Pair) -> None:
-    for arguments in (["HEAD"], ["--short", "HEAD"], ["--abbrev-ref", "HEAD"], ["--show-toplevel"], ["--git-dir"], ["--is-inside-work-tree"], ["HEAD~1", "HEAD^"], ["main", "side"], ["--verify", "nope"], ["HEAD:a.txt"], ["side..main"]):
+    for arguments in (
+        ["HEAD"],
+        ["--short", "HEAD"],
+        ["--abbrev-ref", "HEAD"],
+        ["--show-toplevel"],
+        ["--git-dir"],
+        ["--is-inside-work-tree"],
+        ["HEAD~1", "HEAD^"],
+        ["main", "side"],
+        ["--verify", "nope"],
+        ["HEAD:a.txt"],
+        ["side..main"],
+    ):
         history.run("rev-parse", *arguments)
     history.run("rev-parse", "--show-prefix", cwd="src")
     history.run("merge-base", "main", "side")
@@ -445,7 +483,10 @@ def test_clone(history: Pair) -> None:
 
 def test_outside_a_repository(git: Guest, tmp_path: Path) -> None:
     outcome = git.run("status", work=tmp_path)
-    assert (outcome.code, outcome.stderr) == (128, "fatal: not a git repository (or any of the parent directories): .git\n")
+    assert (outcome.code, outcome.stderr) == (
+        128,
+        "fatal: not a git repository (or any of the parent directories): .git\n",
+    )
     assert git.run("nope", work=tmp_path).code == 1
 
 
@@ -458,7 +499,16 @@ def test_no_identity(git: Guest, tmp_path: Path) -> None:
     assert "Please tell me who you are." in outcome.stderr
 
 
-@pytest.mark.parametrize("arguments", [["clone", "https://example.com/x.git"], ["clone", "git@example.com:x/y.git"], ["fetch", "https://example.com/x"], ["push"], ["pull"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["clone", "https://example.com/x.git"],
+        ["clone", "git@example.com:x/y.git"],
+        ["fetch", "https://example.com/x"],
+        ["push"],
+        ["pull"],
+    ],
+)
 def test_no_network(git: Guest, tmp_path: Path, arguments: list[str]) -> None:
     git.run("init", work=tmp_path)
     outcome = git.run(*arguments, work=tmp_path)

@@ -11,7 +11,9 @@ import wasmtime
 from harness import Guest
 
 
-def answer(status: int = 200, body: bytes = b"{}", headers: dict[str, str] | None = None, url: str = "https://example.com/") -> str:
+def answer(
+    status: int = 200, body: bytes = b"{}", headers: dict[str, str] | None = None, url: str = "https://example.com/"
+) -> str:
     return json.dumps({"status": status, "headers": headers or {}, "body": base64.b64encode(body).decode(), "url": url})
 
 
@@ -36,7 +38,10 @@ def test_fetch_sends_and_receives(node: Guest) -> None:
     await r.text().catch(e => console.log(e.name));
     """
     outcome = node.run("--input-type=module", "-e", code, fetch=fetch)
-    assert outcome.stdout == "201 true Created application/json https://example.com/end true true\n{ a: 'é' } 10 true\nTypeError\n", outcome.stderr
+    assert (
+        outcome.stdout
+        == "201 true Created application/json https://example.com/end true true\n{ a: 'é' } 10 true\nTypeError\n"
+    ), outcome.stderr
     [request] = seen
     assert request["method"] == "POST" and request["headers"]["x-a"] == "1" and request["follow_redirects"] is True
     assert base64.b64decode(request["body"]) == b'{"q":1}'
@@ -54,7 +59,10 @@ def test_fetch_binary_and_errors(node: Guest) -> None:
     try { await fetch('http://bad/') } catch (e) { console.log(e instanceof TypeError, e.message, e.cause.code) }
     try { await fetch('not a url') } catch (e) { console.log(e.name) }
     """
-    assert node.run("--input-type=module", "-e", code, fetch=fetch).stdout == "false true\ntrue fetch failed: no such host sandbox.fetch_failed\nTypeError\n"
+    assert (
+        node.run("--input-type=module", "-e", code, fetch=fetch).stdout
+        == "false true\ntrue fetch failed: no such host sandbox.fetch_failed\nTypeError\n"
+    )
 
 
 def test_fetch_without_networking(node: Guest) -> None:
@@ -64,10 +72,18 @@ def test_fetch_without_networking(node: Guest) -> None:
 
 def test_runs_share_nothing(node: Guest, tmp_path: Path) -> None:
     (tmp_path / "f.txt").write_text("here")
-    first = node.run("-p", "globalThis.x = 1; [Math.random(), crypto.randomUUID(), process.env.A, process.cwd()].join()", env={"A": "1"}, work=tmp_path)
+    first = node.run(
+        "-p",
+        "globalThis.x = 1; [Math.random(), crypto.randomUUID(), process.env.A, process.cwd()].join()",
+        env={"A": "1"},
+        work=tmp_path,
+    )
     second = node.run("-p", "[Math.random(), crypto.randomUUID(), process.env.A, typeof x].join()", env={"A": "2"})
     assert first.stdout.split(",")[:2] != second.stdout.split(",")[:2]
-    assert first.stdout.strip().split(",")[2:] == ["1", "/work"] and second.stdout.strip().split(",")[2:] == ["2", "undefined"]
+    assert first.stdout.strip().split(",")[2:] == ["1", "/work"] and second.stdout.strip().split(",")[2:] == [
+        "2",
+        "undefined",
+    ]
     assert node.run("-p", "require('fs').readFileSync('/work/f.txt','utf8')", work=tmp_path).stdout == "here\n"
     assert node.run("-p", "require('fs').existsSync('/work/f.txt')").stdout == "false\n"
 
@@ -81,9 +97,16 @@ def test_clock_is_read_per_run(node: Guest) -> None:
 @pytest.mark.parametrize("code", [0, 1, 42, 125, 126, 127, 130, 255])
 def test_exit_codes_of_every_size(node: Guest, code: int) -> None:
     assert node.run("-e", f"process.exit({code})").code == code
-    assert node.run("-e", f"setTimeout(()=>{{ try {{ process.exit({code}) }} catch {{ console.log('caught') }} }}, 1)").code == code
+    assert (
+        node.run(
+            "-e", f"setTimeout(()=>{{ try {{ process.exit({code}) }} catch {{ console.log('caught') }} }}, 1)"
+        ).code
+        == code
+    )
     assert node.run("-e", f"process.exitCode={code}").code == code
-    outcome = node.run("-e", f"(async () => {{ await 1; process.exit({code}); }})(); setTimeout(()=>console.log('late'), 5)")
+    outcome = node.run(
+        "-e", f"(async () => {{ await 1; process.exit({code}); }})(); setTimeout(()=>console.log('late'), 5)"
+    )
     assert (outcome.code, outcome.stdout) == (code, "")
 
 
@@ -110,7 +133,12 @@ def test_refusals_are_clear(node: Guest) -> None:
 
 def test_read_only_mount(node: Guest, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
-    outcome = node.run("-e", "const fs=require('fs');console.log(fs.readFileSync('a','utf8'));try{fs.writeFileSync('b','b')}catch(e){console.log(e.code)}", work=tmp_path, writable=False)
+    outcome = node.run(
+        "-e",
+        "const fs=require('fs');console.log(fs.readFileSync('a','utf8'));try{fs.writeFileSync('b','b')}catch(e){console.log(e.code)}",
+        work=tmp_path,
+        writable=False,
+    )
     assert outcome.stdout in ("a\nEPERM\n", "a\nEROFS\n", "a\nEACCES\n")
     assert not (tmp_path / "b").exists()
 
@@ -121,7 +149,11 @@ def test_no_escape_from_the_mount(node: Guest, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (work / "link").symlink_to("../secret")
     for name in ("../secret", "/work/../secret", "link", "/etc/passwd"):
-        outcome = node.run("-e", f"try{{console.log(require('fs').readFileSync({name!r},'utf8'))}}catch(e){{console.log(e.code)}}", work=work)
+        outcome = node.run(
+            "-e",
+            f"try{{console.log(require('fs').readFileSync({name!r},'utf8'))}}catch(e){{console.log(e.code)}}",
+            work=work,
+        )
         assert outcome.stdout.strip() in ("ENOENT", "EPERM", "EACCES")
 
 

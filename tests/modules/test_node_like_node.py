@@ -19,7 +19,7 @@ EVALUATED = {
     "hmac": 'crypto.createHmac("sha256","k").update("d").digest("hex")+crypto.pbkdf2Sync("p","s",10,40,"sha512").toString("hex")',
     "buffers": 'Buffer.from("héllo €").toString("base64")+Buffer.from("aGk","base64")+Buffer.from("ff00","hex").readUInt16BE(0)+atob("aGk=")+btoa("hi")',
     "buffer_methods": '[Buffer.concat([Buffer.from("a"),Buffer.from("b")]), Buffer.from([1,2,3]).slice(1), Buffer.alloc(3,"ab"), Buffer.byteLength("€"), Buffer.from("abc").indexOf("c"), JSON.stringify(Buffer.from("hi"))]',
-    "globals_exist": 'typeof process.hrtime.bigint()+typeof performance.now()+typeof fetch+typeof AbortController+process.platform',
+    "globals_exist": "typeof process.hrtime.bigint()+typeof performance.now()+typeof fetch+typeof AbortController+process.platform",
     "paths": 'var s=require("path");[s.parse("/a/b.txt"),s.relative("/a/b/c","/a/d"),s.extname(".x"),s.basename("a/b.js",".js"),s.normalize("a//b/../c/"),s.dirname("/a"),s.join("/a","../..","b"),s.isAbsolute("x"),s.resolve("/a","b","../c")]',
     "modern_syntax": '[[1,2,3].at(-1), "a".replaceAll("a","b"), [..."añ"].length, 2**53, 0.1+0.2, 1e21, null ?? 5, ({a:1})?.b?.c, 10n**20n, [1,[2,[3]]].flat(Infinity), Object.fromEntries([["a",1]])]',
 }
@@ -65,9 +65,9 @@ SCRIPTS = {
     "utilities": 'const u=require("util");console.log(u.inspect({a:{b:{c:{d:1}}}},{depth:0}),u.inspect({a:{b:{c:{d:1}}}},false,null),u.format("%s",{a:{b:{c:1}}}),u.isDeepStrictEqual({a:[1]},{a:[1]}),u.types.isDate(new Date()),u.inspect("a\'b"),u.inspect(new Map([[{a:1},"b"]]),{compact:false}));u.promisify(setTimeout)(1).then(()=>console.log("done"))',
     "urls": 'let u=new URL("https://u:p@Example.com:8080/a/../b c?x=1&y=2#h");u.searchParams.append("z","ü ");console.log(u.href,u);console.log(new URL("../x?y","http://a.b/c/d/e"), [...new URLSearchParams("a=1&b=%20")]);for(const t of ["http://0x7f.1/","http://a.b:80/","HTTP://EX.com","file:///a/b","mailto:x@y","nope","http://a b/"])try{console.log(new URL(t).href)}catch(e){console.log(e.name,e.code,e.message)}',
     "error_class": 'class MyErr extends Error{constructor(m){super(m);this.name="MyErr";this.extra=1}};try{throw new MyErr("q")}catch(e){console.log(e.stack.split("\\n")[0],String(e),e instanceof MyErr,Object.keys(e))}',
-    "deep_recursion": 'function f(n){return n?f(n-1)+1:0};console.log(f(1500));try{(function g(){g()})()}catch(e){console.log(e instanceof RangeError,e.message)}',
+    "deep_recursion": "function f(n){return n?f(n-1)+1:0};console.log(f(1500));try{(function g(){g()})()}catch(e){console.log(e instanceof RangeError,e.message)}",
     "top_level_in_eval": "var x=1;let y=2;console.log(x+y, typeof require, typeof module, __filename)",
-    "circular_json": 'const a={};a.a=a;try{JSON.stringify(a)}catch(e){console.log(e.name)}',
+    "circular_json": "const a={};a.a=a;try{JSON.stringify(a)}catch(e){console.log(e.name)}",
     "dates_utc": 'console.log(new Date(Date.UTC(2024,1,29)).toISOString(),new Date("2024-02-29T12:00:00Z").getTime(),JSON.stringify(new Date(0)))',
 }
 
@@ -111,7 +111,14 @@ FILES = {
 
 def compare(node: Guest, arguments: list[str], folder: Path, stdin: str = "") -> None:
     real_folder, our_folder = folder / "real", folder / "ours"
-    real = subprocess.run([need("node"), *arguments], cwd=real_folder, input=stdin, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HOME": "/"})
+    real = subprocess.run(
+        [need("node"), *arguments],
+        cwd=real_folder,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/"},
+    )
     ours = node.run(*arguments, stdin=stdin, work=our_folder)
     assert ours.stdout == real.stdout, ours.stderr
     assert ours.code == real.returncode, ours.stderr

@@ -54,7 +54,17 @@ class Python:
         os.replace(temporary, cached)
         return component
 
-    def run(self, *args: str, stdin: str = "", env: dict[str, str] | None = None, work: Path | None = None, cwd: str = "/work", ticks: int = 10**9, memory_bytes: int | None = None, writable: bool = True) -> Outcome:
+    def run(
+        self,
+        *args: str,
+        stdin: str = "",
+        env: dict[str, str] | None = None,
+        work: Path | None = None,
+        cwd: str = "/work",
+        ticks: int = 10**9,
+        memory_bytes: int | None = None,
+        writable: bool = True,
+    ) -> Outcome:
         preopens = [python_host.Preopen(work, "/work", writable)] if work else []
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
             given.write(stdin.encode())
@@ -106,7 +116,9 @@ def test_failures(python: Python, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def f():\n    return 1/0\nf()\n")
     outcome = python.run("bad.py", work=tmp_path)
     assert outcome.code == 1
-    assert outcome.stderr.startswith('Traceback (most recent call last):\n  File "/work/bad.py", line 3, in <module>\n    f()\n')
+    assert outcome.stderr.startswith(
+        'Traceback (most recent call last):\n  File "/work/bad.py", line 3, in <module>\n    f()\n'
+    )
     assert outcome.stderr.endswith("ZeroDivisionError: division by zero\n")
     assert "command.py" not in outcome.stderr
     assert "SyntaxError" in python.run("-c", "x =").stderr
@@ -118,7 +130,13 @@ def test_failures(python: Python, tmp_path: Path) -> None:
 
 def test_environment_and_directory(python: Python, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    outcome = python.run("-c", "import os; print(dict(os.environ), os.getcwd()); open('x','w').write('1')", env={"A": "1"}, work=tmp_path, cwd="/work/sub")
+    outcome = python.run(
+        "-c",
+        "import os; print(dict(os.environ), os.getcwd()); open('x','w').write('1')",
+        env={"A": "1"},
+        work=tmp_path,
+        cwd="/work/sub",
+    )
     assert outcome.stdout == "{'A': '1'} /work/sub\n"
     assert (tmp_path / "sub" / "x").read_text() == "1"
 

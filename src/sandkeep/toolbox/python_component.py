@@ -88,7 +88,8 @@ def require_builder() -> None:
     try:
         found = importlib.metadata.version("componentize-py")
     except importlib.metadata.PackageNotFoundError:
-        raise ComponentUnavailable(f"python3 in the WASM sandbox needs componentize-py to build its component once: {REMEDY}") from None
+        text = "python3 in the WASM sandbox needs componentize-py to build its component once"
+        raise ComponentUnavailable(f"{text}: {REMEDY}") from None
     if found != COMPONENTIZE_PY:
         raise ComponentUnavailable(f"componentize-py {COMPONENTIZE_PY} is needed, {found} is installed: {REMEDY}")
 
@@ -100,16 +101,18 @@ def build(target: Path) -> None:
         made = Path(folder) / "component.wasm"
         # -I: neither the current directory nor PYTHONPATH may lend modules to the build
         command = [sys.executable, "-I", "-c", "import componentize_py; componentize_py.script()"]
-        options = ["-q", "-d", str(sources / f"{WORLD}.wit"), "-w", WORLD, "componentize", "app", "-p", str(sources), "-o", str(made)]
-        run(command + options, sources)
+        world = ["-q", "-d", str(sources / f"{WORLD}.wit"), "-w", WORLD]
+        run([*command, *world, "componentize", "app", "-p", str(sources), "-o", str(made)], sources)
         os.chmod(made, 0o600)
         os.replace(made, target)
 
 
 def run(command: list[str], cwd: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") and key != "VIRTUAL_ENV"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
     try:
-        done = subprocess.run(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=BUILD_TIMEOUT)
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=BUILD_TIMEOUT
+        )
     except subprocess.TimeoutExpired:
         raise ComponentUnavailable(f"building the Python component took more than {BUILD_TIMEOUT} s") from None
     if done.returncode != 0:

@@ -4,10 +4,11 @@ The component exports `run(argv, env, cwd, seed) -> s32`; the exit status is its
 working directory are parameters, because the snapshot inside the component froze Python's own copies of them. Standard
 streams and directories come from WASI.
 
-What limits it: `memory_bytes` through the Store (growth beyond it is a MemoryError inside Python, or a trap); the epoch
-deadline, in ticks of whoever increments the engine's epoch (the end is a `wasmtime.WasmtimeError` whose text has
-"wasm trap: interrupt"); fuel, when the engine counts it ("all fuel consumed"). None of them ends a read from a pipe that
-nobody writes to: close the other end, or kill the worker. `time.sleep` sleeps in pieces of 20 ms, so the epoch reaches it.
+What limits it: `memory_bytes` through the Store (growth beyond it is a MemoryError inside Python, or a trap); the
+epoch deadline, in ticks of whoever increments the engine's epoch (the end is a `wasmtime.WasmtimeError` whose text has
+"wasm trap: interrupt"); fuel, when the engine counts it ("all fuel consumed"). None of them ends a read from a pipe
+that nobody writes to: close the other end, or kill the worker. `time.sleep` sleeps in pieces of 20 ms, so the epoch
+reaches it.
 The engine needs `max_wasm_stack` of at least 1 MiB for Python's recursion limit of 1000 to be met first.
 """
 
@@ -59,8 +60,8 @@ def run_component(
     """Run one command line in a fresh instance and return its exit status (0..255).
 
     `argv[0]` is "python3". The descriptors stay the caller's to close; `stdin_fd=None` is an empty standard input.
-    Raises `wasmtime.WasmtimeError` or `wasmtime.Trap` when a limit or the runtime ended the guest; output written up to then
-    is in the pipes. Blocks the calling thread, with the GIL released while the guest computes.
+    Raises `wasmtime.WasmtimeError` or `wasmtime.Trap` when a limit or the runtime ended the guest; output written up to
+    then is in the pipes. Blocks the calling thread, with the GIL released while the guest computes.
     """
     store = wasmtime.Store(engine)
     if memory_bytes is not None:
@@ -79,7 +80,9 @@ def run_component(
     return int(status)
 
 
-def wasi_config(stdin_fd: int | None, stdout_fd: int, stderr_fd: int, preopens: Iterable[Preopen]) -> wasmtime.WasiConfig:
+def wasi_config(
+    stdin_fd: int | None, stdout_fd: int, stderr_fd: int, preopens: Iterable[Preopen]
+) -> wasmtime.WasiConfig:
     config = wasmtime.WasiConfig()
     if stdin_fd is not None:
         config.stdin_file = f"/dev/fd/{stdin_fd}"

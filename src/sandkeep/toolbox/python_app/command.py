@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import io
 import linecache
 import os
@@ -18,11 +19,15 @@ from types import CodeType
 import preload
 
 USAGE = """usage: python3 [option] ... [-c cmd | -m mod | file | -] [arg] ...
-CPython in a WebAssembly sandbox: the standard library, files under the mounted directories; no threads, processes or sockets.
+CPython in a WebAssembly sandbox: the standard library, files under the mounted directories;
+no threads, processes or sockets.
 """
 FLAGS_WITHOUT_EFFECT = set("bBdEiIOPqsSuvx")
 FLAGS_WITH_VALUE = set("WX")
 SLEEP_SLICE = 0.02
+OWN_MODULES = """
+    app command event_loop preload wit_world componentize_py_runtime componentize_py_types componentize_py_async_support
+""".split()
 
 _real_sleep = time.sleep
 
@@ -65,15 +70,13 @@ def prepare(env: dict[str, str], cwd: str, seed: bytes) -> None:
     time.sleep = sleep
     os._exit = hard_exit  # type: ignore[assignment]
     sys.executable = "/usr/bin/python3"
-    try:
+    with contextlib.suppress(OSError):
         os.chdir(cwd or "/")
-    except OSError:
-        pass
     sys.path[:] = []
     sys.path_importer_cache.clear()
     sys.argv[:] = [""]
     sys.dont_write_bytecode = True
-    for name in ("app", "command", "event_loop", "preload", "wit_world", "componentize_py_runtime", "componentize_py_types", "componentize_py_async_support"):
+    for name in OWN_MODULES:
         sys.modules.pop(name, None)
 
 
@@ -81,7 +84,8 @@ def text_stream(descriptor: int, mode: str) -> io.TextIOWrapper:
     raw = io.FileIO(descriptor, mode + "b", closefd=False)
     buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     errors = "backslashreplace" if descriptor == 2 else "surrogateescape" if mode == "r" else "strict"
-    stream = io.TextIOWrapper(buffered, encoding="utf-8", errors=errors, line_buffering=mode == "w", newline=None if mode == "r" else "\n")
+    newline = None if mode == "r" else "\n"
+    stream = io.TextIOWrapper(buffered, encoding="utf-8", errors=errors, line_buffering=mode == "w", newline=newline)
     stream.mode = mode  # type: ignore[misc]
     return stream
 
@@ -221,7 +225,7 @@ def execute(load: object) -> int:
     sys.modules["__main__"] = main
 
     def program() -> None:
-        exec(load(main), main.__dict__)  # type: ignore[operator]
+        exec(load(main), main.__dict__)  # type: ignore[operator]  # noqa: S102 - this is an interpreter
 
     return guarded(program)
 
@@ -254,10 +258,8 @@ def exit_status(end: SystemExit) -> int:
 
 def report(error: BaseException) -> None:
     """The traceback without the frames of this file, through sys.excepthook if the program set one."""
-    try:
+    with contextlib.suppress(Exception):
         sys.stdout.flush()
-    except Exception:
-        pass
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in ("command", "app", "runpy"):
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""asyncio without sockets: an event loop that knows timers, callbacks and tasks, which is what programs in a sandbox use."""
+"""asyncio without sockets: an event loop that knows timers, callbacks and tasks, which is what a sandbox needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import asyncio.base_events
 import asyncio.unix_events
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 
 class Sleeper:

@@ -1,7 +1,8 @@
-"""What is in the interpreter when the snapshot is taken: the standard library, and the code of modules that `-m` runs."""
+"""What is in the interpreter when the snapshot is taken: the standard library, and the code that `-m` runs."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -9,21 +10,30 @@ import sys
 from types import CodeType
 
 # They need what a sandbox does not have, or print, or start something when imported.
-LEFT_OUT = {
-    "antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "test", "lib2to3", "ensurepip", "venv", "msilib", "curses", "pydoc_data",
-    "multiprocessing", "concurrent.interpreters", "site", "sitecustomize", "usercustomize", "__phello__", "_pyrepl", "pty", "tty", "nt", "winreg", "winsound", "msvcrt",
-}  # fmt: skip
-SUBMODULES = [
-    "asyncio", "collections.abc", "concurrent.futures", "concurrent.futures.thread", "ctypes.util", "email", "email.mime.application", "email.mime.base", "email.mime.image", "email.mime.multipart", "email.mime.text",
-    "email.message", "email.parser", "email.policy", "email.utils", "email.headerregistry", "encodings", "html.entities", "html.parser", "http.client", "http.cookies", "http.cookiejar", "http.server", "http",
-    "importlib.abc", "importlib.machinery", "importlib.metadata", "importlib.resources", "importlib.util", "json.decoder", "json.encoder", "json.scanner", "json.tool", "logging.config", "logging.handlers", "os.path", "sqlite3", "sqlite3.dbapi2",
-    "string.templatelib", "sysconfig", "tomllib", "unittest.mock", "unittest.async_case", "urllib.error", "urllib.parse", "urllib.request", "urllib.response", "urllib.robotparser", "wsgiref.simple_server", "wsgiref.util", "xml.dom.minidom", "xml.dom.pulldom",
-    "xml.etree.ElementTree", "xml.etree.cElementTree", "xml.sax", "xml.sax.handler", "xml.sax.saxutils", "xml.sax.expatreader", "xmlrpc.client", "zipfile", "zoneinfo", "pathlib.types", "compression.zlib", "compression.gzip", "compression.zstd",
-]  # fmt: skip
-RUNNABLE = [
-    "ast", "base64", "calendar", "compileall", "dis", "doctest", "gzip", "inspect", "json", "json.tool", "mimetypes", "pickletools", "platform", "pprint", "py_compile", "quopri", "random",
-    "symtable", "sysconfig", "tabnanny", "tarfile", "textwrap", "this", "timeit", "tokenize", "trace", "unittest", "uuid", "zipapp", "zipfile", "zoneinfo", "sqlite3", "string", "cProfile", "profile", "pstats",
-]  # fmt: skip
+LEFT_OUT = set(
+    """
+    antigravity this idlelib tkinter turtle turtledemo test lib2to3 ensurepip venv msilib curses pydoc_data
+    multiprocessing concurrent.interpreters site sitecustomize usercustomize __phello__ _pyrepl pty tty nt
+    winreg winsound msvcrt
+    """.split()
+)
+SUBMODULES = """
+    asyncio collections.abc concurrent.futures concurrent.futures.thread ctypes.util email
+    email.mime.application email.mime.base email.mime.image email.mime.multipart email.mime.text email.message
+    email.parser email.policy email.utils email.headerregistry encodings html.entities html.parser http.client
+    http.cookies http.cookiejar http.server http importlib.abc importlib.machinery importlib.metadata
+    importlib.resources importlib.util json.decoder json.encoder json.scanner json.tool logging.config
+    logging.handlers os.path sqlite3 sqlite3.dbapi2 string.templatelib sysconfig tomllib unittest.mock
+    unittest.async_case urllib.error urllib.parse urllib.request urllib.response urllib.robotparser
+    wsgiref.simple_server wsgiref.util xml.dom.minidom xml.dom.pulldom xml.etree.ElementTree
+    xml.etree.cElementTree xml.sax xml.sax.handler xml.sax.saxutils xml.sax.expatreader xmlrpc.client zipfile
+    zoneinfo pathlib.types compression.zlib compression.gzip compression.zstd
+""".split()
+RUNNABLE = """
+    ast base64 calendar compileall dis doctest gzip inspect json json.tool mimetypes pickletools platform pprint
+    py_compile quopri random symtable sysconfig tabnanny tarfile textwrap this timeit tokenize trace unittest
+    uuid zipapp zipfile zoneinfo sqlite3 string cProfile profile pstats
+""".split()
 
 runnable_code: dict[str, CodeType] = {}
 
@@ -39,10 +49,8 @@ def import_standard_library() -> None:
 
 
 def try_import(name: str) -> None:
-    try:
+    with contextlib.suppress(Exception):  # not there on WASI: ssl, ctypes, mmap and the like
         importlib.import_module(name)
-    except Exception:  # not there on WASI: ssl, ctypes, mmap and the like
-        pass
 
 
 def install_quitters() -> None:
