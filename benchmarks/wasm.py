@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sandkeep.backends.wasm import WasmBackend
-from sandkeep.core.errors import BackendUnavailable, CommandNotFound, SandboxError
+from sandkeep.core.errors import BackendUnavailable, CommandNotFound, ExecutionFailed, SandboxError
 from sandkeep.core.types import ExecRequest
 from sandkeep.wasm.commands import ToolboxRunner
 from sandkeep.wasm.request import Preopen
@@ -114,7 +114,13 @@ class Bench:
 
     def ours(self, argv: list[str]) -> Callable[[], object]:
         preopens = [Preopen(self.directory, "/work", True)]
-        return lambda: self.toolbox.run_command(argv, timeout=120, cwd="/work", preopens=preopens)
+
+        def run() -> None:
+            result = self.toolbox.run_command(argv, timeout=120, cwd="/work", preopens=preopens)
+            if result.exit_code != 0:
+                raise ExecutionFailed(f"exit {result.exit_code}: {result.stderr.strip()[:200]}")
+
+        return run
 
     def bare(self, argv: list[str]) -> Callable[[], object] | None:
         if shutil.which(argv[0]) is None:
