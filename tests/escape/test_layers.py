@@ -10,6 +10,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.escape.harness import Cage
@@ -20,6 +21,7 @@ import sandkeep.pool.zygote
 from sandkeep.cage.plan import LaunchPlan, Watch
 from sandkeep.core.errors import EnforcerFailed
 from sandkeep.policy.builder import SandboxPolicyBuilder
+from sandkeep.policy.compile import compile_plan
 from sandkeep.policy.model import SandboxPolicy
 
 Change = Callable[[LaunchPlan], LaunchPlan]
@@ -34,7 +36,7 @@ class Weakened:
         self._copy = tmp_path / "cage-copy"
 
     def plan(self, change: Change) -> None:
-        original = sandkeep.backends.settings.compile_plan
+        original = compile_plan
         self._patch.setattr(
             sandkeep.backends.settings, "compile_plan", lambda *args, **options: change(original(*args, **options))
         )
@@ -57,12 +59,9 @@ class Weakened:
         """Nobody looks at the finished cage any more."""
         self.line("enter.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
 
-    def run(self, body: str, policy: SandboxPolicy | None = None, **options: object) -> dict[str, str]:
-        limits = {
-            key: value for key, value in options.items() if key in ("open_files", "memory_mb", "disk_mb", "processes")
-        }
-        names = {key: value for key, value in options.items() if key not in limits}
-        outcome = self._cage.run(guest(body, **names), backend=self._cage.backend(policy), **limits)
+    def run(self, body: str, policy: SandboxPolicy | None = None, **options: Any) -> dict[str, str]:
+        limits = {key: options.pop(key) for key in ("open_files", "memory_mb", "disk_mb") if key in options}
+        outcome = self._cage.run(guest(body, **options), backend=self._cage.backend(policy), **limits)
         report = outcome.report()
         assert report, outcome
         return report

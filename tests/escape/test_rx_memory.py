@@ -92,6 +92,33 @@ _BOMBS = {
             for _ in range(2):
                 libc.msgsnd(queue, message, 8192, 0o4000)
         """,
+    "system v semaphores": """
+        for _ in range(150):
+            if libc.semget(0, 32000, 0o1600) < 0:
+                break
+        """,
+    "page tables": """
+        libc.mmap.restype = ctypes.c_void_p
+        size, step = 120 << 30, 2 * MB
+        start = libc.mmap(None, ctypes.c_size_t(size), 1, 0x4022, -1, ctypes.c_long(0))
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), 15)
+        for at in range(0, size, step):
+            ctypes.c_char.from_address(start + at).value
+        """,
+    "tcp buffers": """
+        server, keep, sent = socket.create_server(('127.0.0.1', 0)), [], 0
+        while sent < 400 * MB and len(keep) < 600:
+            keep += [socket.create_connection(server.getsockname()), server.accept()[0]]
+            for end in keep[-2:]:
+                end.setblocking(False)
+                try:
+                    while sent < 400 * MB:
+                        sent += end.send(bytes(MB // 4))
+                except OSError:
+                    pass
+        if sent < 120 * MB:  # the buffers themselves are small: bounded in another way
+            bytearray(b'x') * (200 * MB)
+        """,
     "socket buffers": """
         children = []
         for _ in range(3):

@@ -25,6 +25,7 @@ _GOOD = Facts(
     mounts={"/": False, "/usr": False, "/data": True, "/dev/null": False, "/tmp": True, "/proc": True},
     namespaces={name: number + 100 for name, number in _OUTER.items()},
     uid_map="1000 1879048192 1",
+    gid_map="1000 1879048192 1",
     ids={1000},
 )
 
@@ -80,8 +81,9 @@ def test_another_user(ids: set[int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "0 0 4294967295", "1000 0 2", "0 1000 1", "1000 0 1 1001 1001 1", "1000 1000 65536"]
 )
-def test_another_user_map(text: str) -> None:
+def test_another_map(text: str) -> None:
     assert "user map" in _found(_GOOD._replace(uid_map=text))
+    assert "group map" in _found(_GOOD._replace(gid_map=text))
 
 
 @pytest.mark.parametrize(
