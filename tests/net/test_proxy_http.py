@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,21 @@ async def test_empty_rules_allow_nothing(rules: object, start_proxy: Start, reso
         for host in ("site.test", "localhost", "127.0.0.1"):
             assert (await get(proxy, f"http://{host}:{server.port}/"))[0] == 403
     assert server.connections == 0 and resolver.asked == []
+
+
+async def test_when_the_audit_fails_nothing_goes_out(resolver: StubResolver) -> None:
+    def broken(line: str) -> None:
+        raise OSError("disk full")
+
+    async with serving(reply()) as server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        with EgressProxy(listener, policy_for(server), resolver=resolver, audit=broken) as proxy:
+            guest = await talk(proxy)
+            where = f"site.test:{server.port}"
+            await guest.send(f"GET http://{where}/ HTTP/1.1\r\nHost: {where}\r\n\r\n".encode())
+            assert await guest.rest() == b""
+            guest.close()
+    assert server.connections == 0
 
 
 async def test_names_are_resolved_by_the_proxy_and_judged(start_proxy: Start, resolver: StubResolver) -> None:

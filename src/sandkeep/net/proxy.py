@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 from sandkeep.core.errors import ExecutionFailed, FetchFailed
 from sandkeep.net.authority import SandboxAuthority
@@ -32,6 +33,8 @@ from sandkeep.policy.model import NetworkRule
 
 Rules = RuleBook | FetchPolicy | Iterable[NetworkRule] | None
 
+LISTEN_BACKLOG = 128
+SECONDS_WITHOUT_ACCEPTING = 1.0
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _SOCKS_REPLIES = {"refused": Reply.NOT_ALLOWED, "rate_limited": Reply.NOT_ALLOWED, "connect": Reply.REFUSED}
 
@@ -118,35 +121,54 @@ class EgressProxy:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._listener.setblocking(False)
-        server = await asyncio.start_server(self._connected, sock=self._listener, limit=READ_SIZE)
+        self._listener.listen(LISTEN_BACKLOG)
+        self._watch()
         self._ready.set()
         await self._stop.wait()
-        server.close()
+        self._loop.remove_reader(self._listener)
         for task in tuple(self._serving):
             task.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = SocketStream(reader, writer)
-        task = asyncio.get_running_loop().create_task(self._serve_connection(stream))
+    def _watch(self) -> None:
+        if self._loop is not None and self._stop is not None and not self._stop.is_set():
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        # By hand: `asyncio.start_server` loses a connection that it has accepted but not yet announced at the end.
+        assert self._loop is not None
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # Out of descriptors, most likely. The listener stays readable, so look away instead of spinning.
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(SECONDS_WITHOUT_ACCEPTING, self._watch)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._serve_connection(connection))
         self._serving.add(task)
+        task.add_done_callback(partial(self._end, connection))
 
-        def end(task: asyncio.Task[None]) -> None:
-            # Here and not in the task: one that is cancelled before its first step never gets to a `finally`.
-            self._serving.discard(task)
-            stream.close()
+    def _end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        # Not in the task itself: one that is cancelled before its first step never gets to a `finally`.
+        self._serving.discard(task)
+        connection.close()
 
-        task.add_done_callback(end)
-
-    async def _serve_connection(self, stream: SocketStream) -> None:
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        stream = SocketStream(*await asyncio.open_connection(sock=connection, limit=READ_SIZE))
         # Errors of one connection end that connection: it closes, nothing opens.
-        with contextlib.suppress(OSError, FetchFailed):
-            # A guest that does not read what it asked for must not keep its place for ever.
-            async with asyncio.timeout(self._limits.total_seconds):
-                await self._serve_guest(stream)
-            async with asyncio.timeout(self._limits.head_seconds):
-                await stream.aclose()
+        try:
+            with contextlib.suppress(OSError, FetchFailed):
+                # A guest that does not read what it asked for must not keep its place for ever.
+                async with asyncio.timeout(self._limits.total_seconds):
+                    await self._serve_guest(stream)
+                async with asyncio.timeout(self._limits.head_seconds):
+                    await stream.aclose()
+        finally:
+            stream.close()
 
     async def _serve_guest(self, stream: SocketStream) -> None:
         if len(self._serving) > self._limits.connections:
