@@ -32,8 +32,8 @@ func prestatDirName(fd uint32, path unsafe.Pointer, size uint32) uint32
 
 // preopen mirrors syscall's own type; the variable is syscall's list of mounted directories.
 type preopen struct {
-	name string
 	fd   int32
+	name string
 }
 
 //go:linkname preopens syscall.preopens
@@ -87,7 +87,7 @@ func readPreopens() {
 		if prestatDirName(fd, unsafe.Pointer(&name[0]), prestat.size) != 0 {
 			return
 		}
-		preopens = append(preopens, preopen{string(name), int32(fd)})
+		preopens = append(preopens, preopen{int32(fd), string(name)})
 	}
 }
 

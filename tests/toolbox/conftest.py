@@ -1,0 +1,28 @@
+"""Fixtures of the toolbox tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import toolbox_harness as harness
+
+
+@pytest.fixture(scope="session", autouse=True)
+def epoch_clock() -> Iterator[None]:
+    stop = harness.ticking()
+    yield
+    stop()
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> dict[str, Path]:
+    """A work directory and a /tmp, as a sandbox gives them."""
+    for name in ("work", "tmp"):
+        (tmp_path / name).mkdir()
+    return {"/work": tmp_path / "work", "/tmp": tmp_path / "tmp"}
