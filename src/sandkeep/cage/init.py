@@ -261,7 +261,7 @@ class Supervisor:
                 if self._plan.isolation == "namespaces":
                     os.kill(-1, signal.SIGKILL)
                 else:
-                    _kill_descendants()
+                    kill_tree(os.getpid(), itself=False)
             except ProcessLookupError:
                 pass
             try:
@@ -295,8 +295,9 @@ def _refused_paths(path: str) -> List[List[str]]:
         os.close(descriptor)
 
 
-def _kill_descendants() -> None:
-    found = list(usage.descendants(os.getpid()))
+def kill_tree(root: int, itself: bool = True) -> None:
+    """Stops everything first, so that nothing forks while it is being killed."""
+    found = [*([root] if itself else []), *usage.descendants(root)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in found:
             try:

@@ -135,14 +135,18 @@ class Zygote:
 
     def _kill_strays(self) -> None:
         """Whatever is our child and not a cell outlived its init (a bare guest may kill its own)."""
-        for pid in usage._children(os.getpid()):
+        for pid in usage.children(os.getpid()):
             if pid not in self._cells:
-                for stray in (pid, *usage.descendants(pid)):
-                    _kill(stray)
+                init.kill_tree(pid)
 
     def _kill_cells(self) -> None:
-        for pid in self._cells:
-            _kill(pid)
+        """Everything below us, until nothing is: without a pid namespace, an init's death does not take its guests."""
+        while True:
+            init.kill_tree(os.getpid(), itself=False)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
 
     def make_cell(self, message: Dict[str, Any], descriptors: List[int]) -> Optional[Newborn]:
         """Clones a child for one cell. The parent keeps nothing of it; the child gets back what it is to be."""

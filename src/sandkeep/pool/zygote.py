@@ -121,7 +121,7 @@ class ZygoteProcess:
     def order_cell(self, plan: str, home: Home | None, limits: GroupLimits | None) -> Cell:
         """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone."""
         group = Group(home, f"sandkeep-{os.urandom(8).hex()}", limits) if home and limits else None
-        cell = Cell(self.key.enforcer, group)
+        cell = Cell(self.key.enforcer, group, has_namespaces=self.key.isolation == "namespaces")
         try:
             with self._lock:
                 send_packet(self._control, {"plan": plan}, cell.descriptors_to_send())

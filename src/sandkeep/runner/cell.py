@@ -26,8 +26,10 @@ class CellLost(Exception):
 class Cell:
     """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind."""
 
-    def __init__(self, enforcer: str, group: Group | None) -> None:
+    def __init__(self, enforcer: str, group: Group | None, *, has_namespaces: bool = True) -> None:
         self.enforcer = enforcer
+        #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace.
+        self.grace = 0.25 if has_namespaces else 3.0
         self.group = group
         self.group_usage: GroupUsage | None = None
         self.pid = 0
@@ -143,7 +145,7 @@ class Cell:
         self.job.close()
         if self.report is None and not self.await_gone(0):
             self.ask_to_stop()
-            if not self.await_gone(0.5):
+            if not self.await_gone(2 * self.grace):
                 self.kill()
         self.await_gone(10)
         self.status.close()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from sandkeep.runner.cell import Cell, CellLost
 
 _CHUNK = 1 << 16
-_GRACE = 0.25
 _CPU_LOOK = 0.02
 
 
@@ -184,7 +183,7 @@ class Pump:
     def _stop(self) -> None:
         """Asks first, because the report says what was used; a namespace that does not answer is taken down."""
         self._cell.ask_to_stop()
-        until = time.monotonic() + _GRACE
+        until = time.monotonic() + self._cell.grace
         while self._cell.report is None and not self._is_lost and time.monotonic() < until:
             for descriptor, event in self._poll.poll(20):
                 if descriptor != self._cancel:

@@ -21,13 +21,15 @@ def _must_be_expected(error: OSError) -> None:
 
 
 def descendants(root: int) -> Iterator[int]:
-    """Every process below `root`, children before their own children."""
-    for child in _children(root):
-        yield child
-        yield from descendants(child)
+    """Every process below `root`. Not by recursion: a guest can make chains longer than Python's stack."""
+    pending = children(root)
+    while pending:
+        pid = pending.pop()
+        yield pid
+        pending += children(pid)
 
 
-def _children(pid: int) -> List[int]:
+def children(pid: int) -> List[int]:
     found: List[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -21,6 +21,7 @@ class Facts(NamedTuple):
     mounts: Dict[str, bool]
     namespaces: Dict[str, int]
     uid_map: str
+    gid_map: str
     ids: Set[int]
 
 
@@ -36,16 +37,20 @@ class Expected(NamedTuple):
 def gather() -> Facts:
     with open("/proc/self/status") as file:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    with open("/proc/self/uid_map") as file:
-        uid_map = " ".join(file.read().split())
     return Facts(
         status,
         fds.open_descriptors(),
         _mounts(),
         namespaces.identities(),
-        uid_map,
+        _words("/proc/self/uid_map"),
+        _words("/proc/self/gid_map"),
         {*os.getresuid(), *os.getresgid()},
     )
+
+
+def _words(path: str) -> str:
+    with open(path) as file:
+        return " ".join(file.read().split())
 
 
 def _mounts() -> Dict[str, bool]:
@@ -95,9 +100,13 @@ def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
     ]
     if facts.ids != {namespaces.GUEST_UID, namespaces.GUEST_GID}:
         found.append(f"runs as {sorted(facts.ids)}")
-    inside, _, count = (facts.uid_map + " 0 0 0").split()[:3]
-    if int(inside) != namespaces.GUEST_UID or count != "1":
-        found.append(f"the user map is {facts.uid_map!r}")
+    for name, text, inside in (
+        ("user", facts.uid_map, namespaces.GUEST_UID),
+        ("group", facts.gid_map, namespaces.GUEST_GID),
+    ):
+        words = text.split()
+        if len(words) != 3 or words[0] != str(inside) or words[2] != "1":
+            found.append(f"the {name} map is {text!r}")
     return found
 
 
@@ -105,7 +114,7 @@ def _mount_problems(facts: Facts, plan: LaunchPlan) -> List[str]:
     writable = {bind.target for bind in plan.binds if bind.writable}
     writable |= {path for path, _ in plan.scratch_dirs}
     readable = {bind.target for bind in plan.binds} | {"/"}
-    found = []
+    found = [f"nothing is mounted at {point}" for point in sorted((readable | writable) - set(facts.mounts))]
     for point, is_writable in facts.mounts.items():
         if point == "/proc" or point.startswith("/proc/"):
             continue
