@@ -8,10 +8,20 @@ time.sleep(30)
 print('survived')
 """
 
+#: The kernel alone would end some of the children and leave the rest.
+_MANY_CHILDREN = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        x = bytearray(12 << 20)
+        time.sleep(60)
+        os._exit(0)
+"""
+
 #: Each takes about 96 MB in all, in its own way, and keeps it.
 MEMORY_BOMBS = {
     "one process": "x = [bytearray(8 << 20) for _ in range(12)]" + _HOLD,
-    "many children": "import os\nos.fork(), os.fork(), os.fork()\nx = bytearray(12 << 20)" + _HOLD,
+    "many children": _MANY_CHILDREN + _HOLD,
     "tmpfs": "file = open('/tmp/fill', 'wb')\nfor _ in range(96): file.write(bytes(1 << 20))" + _HOLD,
     "memfd": "import os\nfd = os.memfd_create('x')\nfor _ in range(96): os.write(fd, bytes(1 << 20))" + _HOLD,
     "shared mmap": "import mmap\nm = mmap.mmap(-1, 96 << 20)\nfor at in range(0, 96 << 20, 4096): m[at] = 1" + _HOLD,
