@@ -15,6 +15,7 @@ from tests.helpers import require
 
 from sandkeep.backends.process import ProcessBackend
 from sandkeep.core.errors import EnforcerUnavailable
+from sandkeep.core.types import ExecRequest, Language
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,6 +36,7 @@ def default_backend(private_temporary_directory: None) -> Iterator[ProcessBacken
         except EnforcerUnavailable as reason:
             require(False, f"no cage works here: {reason}")
         assert isolation == "process+sandbox"
+        _benign_run(backend)
         yield backend
 
 
@@ -50,7 +52,6 @@ def canary(tmp_path: Path) -> Canary:
 @pytest.fixture
 def cage(default_backend: ProcessBackend, canary: Canary) -> Iterator[Cage]:
     """Runs payloads; afterwards the five invariants must hold."""
-    _benign_run(default_backend)
     gc.collect()
     before = Belongings.now()
     forget_peak()
@@ -63,6 +64,4 @@ def cage(default_backend: ProcessBackend, canary: Canary) -> Iterator[Cage]:
 
 
 def _benign_run(backend: ProcessBackend) -> None:
-    from sandkeep.core.types import ExecRequest, Language
-
     assert backend.execute_blocking(ExecRequest(Language.PYTHON, "print(6 * 7)", 10)).stdout == "42\n"

@@ -135,7 +135,7 @@ class Belongings:
     mounts: int
     temporary: set[str]
     segments: int
-    groups: set[str] = field(compare=False, repr=False)
+    groups: set[str]
     resident: int = field(compare=False)
 
     @classmethod
@@ -159,20 +159,10 @@ def _is_zombie(pid: int) -> bool:
 
 
 def our_groups() -> set[str]:
-    """Cells' control groups that are empty or hold our own processes; other programs on the host may have theirs."""
-    if cgroup_home() is None:
-        return set()
-    ours = {os.getpid(), *descendants(os.getpid())}
-    found = set()
-    names = [Path(base, name) for base, names, _ in os.walk("/sys/fs/cgroup") for name in names]
-    for group in (path for path in names if path.name.startswith("sandkeep-")):
-        try:
-            members = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
-        except OSError:
-            continue
-        if not members or members & ours:
-            found.add(str(group))
-    return found
+    """Control groups of cells; the home that holds them is this process's own."""
+    home = cgroup_home()
+    bases = set(home.directories.values()) if home else set()
+    return {entry.path for base in bases for entry in os.scandir(base) if entry.name.startswith("sandkeep-")}
 
 
 def memory(field_name: str) -> int:
@@ -199,12 +189,6 @@ def settled(condition: Callable[[], bool], seconds: float = 2.0) -> bool:
 
 def check_nothing_left(before: Belongings) -> None:
     """No process, descriptor, mount, control group, temporary file or segment more than before; memory flat."""
-    groups = our_groups() - before.groups
-
-    def is_clean() -> bool:
-        # Others on this host make groups all the time; only those that were there at the end of the run are suspects.
-        return Belongings.now() == before and not groups & our_groups()
-
-    assert settled(is_clean), f"left behind: {before} -> {Belongings.now()}"
+    assert settled(lambda: Belongings.now() == before), f"left behind: {before} -> {Belongings.now()}"
     growth = memory("VmHWM") - before.resident
     assert growth < _MEMORY_SLACK, f"the supervisor grew by {growth // _MIB} MiB"

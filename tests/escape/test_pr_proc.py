@@ -116,3 +116,12 @@ def test_there_is_no_sysfs_and_no_cgroup_to_write(cage: Cage) -> None:
         attempt('mount', lambda: syscall('mount', b'sysfs', b'/tmp', b'sysfs', 0, None))
         """
     cage.run(guest(body)).refused()
+
+
+@pytest.mark.attack("PR-03")
+@pytest.mark.claim("SK-PR-2")
+def test_a_crash_starts_no_handler_of_the_host(cage: Cage) -> None:
+    """Where core_pattern names a program, the kernel starts it outside, as root, unless the limit is exactly 1."""
+    code = "import os, resource; print(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()"
+    outcome = cage.run(code)
+    assert outcome.stdout == "(1, 1)\n" and outcome.result.signal == 6

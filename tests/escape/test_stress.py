@@ -46,7 +46,7 @@ def _misbehave(cage: Cage, number: int) -> None:
     language, code = _BAD[number % len(_BAD)]
     limits = Limits(memory_mb=96, processes=24, disk_mb=16, output_bytes=10_000, open_files=256)
     stdin = b"x" * random.choice((0, 10, 300_000))
-    request = ExecRequest(language, code, 0.5, stdin, limits=limits)  # type: ignore[arg-type]
+    request = ExecRequest(language, code, 0.25, stdin, limits=limits)  # type: ignore[arg-type]
     try:
         cage.default.execute_blocking(request)
     except SandboxError:
