@@ -1,7 +1,7 @@
 """The recipe. Each function reads as the order in which the cage is built; any failure ends the run.
 
-`share` and `settle` run in init, the first process of the new namespaces; `build` and `lock` in the guest's own process,
-just before its code. Init does as little as possible: what it does not touch, it shares with the zygote's memory.
+`share` and `settle` run in init, the first process of the new namespaces; `build` and `lock` in the guest's own
+process, just before its code. Init does as little as possible: what it does not touch, it shares with the zygote's memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def share(kit: Kit) -> None:
 
 
 def settle(kit: Kit) -> None:
-    """Init takes the guest's identity and gives up every privilege. The guest has the same user, so init is shielded."""
+    """Init takes the guest's identity and gives up every privilege; shielded, for the guest has the same user."""
     with step("shield init"):
         prctl(PR_SET_DUMPABLE, 0)
     if kit.plan.isolation == "namespaces":
@@ -73,6 +73,9 @@ def _drop_privileges(plan: LaunchPlan) -> None:
 def lock(kit: Kit, keep: Tuple[int, ...]) -> int:
     """The guest's own locks, seccomp last. Returns the descriptor on which init hears of refused calls, or -1."""
     plan = kit.plan
+    with step("unshield guest"):
+        # Changing its user shielded it, and init could not look at what it uses.
+        prctl(PR_SET_DUMPABLE, 1)
     with step("enter directory", plan.cwd):
         os.chdir(plan.cwd)
     with step("close descriptors"):

@@ -39,7 +39,7 @@ class Channels(NamedTuple):
 
 
 def run(kit: enter.Kit, channels: Channels) -> None:
-    """Starts the guest, which builds its cage. Returns in the guest's process, locked in; in init's own it never does."""
+    """Starts the guest, which builds its cage. Returns in the guest's process, locked in; in init's own never."""
     try:
         if kit.plan.isolation != "namespaces":
             prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -11,7 +11,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-#: A process that just ended, or that made itself unreadable. Any other error means that we are blind, which ends the run.
+#: A process that just ended or made itself unreadable. Any other error means that we are blind, which ends the run.
 _EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
 
 
