@@ -64,15 +64,16 @@ def parse(path: Path) -> list[Case]:
 
 
 def passes_on_real_tools(case: Case) -> bool:
-    """Run real bash with /tmp renamed to a directory of its own, so that cases can run side by side."""
+    """Run real bash with /tmp and /usr/local renamed to directories of its own: cases run side by side and touch nothing else."""
     with tempfile.TemporaryDirectory(prefix="spec-") as scratch:
-        work, temporary = Path(scratch, "work"), Path(scratch, "tmp")
-        work.mkdir()
-        temporary.mkdir()
+        work, temporary, local = Path(scratch, "work"), Path(scratch, "tmp"), Path(scratch, "local")
+        for path in (work, temporary, local):
+            path.mkdir()
+        script = case.script.replace("/tmp", str(temporary)).replace("/usr/local", str(local))
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(work), "PWD": str(work), "LC_ALL": "C.UTF-8", "TMPDIR": str(temporary), "TZ": "UTC"}
         try:
             done = subprocess.run(
-                ["bash", "-c", case.script.replace("/tmp", str(temporary))], cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
+                ["bash", "-c", script], cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
             )
         except subprocess.TimeoutExpired:
             return False
@@ -81,7 +82,7 @@ def passes_on_real_tools(case: Case) -> bool:
 
 def passes_in_toolbox(case: Case) -> bool:
     with tempfile.TemporaryDirectory(prefix="spec-") as scratch:
-        mounts = {f"/{name}": Path(scratch, name) for name in ("work", "tmp")}
+        mounts = {guest: Path(scratch, guest.replace("/", "_")) for guest in ("/work", "/tmp", "/usr/local")}
         for path in mounts.values():
             path.mkdir()
         outcome = harness.run(["bash", "-c", case.script], mounts, ticks=1000)

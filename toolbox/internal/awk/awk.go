@@ -28,7 +28,7 @@ func awk(c *core.Ctx) int {
 		return 2
 	}
 	var sources, vars []string
-	config := &interp.Config{Argv0: c.Name, Vars: []string{}}
+	config := &interp.Config{Argv0: c.Name, Vars: []string{}, Chars: true}
 	for _, option := range options {
 		switch option.Name {
 		case "F":

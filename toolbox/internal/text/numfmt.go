@@ -83,11 +83,9 @@ func numfmt(c *core.Ctx) int {
 		for _, operand := range operands {
 			text, problem := f.line(operand)
 			if problem != "" {
-				c.Errorf("%s", problem)
-				if f.invalid == "abort" {
+				if status = f.complain(c, problem); f.invalid == "abort" {
 					return 2
 				}
-				status = 2
 			}
 			c.Out.WriteString(text + "\n")
 		}
@@ -101,9 +99,7 @@ func numfmt(c *core.Ctx) int {
 		}
 		text, problem := f.line(string(line))
 		if problem != "" {
-			c.Errorf("%s", problem)
-			status = 2
-			if f.invalid == "abort" {
+			if status = max(status, f.complain(c, problem)); f.invalid == "abort" {
 				return false
 			}
 		}
@@ -111,6 +107,18 @@ func numfmt(c *core.Ctx) int {
 		return true
 	})
 	return status
+}
+
+// complain reports a line that is no number, as --invalid asks.
+func (f *numberFormat) complain(c *core.Ctx, problem string) int {
+	if f.invalid == "ignore" {
+		return 0
+	}
+	c.Errorf("%s", problem)
+	if f.invalid == "warn" {
+		return 0
+	}
+	return 2
 }
 
 func (f *numberFormat) selected(field int) bool {

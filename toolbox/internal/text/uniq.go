@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"sandkeep/toolbox/internal/core"
@@ -186,8 +187,18 @@ func comm(c *core.Ctx) int {
 			left, right = left[1:], right[1:]
 		}
 	}
+	status := 0
+	for i, side := range sides {
+		if counted[0]+counted[1] > 0 && !slices.IsSortedFunc(side, bytes.Compare) {
+			c.Errorf("file %d is not in sorted order", i+1)
+			status = 1
+		}
+	}
+	if status != 0 {
+		c.Errorf("input is not in sorted order")
+	}
 	if total {
 		fmt.Fprintf(c.Out, "%d%s%d%s%d%stotal\n", counted[0], separator, counted[1], separator, counted[2], separator)
 	}
-	return 0
+	return status
 }

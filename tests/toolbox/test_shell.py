@@ -1,0 +1,113 @@
+"""The shell as a host sees it: streaming, isolation between runs, limits, and the two host calls."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import toolbox_harness as harness
+
+Mounts = dict[str, Path]
+
+
+def sh(script: str, mounts: Mounts, **options: object) -> harness.Outcome:
+    return harness.run(["bash", "-c", script], mounts, **options)  # type: ignore[arg-type]
+
+
+def test_endless_producers_end(mounts: Mounts) -> None:
+    outcome = sh("yes | head -1; yes | sed s/y/n/ | head -2; while :; do echo x; done | head -1; echo ${PIPESTATUS[@]}", mounts)
+    assert outcome.text == "y\nn\nn\nx\n141 0\n"
+
+
+def test_pipefail_and_errexit(mounts: Mounts) -> None:
+    assert sh("set -o pipefail; false | true; echo $?", mounts).text == "1\n"
+    outcome = sh("set -euo pipefail; trap 'echo bye' EXIT; false | cat; echo never", mounts)
+    assert (outcome.code, outcome.text) == (1, "bye\n")
+
+
+def test_background_jobs_and_process_substitution(mounts: Mounts) -> None:
+    script = "(sleep 0.02; echo late; exit 3) & echo first; wait $!; echo $?; diff <(seq 3) <(seq 3) && echo equal; seq 3 | tee >(wc -l >n) >/dev/null; cat n"
+    assert sh(script, mounts).text == "first\nlate\n3\nequal\n3\n"
+
+
+def test_timeout_stops_a_loop(mounts: Mounts) -> None:
+    outcome = sh("timeout 0.05 sh -c 'while :; do :; done'; echo $?; timeout 0.05 sleep 5; echo $?", mounts)
+    assert outcome.text == "124\n124\n"
+
+
+def test_directory_and_environment_come_from_the_host(mounts: Mounts) -> None:
+    (mounts["/work"] / "deep").mkdir()
+    outcome = harness.run(["sh", "-c", "pwd; cd ..; pwd; echo $NAME; env | grep -c ^NAME="], mounts, env={"PWD": "/work/deep", "NAME": "a b"})
+    assert outcome.text == "/work/deep\n/work\na b\n1\n"
+
+
+def test_runs_share_nothing(mounts: Mounts) -> None:
+    draws = {sh("echo $RANDOM $RANDOM; mktemp -u; shuf -i 1-100000 -n 1; awk 'BEGIN{srand(); print 1}'", mounts).text for _ in range(3)}
+    assert len(draws) == 3
+    other = {"/data": mounts["/tmp"]}
+    assert harness.run(["ls", "/"], other).text == "data\ndev\n"
+
+
+def test_root_lists_the_mounts_and_nothing_else_exists(mounts: Mounts) -> None:
+    assert harness.run(["ls", "/"], mounts).text == "dev\ntmp\nwork\n"
+    assert "No such file or directory" in harness.run(["cat", "/etc/passwd"], mounts).errors
+    assert "No such file or directory" in sh("echo x > /nowhere/f", mounts).errors
+    assert harness.run(["mktemp"], {"/work": mounts["/work"]}).code == 1
+
+
+@pytest.mark.parametrize("path", ["../../../../etc/passwd", "/work/../../etc/passwd", "out/passwd", "up/etc/passwd"])
+def test_no_way_out_of_a_mount(path: str, mounts: Mounts) -> None:
+    (mounts["/work"] / "out").symlink_to("/etc")
+    (mounts["/work"] / "up").symlink_to("../" * 12)
+    outcome = harness.run(["cat", path], mounts)
+    assert outcome.code == 1
+    assert outcome.stdout == b""
+
+
+def test_deep_recursion_is_clean(mounts: Mounts) -> None:
+    outcome = sh("f() { f; }; f", mounts)
+    assert outcome.code == 1
+    assert "maximum function nesting level exceeded" in outcome.errors
+    assert sh("f() { (( $1 )) && f $(( $1 - 1 )) || echo bottom; }; f 1500", mounts).text == "bottom\n"
+
+
+def test_large_arguments(mounts: Mounts) -> None:
+    assert harness.run(["sh", "-c", 'echo ${#1}; printf "%s\\n" "$@" | wc -l', "sh", "x" * 200_000, *(["y"] * 2_000)], mounts).text == "200000\n2001\n"
+
+
+def test_sorting_ten_megabytes_fits(mounts: Mounts) -> None:
+    (mounts["/work"] / "big").write_text("".join(f"{(i * 7919) % 1_000_003:08d} {'x' * 40}\n" for i in range(200_000)))
+    outcome = sh("sort big | tail -1; grep -c 0000 big; wc -l < big", mounts)
+    assert outcome.code == 0
+    assert outcome.text.endswith("200000\n")
+
+
+def test_curl_speaks_through_the_host(mounts: Mounts) -> None:
+    assert "networking is disabled" in harness.run(["curl", "http://example.com/"], mounts).errors
+    reply = {"status": 404, "headers": {"Content-Type": "text/plain"}, "body": base64.b64encode(b"gone").decode(), "url": "http://example.com/x"}
+    host = harness.Host({"__sandbox_fetch": json.dumps(reply).encode()})
+    outcome = harness.run(["curl", "-s", "-w", "%{http_code}\n", "-X", "PUT", "-H", "A: b", "-d", "q=1", "-o", "f", "http://example.com/x"], mounts, host=host)
+    assert (outcome.code, outcome.text, (mounts["/work"] / "f").read_text()) == (0, "404\n", "gone")
+    request = json.loads(host.requests[0][1])
+    assert (request["method"], request["headers"]["A"], base64.b64decode(request["body"])) == ("PUT", "b", b"q=1")
+    assert harness.run(["curl", "-sf", "http://example.com/x"], mounts, host=host).code == 22
+    assert harness.run(["curl", "-k", "https://example.com/"], mounts, host=host).code == 2
+
+
+def test_interpreters_are_reached_through_the_host(mounts: Mounts) -> None:
+    reply = {"exit_code": 3, "stdout": base64.b64encode(b"2\n").decode(), "stderr": base64.b64encode(b"warn\n").decode()}
+    host = harness.Host({"__sandbox_exec": json.dumps(reply).encode()})
+    outcome = sh("echo in | node -p 1+1 | sed s/^/got:/; echo ${PIPESTATUS[1]}", mounts, host=host)
+    assert (outcome.text, outcome.errors) == ("got:2\n3\n", "warn\n")
+    request = json.loads(host.requests[0][1])
+    assert (request["argv"], request["cwd"], base64.b64decode(request["stdin"])) == (["node", "-p", "1+1"], "/work", b"in\n")
+    assert harness.run(["python3", "-c", "1"], mounts).code == 127
+
+
+def test_artefact_belongs_to_its_sources() -> None:
+    done = subprocess.run([sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
