@@ -171,3 +171,52 @@ def test_a_host_fifo_inside_a_read_only_path_takes_nothing(cage: Cage, tmp_path:
             assert os.read(reader, 10) != b""
     finally:
         os.close(reader)
+
+
+_RACE = """
+    import socket, struct, threading
+    bad = (struct.pack('=H', 1) + data.encode() + b'/s').ljust(108, b'\\0')
+    harmless = {
+        'abstract': b'\\1\\0\\0nothing',
+        'inet': struct.pack('=HH4s', 2, 0, bytes([127, 0, 0, 1])),
+        'short': b'\\1\\0',
+        'own': b'\\1\\0/tmp/own',
+    }
+    own = socket.socket(socket.AF_UNIX)
+    own.bind('/tmp/own')
+    own.listen(4096)
+    for name, good in harmless.items():
+        good = good.ljust(108, b'\\0')
+        address, is_over = ctypes.create_string_buffer(good, 110), False
+        def flip():
+            while not is_over:
+                ctypes.memmove(address, bad, 108)
+                ctypes.memmove(address, good, 108)
+        thread = threading.Thread(target=flip)
+        thread.start()
+        for _ in range(1500):
+            with socket.socket(socket.AF_UNIX) as client:
+                libc.connect(client.fileno(), address, 110)
+        is_over = True
+        thread.join()
+        print(name, 'tried', flush=True)
+    """
+
+
+@pytest.mark.attack("NW-04")
+@pytest.mark.claim("SK-NW-1")
+@pytest.mark.parametrize("is_open", [False, True], ids=["no network", "host network"])
+def test_a_host_socket_cannot_be_reached_by_a_race(cage: Cage, tmp_path: Path, is_open: bool) -> None:
+    """The address changes between the look at it and the call that goes on."""
+    data = tmp_path / "data"
+    data.mkdir()
+    builder = SandboxPolicyBuilder().allow_read(data).allow_process_spawn()
+    backend = cage.backend(builder.allow_network().build() if is_open else builder.build())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(data / "s"))
+        listener.listen(64)
+        (data / "s").chmod(0o777)
+        listener.setblocking(False)
+        cage.run(guest(_RACE, data=str(data)), backend=backend, timeout=15)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
