@@ -101,7 +101,8 @@ def is_below(path: str, targets: tuple[str, ...]) -> bool:
 
 
 def _rlimits(limits: Limits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
-    rlimits = [("core", 0), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
+    # 1, not 0: only that value also keeps the kernel from piping a core to the host's crash handler.
+    rlimits = [("core", 1), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
     rlimits += [("sigpending", 1024), ("msgqueue", 819_200), ("rtprio", 0), ("nice", 0)]
     if most_processes:
         rlimits.append(("nproc", most_processes))

@@ -83,6 +83,8 @@ class Group:
             return
         self._write("memory", "memory.limit_in_bytes", limits.memory_bytes)
         self._write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, optional=True)
+        # Version 1 keeps what TCP buffers apart from the rest, on an account of its own.
+        self._write("memory", "memory.kmem.tcp.limit_in_bytes", limits.memory_bytes // 4, optional=True)
         self._write("pids", "pids.max", limits.processes)
         if limits.cpus:
             self._write("cpu", "cpu.cfs_quota_us", _quota(limits.cpus))

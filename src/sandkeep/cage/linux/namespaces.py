@@ -88,6 +88,10 @@ def set_quotas() -> None:
 
 
 def bring_up_loopback() -> None:
+    """With small buffers: what TCP holds in flight counts for nobody, unless a cgroup of version 2 counts it."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
+            file.write("4096 65536 262144")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("16sh14x", b"lo", 0)
         answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)

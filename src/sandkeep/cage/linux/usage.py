@@ -56,6 +56,7 @@ def cpu_seconds(pids: List[int]) -> float:
 def memory_bytes(pids: List[int], scratch: str, ceiling: int) -> int:
     """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it."""
     stores = _stores(scratch)
+    stores += sum(_page_tables(pid) for pid in pids)
     quick = stores + sum(_resident(pid) for pid in pids)
     return quick if quick < ceiling else stores + sum(_own_share(pid) for pid in pids)
 
@@ -86,6 +87,14 @@ def _resident(pid: int) -> int:
     return int(fields[1]) * _PAGE if len(fields) > 1 else 0
 
 
+def _page_tables(pid: int) -> int:
+    """A huge mapping of nothing has next to nothing resident, but the tables that describe it are real."""
+    for line in _readable(pid, "status").splitlines():
+        if line.startswith("VmPTE:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def _own_share(pid: int) -> int:
     """Its part of anonymous memory, shared anonymous mappings included; tmpfs files are counted where they live."""
     rows = [line.split() for line in _readable(pid, "smaps_rollup").splitlines()]
@@ -107,21 +116,42 @@ def _shared_anonymous(pid: int) -> int:
 
 
 def _stores(scratch: str) -> int:
-    """Memory that no process need have mapped: the scratch tmpfs, System V segments and message queues."""
+    """Memory that no process need have mapped: the scratch tmpfs, System V objects, what sockets hold."""
     total = 0
     if scratch:
         status = os.statvfs(scratch)
         total += (status.f_blocks - status.f_bfree) * status.f_frsize
-    return total + _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/msg", 3)
+    total += _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/msg", 3)
+    total += _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
+    return total + _socket_buffers()
+
+
+#: The kernel's size of one semaphore, and what a unix socket may hold unread; a program's first few are free.
+_SEMAPHORE, _UNIX_BUFFER, _FREE_SOCKETS = 64, 212_992, 64
+
+
+def _socket_buffers() -> int:
+    """TCP and UDP queues as they are; unix sockets show none, so many of them are taken to be full."""
+    total = max(0, len(_lines("/proc/net/unix")) - _FREE_SOCKETS) * _UNIX_BUFFER
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        for line in _lines(f"/proc/net/{name}"):
+            sent, _, received = line.split()[4].partition(":")
+            total += int(sent, 16) + int(received, 16)
+    return total
+
+
+def _lines(path: str) -> List[str]:
+    """Without the heading."""
+    try:
+        with open(path) as file:
+            return file.readlines()[1:]
+    except OSError as error:
+        _must_be_expected(error)
+        return []
 
 
 def _column(path: str, index: int) -> int:
-    try:
-        with open(path) as file:
-            return sum(int(line.split()[index]) for line in list(file)[1:])
-    except OSError as error:
-        _must_be_expected(error)
-        return 0
+    return sum(int(line.split()[index]) for line in _lines(path))
 
 
 class DiskUse(NamedTuple):
