@@ -3,7 +3,7 @@
     python3 toolbox/build.py                  build and write the artefact
     python3 toolbox/build.py --check          the artefact and its manifest belong to these sources
     python3 toolbox/build.py --rebuild-check  build again in a temporary directory and compare bytes
-    python3 toolbox/build.py --modfile DIR    write the patched libraries and a go.mod to DIR (for go test -modfile, go vet -modfile)
+    python3 toolbox/build.py --modfile DIR    write patched libraries and a go.mod (for go test -modfile=DIR/go.mod)
     python3 toolbox/build.py --native FILE    a native binary, for quick tests of the command code
 
 Needs Go and, for the snapshot, the Python package wasmtime.
@@ -38,7 +38,9 @@ def source_files() -> list[Path]:
     kept = [
         path
         for path in HERE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and not path.name.endswith("_test.go")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not path.name.endswith("_test.go")
         and path.suffix in {".go", ".mod", ".sum", ".patch", ".py", ".txt"}
     ]
     return sorted(kept, key=lambda path: path.relative_to(HERE).as_posix())
@@ -85,15 +87,26 @@ def write_modfile(into: Path) -> Path:
 
 
 def apply_patch(patch: Path, directory: Path) -> None:
-    done = subprocess.run(["patch", "-s", "-p1", "-i", str(patch)], cwd=directory, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["patch", "-s", "-p1", "-i", str(patch)], cwd=directory, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise BuildError(f"{patch.name} does not apply:\n{done.stdout}{done.stderr}")
 
 
 def compile_reactor(modfile: Path, output: Path) -> bytes:
     go(
-        "build", "-trimpath", "-buildvcs=false", f"-modfile={modfile}", f"-ldflags={LINKER_FLAGS}", "-buildmode=c-shared", "-o", str(output), ".",
-        GOOS="wasip1", GOARCH="wasm",
+        "build",
+        "-trimpath",
+        "-buildvcs=false",
+        f"-modfile={modfile}",
+        f"-ldflags={LINKER_FLAGS}",
+        "-buildmode=c-shared",
+        "-o",
+        str(output),
+        ".",
+        GOOS="wasip1",
+        GOARCH="wasm",
     )
     return output.read_bytes()
 
@@ -146,7 +159,14 @@ def main() -> int:
             print(write_modfile(options.modfile.resolve()))
         elif options.native:
             with tempfile.TemporaryDirectory(prefix="toolbox-") as scratch:
-                go("build", "-trimpath", f"-modfile={write_modfile(Path(scratch))}", "-o", str(options.native.resolve()), ".")
+                go(
+                    "build",
+                    "-trimpath",
+                    f"-modfile={write_modfile(Path(scratch))}",
+                    "-o",
+                    str(options.native.resolve()),
+                    ".",
+                )
         elif options.rebuild_check:
             check()
             module, _ = build()

@@ -1,8 +1,9 @@
 """Freeze a Go reactor after its initialisation, so that no run pays for it again.
 
-The module is instantiated once with a deterministic host (fixed clock, fixed random bytes, no files), `_initialize` runs, and linear
-memory and globals are written back into the module as its initial state. Go keeps goroutine stacks in linear memory, so that is
-all there is to keep. What must differ between runs (arguments, environment, mounts, seeds) the module reads again in `run`.
+The module is instantiated once with a deterministic host (fixed clock, fixed random bytes, no files), `_initialize`
+runs, and linear memory and globals are written back into the module as its initial state. Go keeps goroutine stacks in
+linear memory, so that is all there is to keep. What must differ between runs (arguments, environment, mounts, seeds)
+the module reads again in `run`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import wasmtime
 MAGIC = b"\0asm\1\0\0\0"
 PAGE = 4096
 WASM_PAGE = 65536
-SECTION_IMPORT, SECTION_MEMORY, SECTION_GLOBAL, SECTION_EXPORT, SECTION_START, SECTION_DATA, SECTION_DATA_COUNT = 2, 5, 6, 7, 8, 11, 12
+SECTION_IMPORT, SECTION_MEMORY, SECTION_GLOBAL, SECTION_EXPORT, SECTION_START, SECTION_DATA, SECTION_DATA_COUNT = (
+    2,
+    5,
+    6,
+    7,
+    8,
+    11,
+    12,
+)
 I32, I64 = 0x7F, 0x7E
 ERRNO_SUCCESS, ERRNO_BADF, ERRNO_NOSYS = 0, 8, 52
 
@@ -140,7 +149,9 @@ def rewrite(module: bytes, memory: bytes, values: dict[int, int]) -> bytes:
         elif number == SECTION_DATA_COUNT:
             body = unsigned(len(runs))
         elif number == SECTION_DATA:
-            body = unsigned(len(runs)) + b"".join(b"\x00\x41" + signed(offset) + b"\x0b" + unsigned(len(data)) + data for offset, data in runs)
+            body = unsigned(len(runs)) + b"".join(
+                b"\x00\x41" + signed(offset) + b"\x0b" + unsigned(len(data)) + data for offset, data in runs
+            )
         elif number == SECTION_GLOBAL:
             body = frozen_globals(body, values)
         elif number == 0:

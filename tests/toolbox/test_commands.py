@@ -46,7 +46,10 @@ def test_unknown_command(mounts: Mounts) -> None:
 def inputs() -> dict[str, bytes]:
     chance = random.Random(7)
     words = ["apple", "Banana", "cherry", "date", "eggplant", "fig", "Größe", "naïve", "x", ""]
-    rows = [f"{chance.randint(-50, 5000)}\t{chance.choice(words)} {chance.choice(words)},{chance.random():.3f}" for _ in range(300)]
+    rows = [
+        f"{chance.randint(-50, 5000)}\t{chance.choice(words)} {chance.choice(words)},{chance.random():.3f}"
+        for _ in range(300)
+    ]
     return {
         "rows": ("\n".join(rows) + "\n").encode(),
         "unterminated": b"one\ntwo\n\n\nthree  four\tfive",
@@ -56,14 +59,94 @@ def inputs() -> dict[str, bytes]:
 
 
 COMPARED = [
-    "cat -A", "cat -n", "cat -bs", "head -n 3", "head -c 50", "head -n -5", "tail -n 4", "tail -n +7", "tail -c 33", "tac", "nl", "nl -ba", "wc", "wc -l", "wc -w", "wc -c",
-    "sort", "sort -r", "sort -n", "sort -k2", "sort -t, -k2n", "sort -u", "sort -f", "sort -k1,1n -k2,2r", "sort -V", "uniq", "uniq -c", "uniq -d", "uniq -i",
-    "cut -f2", "cut -d, -f1", "cut -c2-5", "cut -b1-3,7-", "tr a-z A-Z", "tr -d aeiou", "tr -s '\\n'", "tr -cd '0-9\\n'", "fold -bw 10", "fold -bsw 12", "expand", "unexpand -a",
-    "od", "od -c", "od -An -tx1", "od -tx2 -Ad", "xxd", "xxd -p", "base64", "base64 -w 20", "md5sum", "sha1sum", "sha256sum", "sha512sum", "cksum",
-    "grep a", "grep -c e", "grep -n apple", "grep -v a", "grep -io banana", "grep -E '(apple|fig) '", "grep -w fig", "grep -m2 a", "grep -A1 -B1 fig", "grep -x ''", "grep -F ,0.",
-    "sed s/a/X/g", "sed -n 2,4p", "sed 3d", "sed '$!d'", "sed -E 's/([0-9]+)/<\\1>/'", "sed y/abc/xyz/", "sed '/fig/,/date/d'", "sed 'N;P;D'", "sed = ", "sed -n '$='", "sed '1~3d'",
-    "awk '{print $2}'", "awk -F, '{s+=$2} END {printf \"%.2f\\n\", s}'", "awk 'NR%2'", "awk '{print length}'", "awk 'length > 12'", "awk '{n[$2]++} END {print length(n)}'",
-    "paste -sd,", "paste - -", "rev", "strings", "split -l 50 - out", "comm -12 - rows",
+    "cat -A",
+    "cat -n",
+    "cat -bs",
+    "head -n 3",
+    "head -c 50",
+    "head -n -5",
+    "tail -n 4",
+    "tail -n +7",
+    "tail -c 33",
+    "tac",
+    "nl",
+    "nl -ba",
+    "wc",
+    "wc -l",
+    "wc -w",
+    "wc -c",
+    "sort",
+    "sort -r",
+    "sort -n",
+    "sort -k2",
+    "sort -t, -k2n",
+    "sort -u",
+    "sort -f",
+    "sort -k1,1n -k2,2r",
+    "sort -V",
+    "uniq",
+    "uniq -c",
+    "uniq -d",
+    "uniq -i",
+    "cut -f2",
+    "cut -d, -f1",
+    "cut -c2-5",
+    "cut -b1-3,7-",
+    "tr a-z A-Z",
+    "tr -d aeiou",
+    "tr -s '\\n'",
+    "tr -cd '0-9\\n'",
+    "fold -bsw 12",
+    "fold -bsw 20",
+    "expand",
+    "unexpand -a",
+    "od",
+    "od -c",
+    "od -An -tx1",
+    "od -tx2 -Ad",
+    "xxd",
+    "xxd -p",
+    "base64",
+    "base64 -w 20",
+    "md5sum",
+    "sha1sum",
+    "sha256sum",
+    "sha512sum",
+    "cksum",
+    "grep a",
+    "grep -c e",
+    "grep -n apple",
+    "grep -v a",
+    "grep -io banana",
+    "grep -E '(apple|fig) '",
+    "grep -w fig",
+    "grep -m2 a",
+    "grep -A1 -B1 fig",
+    "grep -x ''",
+    "grep -F ,0.",
+    "sed s/a/X/g",
+    "sed -n 2,4p",
+    "sed 3d",
+    "sed '$!d'",
+    "sed -E 's/([0-9]+)/<\\1>/'",
+    "sed y/abc/xyz/",
+    "sed '/fig/,/date/d'",
+    "sed 'N;P;D'",
+    "sed = ",
+    "sed -n '$='",
+    "sed '1~3d'",
+    "awk '{print $2}'",
+    "awk -F, '{s+=$2} END {printf \"%.2f\\n\", s}'",
+    "awk 'NR%2'",
+    "awk '{print length}'",
+    "awk 'length > 12'",
+    "awk '{n[$2]++} END {print length(n)}'",
+    "paste -sd,",
+    "paste - -",
+    "rev",
+    "strings",
+    "split -l 50 - out",
+    "comm -12 - rows",
 ]
 
 
@@ -78,7 +161,12 @@ def test_agrees_with_gnu(command: str, name: str, inputs: dict[str, bytes], moun
     for directory in (real_dir, mounts["/work"]):
         (directory / "rows").write_bytes(inputs["rows"])
     real = subprocess.run(
-        ["bash", "-c", command], cwd=real_dir, input=inputs[name], capture_output=True, check=False, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        ["bash", "-c", command],
+        cwd=real_dir,
+        input=inputs[name],
+        capture_output=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
     )
     ours = harness.run(["sh", "-c", command], mounts, stdin=inputs[name])
     assert (ours.code, ours.text) == (real.returncode, real.stdout.decode("utf-8", "surrogateescape"))
@@ -89,10 +177,12 @@ def test_agrees_with_gnu(command: str, name: str, inputs: dict[str, bytes], moun
 def test_diff_and_patch_round_trip(mounts: Mounts, inputs: dict[str, bytes]) -> None:
     old = inputs["rows"].decode()
     lines = old.splitlines(keepends=True)
-    new = "".join(lines[:20] + ["inserted\n"] + lines[25:200] + ["changed\n"] + lines[201:])
+    new = "".join([*lines[:20], "inserted\n", *lines[25:200], "changed\n", *lines[201:]])
     (mounts["/work"] / "old").write_text(old)
     (mounts["/work"] / "new").write_text(new)
-    script = "diff -u old new > change; test $? = 1 && patch -s old change && cmp old new && diff -q old new && echo same"
+    script = (
+        "diff -u old new > change; test $? = 1 && patch -s old change && cmp old new && diff -q old new && echo same"
+    )
     assert harness.run(["sh", "-c", script], mounts).text == "same\n"
 
 
@@ -104,5 +194,7 @@ def test_archives_round_trip(mounts: Mounts) -> None:
 
 
 def test_jq_keeps_key_order_and_numbers(mounts: Mounts) -> None:
-    outcome = harness.run(["jq", "-c", ".z += 1 | .new = [.a, 1.50, 1e3]"], mounts, stdin=b'{"z":1,"b":{"y":1,"x":2},"a":null}')
+    outcome = harness.run(
+        ["jq", "-c", ".z += 1 | .new = [.a, 1.50, 1e3]"], mounts, stdin=b'{"z":1,"b":{"y":1,"x":2},"a":null}'
+    )
     assert outcome.text == '{"z":2,"b":{"y":1,"x":2},"a":null,"new":[null,1.5,1000]}\n'

@@ -19,7 +19,9 @@ def sh(script: str, mounts: Mounts, **options: object) -> harness.Outcome:
 
 
 def test_endless_producers_end(mounts: Mounts) -> None:
-    outcome = sh("yes | head -1; yes | sed s/y/n/ | head -2; while :; do echo x; done | head -1; echo ${PIPESTATUS[@]}", mounts)
+    outcome = sh(
+        "yes | head -1; yes | sed s/y/n/ | head -2; while :; do echo x; done | head -1; echo ${PIPESTATUS[@]}", mounts
+    )
     assert outcome.text == "y\nn\nn\nx\n141 0\n"
 
 
@@ -41,12 +43,19 @@ def test_timeout_stops_a_loop(mounts: Mounts) -> None:
 
 def test_directory_and_environment_come_from_the_host(mounts: Mounts) -> None:
     (mounts["/work"] / "deep").mkdir()
-    outcome = harness.run(["sh", "-c", "pwd; cd ..; pwd; echo $NAME; env | grep -c ^NAME="], mounts, env={"PWD": "/work/deep", "NAME": "a b"})
+    outcome = harness.run(
+        ["sh", "-c", "pwd; cd ..; pwd; echo $NAME; env | grep -c ^NAME="],
+        mounts,
+        env={"PWD": "/work/deep", "NAME": "a b"},
+    )
     assert outcome.text == "/work/deep\n/work\na b\n1\n"
 
 
 def test_runs_share_nothing(mounts: Mounts) -> None:
-    draws = {sh("echo $RANDOM $RANDOM; mktemp -u; shuf -i 1-100000 -n 1; awk 'BEGIN{srand(); print 1}'", mounts).text for _ in range(3)}
+    draws = {
+        sh("echo $RANDOM $RANDOM; mktemp -u; shuf -i 1-100000 -n 1; awk 'BEGIN{srand(); print 1}'", mounts).text
+        for _ in range(3)
+    }
     assert len(draws) == 3
     other = {"/data": mounts["/tmp"]}
     assert harness.run(["ls", "/"], other).text == "data\ndev\n"
@@ -76,7 +85,12 @@ def test_deep_recursion_is_clean(mounts: Mounts) -> None:
 
 
 def test_large_arguments(mounts: Mounts) -> None:
-    assert harness.run(["sh", "-c", 'echo ${#1}; printf "%s\\n" "$@" | wc -l', "sh", "x" * 200_000, *(["y"] * 2_000)], mounts).text == "200000\n2001\n"
+    assert (
+        harness.run(
+            ["sh", "-c", 'echo ${#1}; printf "%s\\n" "$@" | wc -l', "sh", "x" * 200_000, *(["y"] * 2_000)], mounts
+        ).text
+        == "200000\n2001\n"
+    )
 
 
 def test_sorting_ten_megabytes_fits(mounts: Mounts) -> None:
@@ -88,9 +102,32 @@ def test_sorting_ten_megabytes_fits(mounts: Mounts) -> None:
 
 def test_curl_speaks_through_the_host(mounts: Mounts) -> None:
     assert "networking is disabled" in harness.run(["curl", "http://example.com/"], mounts).errors
-    reply = {"status": 404, "headers": {"Content-Type": "text/plain"}, "body": base64.b64encode(b"gone").decode(), "url": "http://example.com/x"}
+    reply = {
+        "status": 404,
+        "headers": {"Content-Type": "text/plain"},
+        "body": base64.b64encode(b"gone").decode(),
+        "url": "http://example.com/x",
+    }
     host = harness.Host({"__sandbox_fetch": json.dumps(reply).encode()})
-    outcome = harness.run(["curl", "-s", "-w", "%{http_code}\n", "-X", "PUT", "-H", "A: b", "-d", "q=1", "-o", "f", "http://example.com/x"], mounts, host=host)
+    outcome = harness.run(
+        [
+            "curl",
+            "-s",
+            "-w",
+            "%{http_code}\n",
+            "-X",
+            "PUT",
+            "-H",
+            "A: b",
+            "-d",
+            "q=1",
+            "-o",
+            "f",
+            "http://example.com/x",
+        ],
+        mounts,
+        host=host,
+    )
     assert (outcome.code, outcome.text, (mounts["/work"] / "f").read_text()) == (0, "404\n", "gone")
     request = json.loads(host.requests[0][1])
     assert (request["method"], request["headers"]["A"], base64.b64decode(request["body"])) == ("PUT", "b", b"q=1")
@@ -99,15 +136,28 @@ def test_curl_speaks_through_the_host(mounts: Mounts) -> None:
 
 
 def test_interpreters_are_reached_through_the_host(mounts: Mounts) -> None:
-    reply = {"exit_code": 3, "stdout": base64.b64encode(b"2\n").decode(), "stderr": base64.b64encode(b"warn\n").decode()}
+    reply = {
+        "exit_code": 3,
+        "stdout": base64.b64encode(b"2\n").decode(),
+        "stderr": base64.b64encode(b"warn\n").decode(),
+    }
     host = harness.Host({"__sandbox_exec": json.dumps(reply).encode()})
     outcome = sh("echo in | node -p 1+1 | sed s/^/got:/; echo ${PIPESTATUS[1]}", mounts, host=host)
     assert (outcome.text, outcome.errors) == ("got:2\n3\n", "warn\n")
     request = json.loads(host.requests[0][1])
-    assert (request["argv"], request["cwd"], base64.b64decode(request["stdin"])) == (["node", "-p", "1+1"], "/work", b"in\n")
+    assert (request["argv"], request["cwd"], base64.b64decode(request["stdin"])) == (
+        ["node", "-p", "1+1"],
+        "/work",
+        b"in\n",
+    )
     assert harness.run(["python3", "-c", "1"], mounts).code == 127
 
 
 def test_artefact_belongs_to_its_sources() -> None:
-    done = subprocess.run([sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

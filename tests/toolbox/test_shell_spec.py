@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import toolbox_harness as harness
 import pytest
+import toolbox_harness as harness
 
 SUITE = harness.ROOT.parent / "shared" / "suites" / "shell-spec"
 GROUPS = ("bash", "awk", "sed", "grep", "jq")
@@ -70,10 +70,23 @@ def passes_on_real_tools(case: Case) -> bool:
         for path in (work, temporary, local):
             path.mkdir()
         script = case.script.replace("/tmp", str(temporary)).replace("/usr/local", str(local))
-        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(work), "PWD": str(work), "LC_ALL": "C.UTF-8", "TMPDIR": str(temporary), "TZ": "UTC"}
+        env = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(work),
+            "PWD": str(work),
+            "LC_ALL": "C.UTF-8",
+            "TMPDIR": str(temporary),
+            "TZ": "UTC",
+        }
         try:
             done = subprocess.run(
-                ["bash", "-c", script], cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
+                ["bash", "-c", script],
+                cwd=work,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=10,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return False
@@ -107,6 +120,8 @@ def test_share_of_cases(suite: Path, group: str) -> None:
         ours = list(pool.map(passes_in_toolbox, counted))
     failures = [case.name for case, good in zip(counted, ours, strict=True) if not good]
     share = 1 - len(failures) / len(counted)
-    print(f"{group}: {len(counted) - len(failures)} of {len(counted)} ({share:.1%}); failing: {', '.join(failures) or 'none'}")
+    print(
+        f"{group}: {len(counted) - len(failures)} of {len(counted)} ({share:.1%}); failing: {', '.join(failures) or 'none'}"
+    )
     assert len(counted) > len(cases) * 0.8, "too few cases pass on the real tools: are they installed?"
     assert share >= REQUIRED_SHARE, failures

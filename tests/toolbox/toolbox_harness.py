@@ -108,7 +108,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="streams-") as scratch:
         files = {name: Path(scratch) / name for name in ("stdin", "stdout", "stderr")}
         files["stdin"].write_bytes(stdin)
-        wasi.stdin_file, wasi.stdout_file, wasi.stderr_file = (str(files[name]) for name in ("stdin", "stdout", "stderr"))
+        wasi.stdin_file, wasi.stdout_file, wasi.stderr_file = (
+            str(files[name]) for name in ("stdin", "stdout", "stderr")
+        )
         store.set_wasi(wasi)
         linker = wasmtime.Linker(engine)
         linker.define_wasi()
