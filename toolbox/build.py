@@ -26,7 +26,9 @@ ARTEFACT = HERE.parent / "src" / "sandkeep" / "toolbox" / "toolbox.wasm"
 MANIFEST = ARTEFACT.with_name("toolbox.json")
 PATCHED_MODULES = {"goawk": "github.com/benhoyt/goawk", "gojq": "github.com/itchyny/gojq"}
 EXTRA_FILE_DIRS = {"goawk": "interp", "gojq": "."}
-LINKER_FLAGS = "-s -w -checklinkname=0"
+LINKER_FLAGS = "-s -w -buildid= -checklinkname=0"
+# Go records replaced paths in the binary: a fixed relative one keeps the bytes the same everywhere.
+PATCHED = HERE / ".patched"
 
 
 class BuildError(Exception):
@@ -39,7 +41,7 @@ def source_files() -> list[Path]:
         path
         for path in HERE.rglob("*")
         if path.is_file()
-        and "__pycache__" not in path.parts
+        and not {"__pycache__", ".patched"} & set(path.parts)
         and not path.name.endswith("_test.go")
         and path.suffix in {".go", ".mod", ".sum", ".patch", ".py", ".txt"}
     ]
@@ -72,14 +74,15 @@ def write_modfile(into: Path) -> Path:
     for short, module in PATCHED_MODULES.items():
         go("mod", "download", module)
         original = Path(go("list", "-m", "-f", "{{.Dir}}", module).strip())
-        patched = into / short
+        patched = PATCHED / short
+        shutil.rmtree(patched, ignore_errors=True)
         shutil.copytree(original, patched, copy_function=shutil.copyfile)
         for path in [patched, *patched.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         apply_patch(HERE / "patches" / short / f"{short}.patch", patched)
         for extra in sorted((HERE / "patches" / short).glob("*.go.txt")):
             shutil.copyfile(extra, patched / EXTRA_FILE_DIRS[short] / extra.stem)
-        lines.append(f"replace {module} => {patched}\n")
+        lines.append(f"replace {module} => ./{patched.relative_to(HERE).as_posix()}\n")
     modfile = into / "go.mod"
     modfile.write_text("\n".join(lines))
     shutil.copyfile(HERE / "go.sum", into / "go.sum")
