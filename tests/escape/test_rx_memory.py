@@ -179,7 +179,8 @@ def test_memory_is_bounded_wherever_it_is(cage: Cage, name: str) -> None:
     # A control group of version 1 kills the child that went too far, and the rest may end by itself.
     assert "GOT AWAY" not in outcome.stdout or "children" in name
     assert outcome.status == "memory", outcome
-    assert outcome.result.usage.peak_memory_bytes < 400 << 20
+    # Where nobody counts socket buffers exactly, each socket is taken to be full.
+    assert outcome.result.usage.peak_memory_bytes < 800 << 20
 
 
 def _indented(text: str) -> str:
