@@ -123,16 +123,30 @@ def usage_is_plausible(bench: Bench) -> None:
 
 
 def attacks_fail(bench: Bench) -> None:
+    result = _attack(bench.backend)
+    assert {denial.what for denial in result.denials if denial.kind == "syscall"} >= {"mount", "unshare"}, result
+
+
+def _attack(backend: ProcessBackend) -> ExecResult:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         name = f"sandkeep-{os.getpid()}"
         abstract.bind(f"\0{name}")
         abstract.listen()
-        attacks = payloads.ATTACKS.format(port=server.getsockname()[1], abstract=name, pid=os.getpid())
-        result = bench.run(attacks)
+        port, owned, readable = server.getsockname()[1], _owned("/tmp"), _owned("/usr/share/everybody")
+        attacks = payloads.ATTACKS.format(port=port, abstract=name, pid=os.getpid(), owned=owned, readable=readable)
+        result = execute(backend, attacks)
     lines = result.stdout.splitlines()
     assert len(lines) == payloads.ATTACKS.count("\nattempt("), result
     assert not [line for line in lines if "went through" in line], lines
-    assert {denial.what for denial in result.denials if denial.kind == "syscall"} >= {"mount", "unshare"}, result
+    assert [Path(path).read_text() for path in (owned, readable)] == ["precious", "precious"]
+    return result
+
+
+def _owned(directory: str) -> str:
+    """A file of whoever runs Sandkeep: only the cage stands between it and a guest with the same user."""
+    path = Path(directory, f"owned-{os.getpid()}")
+    path.write_text("precious")
+    return str(path)
 
 
 def refusals_are_told(bench: Bench) -> None:

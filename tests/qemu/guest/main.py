@@ -87,6 +87,8 @@ def look_afterwards(setting: Setting, company: int) -> None:
 def main() -> None:
     chosen = " ".join(sys.argv[1:]).split(",") if sys.argv[1:] else []
     Path("/canary/secret").write_text("secret")
+    Path("/usr/share/everybody").mkdir(parents=True)
+    Path("/usr/share/everybody").chmod(0o777)
     controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
     say(kernel=platform.release(), controllers=controllers, landlock_abi=abi(), sandkeep=sandkeep.__name__)
     for setting, checks in PLAN:
