@@ -17,7 +17,7 @@ from sandkeep.core.types import (
 )
 from sandkeep.wasm.cache import ModuleCache, default_directory
 from sandkeep.wasm.cancellation import Cancellation
-from sandkeep.wasm.launch import ISOLATION_CLASS
+from sandkeep.wasm.launch import launcher
 from sandkeep.wasm.module_source import source_from_code
 from sandkeep.wasm.pool import DEFAULT_MOST_WORKERS
 from sandkeep.wasm.request import RunRequest, check_fuel
@@ -69,7 +69,7 @@ class WasmBackend:
         return "wasm"
 
     def capabilities(self) -> BackendCapabilities:
-        return BackendCapabilities((Language.WASM,), ISOLATION_CLASS, _ENFORCED_LIMITS)
+        return BackendCapabilities((Language.WASM,), launcher().isolation_class, _ENFORCED_LIMITS)
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         """Runs in a thread; cancelling the task kills the run."""

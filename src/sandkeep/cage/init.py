@@ -265,7 +265,7 @@ class Supervisor:
             except ProcessLookupError:
                 pass
             try:
-                _, _, used = os.wait4(-1, 0)
+                pid, status, used = os.wait4(-1, 0)
             except ChildProcessError:
                 return
             except OSError as error:
@@ -274,6 +274,8 @@ class Supervisor:
                 continue
             self._cpu += used.ru_utime + used.ru_stime
             self._peak = max(self._peak, used.ru_maxrss * 1024)
+            if pid == self._guest:
+                self._exit = status
 
 
 def _refused_paths(path: str) -> List[List[str]]:

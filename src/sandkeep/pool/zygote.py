@@ -118,10 +118,13 @@ class ZygoteProcess:
             return lines[-1] if lines else f"exit status {self._process.returncode}"
         return "no answer"
 
-    def order_cell(self, plan: str, home: Home | None, limits: GroupLimits | None) -> Cell:
-        """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone."""
+    def order_cell(self, plan: str, home: Home | None, limits: GroupLimits | None, stdin: int | None = None) -> Cell:
+        """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone.
+
+        `stdin` is the caller's own descriptor for the guest to have as 0, in place of a pipe.
+        """
         group = Group(home, f"sandkeep-{os.urandom(8).hex()}", limits) if home and limits else None
-        cell = Cell(self.key.enforcer, group, has_namespaces=self.key.isolation == "namespaces")
+        cell = Cell(self.key.enforcer, group, has_namespaces=self.key.isolation == "namespaces", stdin=stdin)
         try:
             with self._lock:
                 send_packet(self._control, {"plan": plan}, cell.descriptors_to_send())

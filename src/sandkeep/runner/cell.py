@@ -26,7 +26,7 @@ class CellLost(Exception):
 class Cell:
     """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind."""
 
-    def __init__(self, enforcer: str, group: Group | None, *, has_namespaces: bool = True) -> None:
+    def __init__(self, enforcer: str, group: Group | None, *, has_namespaces: bool = True, stdin: int | None = None) -> None:
         self.enforcer = enforcer
         #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace.
         self.grace = 0.25 if has_namespaces else 3.0
@@ -41,12 +41,13 @@ class Cell:
         self._is_closed = False
         self.job, self._their_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.status, self._their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
+        theirs, self.stdin = (os.dup(stdin), -1) if stdin is not None else os.pipe2(os.O_CLOEXEC)
         self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-        self._theirs = [stdin, stdout, stderr]
+        self._theirs = [theirs, stdout, stderr]
         for descriptor in (self.stdin, self.stdout, self.stderr):
-            os.set_blocking(descriptor, False)
+            if descriptor >= 0:
+                os.set_blocking(descriptor, False)
         live_cells.add(self)
 
     def descriptors_to_send(self) -> list[int]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-ISOLATION_CLASS = "wasm"
-#: Whether a worker can reach only the paths it was launched with. Where that is so, the pool hands out a worker only
-#: for the paths that it was made for; where it is not, any worker serves any run.
-CONFINES_PATHS = False
+from functools import cache
+from typing import Protocol
 
 
 @dataclass(slots=True)
@@ -34,25 +32,67 @@ class WorkerProcess:
             return None
 
 
-def launch_worker(
-    argv: Sequence[str],
-    control_socket: socket.socket,
-    read_only_paths: Sequence[str],
-    writable_paths: Sequence[str],
-) -> WorkerProcess:
-    """Starts `argv` with `control_socket` as descriptor 0, no environment, no other descriptor, its own session.
+class Launched(Protocol):
+    """A started worker, wherever it runs."""
 
-    The worker needs the system's libraries, the interpreter and `read_only_paths`, and reaches host files only under
-    the two lists of paths (at the same place). It ends by itself when the other end of the socket is closed.
+    pid: int
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float) -> int | None: ...
+
+
+class Launcher(Protocol):
+    """Starts `argv` with `control` as descriptor 0, next to no environment, no other descriptor, its own session.
+
+    The worker needs the system's libraries, the interpreter and `read_only`, and reaches host files only under the two
+    lists of paths (at the same place). It ends by itself when the other end of the socket is closed.
+    `confines_paths`: it really can reach no others, so the pool hands it out only for the paths that it was made for.
     """
-    process = subprocess.Popen(
-        list(argv),
-        stdin=control_socket.fileno(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        start_new_session=True,
-        close_fds=True,
-    )
-    return WorkerProcess(process.pid, process)
+
+    isolation_class: str
+    confines_paths: bool
+
+    def __call__(
+        self, argv: Sequence[str], control: socket.socket, read_only: Sequence[str], writable: Sequence[str]
+    ) -> Launched: ...
+
+    def rest(self) -> None:
+        """Called when a pool of workers was closed."""
+        ...
+
+
+class PlainLauncher:
+    """A process like any other: what isolates the guest is the runtime alone."""
+
+    isolation_class = "wasm"
+    confines_paths = False
+
+    def __call__(
+        self, argv: Sequence[str], control: socket.socket, read_only: Sequence[str], writable: Sequence[str]
+    ) -> Launched:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=control.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+            close_fds=True,
+        )
+        return WorkerProcess(process.pid, process)
+
+    def rest(self) -> None:
+        """Nothing is kept between workers."""
+
+
+@cache
+def launcher() -> Launcher:
+    """The process cage around the workers where this host has one, else none."""
+    if sys.platform == "linux":
+        from sandkeep.wasm.caged import CagedLauncher, has_cage
+
+        if has_cage():
+            return CagedLauncher()
+    return PlainLauncher()

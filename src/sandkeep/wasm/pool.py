@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sandkeep.core.errors import BackendUnavailable
 from sandkeep.wasm.cancellation import Cancellation
-from sandkeep.wasm.launch import CONFINES_PATHS
+from sandkeep.wasm.launch import launcher
 from sandkeep.wasm.worker import Worker
 
 DEFAULT_MOST_WORKERS = 32
@@ -69,7 +69,7 @@ class WorkerPool:
         Where all are busy it waits, or raises `AllBusy` when it may not: a caller who holds a worker while waiting for
         another could wait for ever.
         """
-        wanted = _Wanted(prefer, paths if CONFINES_PATHS else NO_PATHS, needs_clean, may_wait)
+        wanted = _Wanted(prefer, paths if launcher().confines_paths else NO_PATHS, needs_clean, may_wait)
         worker = self._take(wanted, cancellation or Cancellation())
         try:
             worker.await_ready()
@@ -101,6 +101,7 @@ class WorkerPool:
             worker.kill()
         for worker in idle:
             worker.dispose()
+        launcher().rest()
 
     @property
     def idle_count(self) -> int:

@@ -14,6 +14,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
+        os.fchmod(self._writer, 0o666)  # a caged worker is another user, and opens it by its name in /proc
         os.set_blocking(self.reader, False)
         self._kept = bytearray()
         self._most = 0

@@ -8,7 +8,7 @@ from typing import Any
 from sandkeep.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, MemoryExceeded
 from sandkeep.core.types import Enforced, ExecResult, Usage
 from sandkeep.wasm.frames import ProtocolViolation
-from sandkeep.wasm.launch import ISOLATION_CLASS
+from sandkeep.wasm.launch import launcher
 from sandkeep.wasm.request import RunRequest
 from sandkeep.wasm.text import as_text, cut_at_character
 
@@ -62,7 +62,7 @@ def enforced(request: RunRequest, wasmtime_version: str) -> Enforced:
     writable = any(preopen.writable for preopen in request.preopens)
     per_file = "rlimit per file" if request.file_bytes is not None else None
     return Enforced(
-        isolation_class=ISOLATION_CLASS,
+        isolation_class=launcher().isolation_class,
         enforcer=f"wasmtime {wasmtime_version}",
         timeout="epoch+kill",
         memory="wasmtime limits",

@@ -17,7 +17,7 @@ from pathlib import Path
 from sandkeep.core.errors import BackendUnavailable
 from sandkeep.wasm.exchange import Bounds, Exchange
 from sandkeep.wasm.frames import Channel, Overstayed, ProtocolViolation, WorkerDied
-from sandkeep.wasm.launch import WorkerProcess, launch_worker
+from sandkeep.wasm.launch import Launched, launcher
 from sandkeep.wasm.process_stats import cpu_seconds
 from sandkeep.wasm.streams import Stream
 
@@ -68,12 +68,12 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def _start(self, paths: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Channel, WorkerProcess]:
+    def _start(self, paths: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Channel, Launched]:
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-I", "-S", str(_SCRIPT), wasmtime_directory()]
         read_only = (str(_SCRIPT.parent), wasmtime_directory(), *paths[0])
         try:
-            process = launch_worker(argv, theirs, read_only, paths[1])
+            process = launcher()(argv, theirs, read_only, paths[1])
         except OSError as error:
             raise BackendUnavailable(f"could not start a WASM worker: {error}") from error
         finally:
