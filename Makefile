@@ -1,7 +1,10 @@
-.PHONY: test format clean
+.PHONY: test bench format clean
 
 test:
 	./scripts/test
+
+bench:
+	.venv/bin/python benchmarks/process.py
 
 format:
 	.venv/bin/ruff check --fix .

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+CLI_PARSER = ROOT / "src/sandkeep/interfaces/cli/parser.py"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CLAIM = re.compile(r"^\| (SK-[A-Z]{2}-\d+) \| (.+) \| (\w+) \|$", re.M)
 
@@ -42,3 +44,62 @@ def test_every_decision_is_listed() -> None:
     listed = (folder / "README.md").read_text(encoding="utf-8")
     for page in folder.glob("0*.md"):
         assert page.name in listed
+
+
+def test_the_readme_starts_with_what_a_visitor_needs() -> None:
+    """Two sentences, a command that runs something, a command that tests, ten lines of Python."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    title, description, *_ = readme.split("\n\n")
+    assert title.startswith("# ") and len(re.findall(r"\.(?:\s|$)", description)) == 2
+    kinds = re.findall(r"^```(\w+)\n(.*?)^```$", readme, re.M | re.S)[:3]
+    assert [kind for kind, _ in kinds] == ["bash", "bash", "python"]
+    assert all(body.count("\n") == 1 for _, body in kinds[:2])
+    assert kinds[2][1].count("\n") <= 10
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in readme
+
+
+def test_the_readme_names_every_option_of_run() -> None:
+    options = re.findall(r'run\.add_argument\(\s*(?:"-\w", )?"(--[\w-]+)"', CLI_PARSER.read_text(encoding="utf-8"))
+    assert len(options) >= 10
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [option for option in options if option != "--code" and f"`{option}" not in readme] == []
+
+
+def test_every_extra_is_in_the_readme() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in extras if name != "test" and f"`sandkeep[{name}]`" not in readme] == []
+
+
+def test_every_step_of_the_cage_is_explained() -> None:
+    """What an error names must be found on the page for reviewers."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/sandkeep/cage").rglob("*.py")]
+    steps = {name for text in sources for name in re.findall(r'(?:step|CageError)\(\s*"([^"]+)"', text)}
+    page = " ".join((ROOT / "docs/cage.md").read_text(encoding="utf-8").split())
+    assert len(steps) >= 30
+    assert [name for name in sorted(steps) if f"*{name}*" not in page] == []
+
+
+def test_the_layers_on_the_page_are_tests() -> None:
+    tests = set(
+        re.findall(r"^def (test_\w+)", (ROOT / "tests/escape/test_layers.py").read_text(encoding="utf-8"), re.M)
+    )
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/cage.md").read_text(encoding="utf-8")))
+    assert named == tests
+
+
+def test_the_security_page_knows_every_class() -> None:
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/sandkeep").rglob("*.py"))
+    classes = set(re.findall(r'isolation_class ?= ?"([^"]+)"', sources))
+    assert classes >= {"process", "process+sandbox", "landlock", "wasm"}
+    assert [name for name in sorted(classes - {"fake"}) if f"| `{name}`" not in security] == []
+
+
+def test_make_knows_the_benchmark() -> None:
+    assert "bench:\n\t.venv/bin/python benchmarks/process.py\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
