@@ -157,7 +157,9 @@ def named(*ports: int, names: Sequence[str] = ("site.test",)) -> SandboxPolicyBu
     return builder
 
 
-def run(backend: ProcessBackend, code: str, language: str = "python", *, timeout: float = 20, **more: Any) -> ExecResult:
+def run(
+    backend: ProcessBackend, code: str, language: str = "python", *, timeout: float = 20, **more: Any
+) -> ExecResult:
     """One run; afterwards no thread, socket or descriptor of it is left."""
     before = descriptors()
     result = backend.execute_blocking(ExecRequest(language, code, timeout, env=more.pop("env", {})), **more)  # type: ignore[arg-type]
