@@ -138,9 +138,8 @@ def test_init_keeps_its_descriptors(cage: Cage, tmp_path: Path) -> None:
         server.bind('/tmp/s')
         server.listen()
         address = struct.pack('=H', 1) + b'/tmp/s\\0'
-        for number in range(1200):
+        for number in range(400):
             libc.connect(number % 3, address, len(address))
-            libc.connect(-1, address, len(address))
         for odd in (b'', b'\\1', b'\\1\\0', b'\\1\\0/', b'\\1\\0/proc/1/fd/5\\0', b'\\1\\0' + b'/' * 126, b'\\1\\0\\xff\\xfe'):
             for fd in (0, -1, 1 << 31, (1 << 63) - 1):
                 libc.syscall(ctypes.c_long(NR['connect']), ctypes.c_long(fd), odd, ctypes.c_long(len(odd)))
@@ -149,7 +148,10 @@ def test_init_keeps_its_descriptors(cage: Cage, tmp_path: Path) -> None:
         client.connect('/tmp/s')
         client.sendall(b'own socket works')
         print(server.accept()[0].recv(99).decode(), flush=True)
+        with open('/proc/1/status') as file:
+            print(*[line for line in file if line.startswith('FDSize')], flush=True)
         keep = [bytearray(b'x') * (1 << 20) for _ in range(300)]
         """
-    outcome = cage.run(guest(body), backend=cage.backend(policy), memory_mb=128)
-    assert outcome.stdout == "own socket works\n" and outcome.status == "memory"
+    outcome = cage.run(guest(body), backend=cage.backend(policy), memory_mb=128, timeout=30)
+    assert outcome.stdout.startswith("own socket works\n") and outcome.status == "memory"
+    assert int(outcome.stdout.split()[-1]) < 400, "the table of init's descriptors grew"

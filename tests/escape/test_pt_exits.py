@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from tests.escape.harness import Cage
 from tests.helpers import require
@@ -147,3 +149,17 @@ def test_compilers_see_the_guests_world(cage: Cage, macro: str) -> None:
     hosts = 'fn main() { println!("{}", include_str!("/etc/passwd").contains("sandbox")); }'
     if macro == "include_str!":
         assert cage.run(hosts, "rust", timeout=40, memory_mb=1024).stdout == "true\n"
+
+
+@pytest.mark.attack("PT-06")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_that_the_caller_ignores_work_in_the_guest(cage: Cage, number: int) -> None:
+    """A background job ignores SIGINT, one under nohup SIGHUP: that is the caller's matter, not its guests'."""
+    previous = signal.signal(number, signal.SIG_IGN)
+    try:
+        backend = cage.backend()
+        blocked = cage.run("import signal; print(list(signal.pthread_sigmask(0, [])))", backend=backend)
+        outcome = cage.run(f"import os; os.kill(os.getpid(), {int(number)})", backend=backend)
+    finally:
+        signal.signal(number, previous)
+    assert outcome.result.signal == number and blocked.stdout == "[]\n"

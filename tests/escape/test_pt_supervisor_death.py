@@ -19,7 +19,8 @@ from sandkeep.cage.linux.usage import descendants
 _SOURCE = os.path.dirname(os.path.dirname(sandkeep.__file__))
 
 _SUPERVISOR = """
-    import os, sys, threading, time
+    import os, signal, sys, threading, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
     sys.path.insert(0, {source!r})
     from sandkeep.backends.process import ProcessBackend
     from sandkeep.core.types import ExecRequest
