@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sandkeep.net.types import FetchPolicy
 
 _ATTEMPTS = 3
+_MOST_DENIALS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,20 @@ class Launch:
     extra_paths: tuple[ResolvedPath, ...] = ()
     #: Compilers need processes of their own, whatever the program may do.
     is_build: bool = False
+
+
+class Told:
+    """What a run was refused: each thing once, and not more of them than anybody reads. Told from several threads."""
+
+    def __init__(self) -> None:
+        self._denials: dict[Denial, None] = {}
+
+    def add(self, denial: Denial) -> None:
+        if len(self._denials) < _MOST_DENIALS:
+            self._denials.setdefault(denial)
+
+    def all(self) -> list[Denial]:
+        return list(self._denials)
 
 
 class Launcher:
@@ -116,7 +131,7 @@ class Launcher:
         setting = self._setting(launch)
         with ExitStack() as cleanup:
             place = setting.place(cleanup)
-            told: list[Denial] = []
+            told = Told()
             cell = self._started(setting, place, launch, told, cleanup)
             started = time.monotonic()
             limits = launch.limits
@@ -125,21 +140,20 @@ class Launcher:
             cell.close()
             kernel = _kernel_usage(cell)
             targets = tuple(bind.target for bind in setting.visible)
-            told += explain(end, kernel, limits, targets)
+            for denial in explain(end, kernel, limits, targets):
+                told.add(denial)
             terms = Terms(
                 launch.timeout, limits.memory_mb, setting.effective.enforced, isinstance(setting, WrappedSetting)
             )
-            return judge(end, terms, kernel, list(dict.fromkeys(told)))
+            return judge(end, terms, kernel, told.all())
 
-    def _started(
-        self, setting: Setting, place: PlaceFor, launch: Launch, told: list[Denial], cleanup: ExitStack
-    ) -> Cell:
+    def _started(self, setting: Setting, place: PlaceFor, launch: Launch, told: Told, cleanup: ExitStack) -> Cell:
         """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
         for _ in range(_ATTEMPTS):
             cleanup.callback(self._pool.done)
             cell = self._pool.lease(self._kind(setting, place, launch))
             cleanup.callback(cell.close)
-            way_out = self.egress.open(cell, told.append, cleanup)
+            way_out = self.egress.open(cell, told.add, cleanup)
             with suppress(CellLost):
                 cell.start(setting.job(launch, place, way_out))
                 return cell

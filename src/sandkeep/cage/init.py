@@ -124,7 +124,8 @@ class Supervisor:
         self._listener: Optional[Listener] = None
         if notifications >= 0:
             shows_host = any(bind.as_owner for bind in kit.plan.binds)
-            own_device = os.stat(self._scratch).st_dev if shows_host and self._scratch else None
+            is_guarded = shows_host and self._scratch and kit.plan.network != "host"
+            own_device = os.stat(self._scratch).st_dev if is_guarded else None
             self._listener = Listener(notifications, guest, own_device)
         self._exit: Optional[int] = None
         self._verdict = ""

@@ -269,11 +269,13 @@ def _parse(text: str) -> Tuple[plans.LaunchPlan, bytes]:
     if not plan.seccomp:
         return plan, b""
     is_caged = plan.isolation == "namespaces"
+    shows_host = is_caged and any(bind.as_owner for bind in plan.binds)
     profile = seccomp.Profile(
         allow_spawn=plan.allow_spawn,
         allow_internet=is_caged or plan.network == "host",
         is_caged=is_caged,
-        shows_host=is_caged and any(bind.as_owner for bind in plan.binds),
+        shows_host=shows_host,
+        allow_unix=is_caged and not (shows_host and plan.network == "host"),
         is_watched=is_caged and bool(plan.watch.memory_bytes),
     )
     return plan, seccomp.compile_filter(profile)

@@ -78,8 +78,10 @@ class Gate:
 
     def refuse_unread(self, reason: str, via: str) -> None:
         """Records a request that was refused before it could be said where it would have gone."""
-        nowhere = Ask(Host(""), 0)
-        self._record(nowhere, Decision(False, "default: ambiguous requests are refused", reason), via)
+        nowhere, rule = Ask(Host(""), 0), "default: ambiguous requests are refused"
+        self._record(nowhere, Decision(False, rule, reason), via)
+        if self._on_denial is not None:
+            self._on_denial(Denial("network", "an ambiguous request", rule, reason))
 
     def _record(self, ask: Ask, decision: Decision, via: str, **more: Any) -> None:
         if self._audit is None:

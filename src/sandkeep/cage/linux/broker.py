@@ -27,25 +27,30 @@ def unix_path(address: bytes) -> Optional[bytes]:
     return address[2:].split(b"\0", 1)[0] or None
 
 
-def connect(thread: int, descriptor: int, path: bytes, own_device: int) -> int:
-    """Carries out the guest's connect(). Returns 0 or the errno that the guest gets; EPERM: not its own socket."""
-    place = path if path.startswith(b"/") else b"/proc/%d/cwd/%s" % (thread, path)
+def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> int:
+    """Carries out the guest's connect(), whatever the address: letting it go on would let the guest change its mind.
+
+    Returns 0 or the errno that the guest gets; EPERM: a unix socket that is not its own.
+    """
+    path = unix_path(address)
     try:
+        if path is None:
+            return _connect_to(thread, descriptor, address)
+        place = path if path.startswith(b"/") else b"/proc/%d/cwd/%s" % (thread, path)
         target = os.open(place, os.O_PATH | os.O_CLOEXEC)
+        try:
+            status = os.fstat(target)
+            if status.st_dev != own_device or not stat.S_ISSOCK(status.st_mode):
+                return _EPERM
+            name = struct.pack("=H", socket.AF_UNIX) + b"/proc/self/fd/%d\0" % target
+            return _connect_to(thread, descriptor, name)
+        finally:
+            os.close(target)
     except OSError as error:
         return error.errno or _EPERM
-    try:
-        status = os.fstat(target)
-        if status.st_dev != own_device or not stat.S_ISSOCK(status.st_mode):
-            return _EPERM
-        return _connect_to(thread, descriptor, target)
-    except OSError as error:
-        return error.errno or _EPERM
-    finally:
-        os.close(target)
 
 
-def _connect_to(thread: int, descriptor: int, target: int) -> int:
+def _connect_to(thread: int, descriptor: int, address: bytes) -> int:
     pidfd = call("pidfd_open", _process_of(thread), 0)
     try:
         copy = call("pidfd_getfd", pidfd, descriptor, 0)
@@ -60,7 +65,7 @@ def _connect_to(thread: int, descriptor: int, target: int) -> int:
         patience = guest_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
         guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         try:
-            guest_socket.connect(f"/proc/self/fd/{target}")
+            call("connect", copy, address, len(address))
         finally:
             guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
     return 0

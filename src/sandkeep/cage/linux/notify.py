@@ -28,7 +28,7 @@ class Listener:
 
     def __init__(self, descriptor: int, guest: int, own_device: Optional[int]) -> None:
         self.descriptor = descriptor
-        #: Where host directories are visible: the device on which sockets are the guest's own.
+        #: Where host directories are visible: the device on which unix sockets are the guest's own.
         self._own_device = own_device
         self._guest = guest
         #: Set from outside when the job is a program: our own code execs it, before any of the guest's runs.
@@ -87,14 +87,14 @@ class Listener:
         return _EPERM
 
     def _look(self, pid: int, descriptor: int, address: bytes, name: str) -> Optional[int]:
-        path = broker.unix_path(address) if self._own_device is not None else None
-        if path is None:
-            destination = describe_address(address)
-            if destination:
-                self._remember("network", destination)
+        destination = describe_address(address)
+        if destination:
+            self._remember("network", destination)
+        if self._own_device is None or name != "connect":
             return None  # the network itself refuses
-        errno = broker.connect(pid, descriptor, path, self._own_device or 0) if name == "connect" else _EPERM
-        if errno == _EPERM:
+        errno = broker.connect(pid, descriptor, address, self._own_device)
+        path = broker.unix_path(address)
+        if errno == _EPERM and path is not None:
             self._remember("path", path.decode("utf-8", "replace"))
         return errno
 

@@ -38,7 +38,7 @@ epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
 inotify_init inotify_init1 inotify_add_watch inotify_rm_watch readahead fadvise64 cachestat mseal
 setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr
 fremovexattr clock_gettime clock_getres close_range pidfd_open pidfd_send_signal pkey_mprotect pkey_alloc pkey_free
-landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy process_mrelease
+landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy openat2 process_mrelease
 map_shadow_stack remap_file_pages name_to_handle_at
 """.split()
 
@@ -135,7 +135,7 @@ def _without_bits(index: int, bits: int) -> List[Instruction]:
 
 
 def _open_rule(flags: int, mode: int) -> List[Instruction]:
-    """No file with a set-user-id or set-group-id bit can be made: on a shared directory it would outlive the cage."""
+    """Its mode counts only when it creates."""
     look_at_mode = _without_bits(mode, _SET_ID_BITS)
     return [_load(_argument(flags)), Instruction(_JSET, 1, 0, _CREATING), _ret(_ALLOW), *look_at_mode]
 
@@ -177,7 +177,7 @@ def _socket_rule(profile: Profile) -> List[Instruction]:
     route = [_load(_argument(2)), *_returns_if_equal((0,), _ALLOW), *refuse]
     unix = _without_datagrams() if profile.shows_host else [_ret(_ALLOW)]
     rule = [_load(_argument(0)), Instruction(_JEQ, 0, len(route), _AF_NETLINK), *route]
-    if profile.is_caged:
+    if profile.allow_unix:
         rule += [Instruction(_JEQ, 0, len(unix), _AF_UNIX), *unix]
     for family in (_AF_INET, _AF_INET6) if profile.allow_internet else ():
         rule += [Instruction(_JEQ, 0, len(plain), family), *plain]
@@ -220,17 +220,29 @@ class Profile(NamedTuple):
     allow_internet: bool = True
     #: The guest has namespaces of its own; without them more must be refused.
     is_caged: bool = True
-    #: Host directories are visible: unix datagrams could reach host sockets in them unseen, so there are none.
+    #: Host directories are visible. What the guest leaves there outlives the cage, and host sockets may be in them:
+    #: unix datagrams could reach those unseen, so there are none.
     shows_host: bool = False
+    #: Unix sockets: none where nobody could look at whom they connect to.
+    allow_unix: bool = True
     #: Nobody but init counts memory: init itself makes the files behind memfd_create, where it can count them.
     is_watched: bool = False
+
+
+def _no_set_id_bits() -> Dict[str, List[Instruction]]:
+    """Where files outlive the cage: one that runs as its owner must never be among them."""
+    modes = {"creat": 1, "mkdir": 1, "mkdirat": 2, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
+    return {
+        "openat": _open_rule(2, 3),
+        "open": _open_rule(1, 2),
+        **{name: _without_bits(index, _SET_ID_BITS) for name, index in modes.items()},
+        "openat2": [_ret(_ERRNO | _ENOSYS)],  # its mode is behind a pointer; libc falls back to openat
+    }
 
 
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
     """What happens to each call that is not simply allowed. Frequent ones first."""
     table = {
-        "openat": _open_rule(2, 3),
-        "open": _open_rule(1, 2),
         "ioctl": _all_but(1, _TERMINAL_INJECTION if profile.is_caged else _TERMINAL_INJECTION + _FILE_FLAG_CHANGES),
         "clone": _clone_rule(profile.allow_spawn, _NOTIFY),
         "socket": _socket_rule(profile),
@@ -242,15 +254,14 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "personality": _only(0, _PERSONALITIES),
         "mknod": _mknod_rule(1),
         "mknodat": _mknod_rule(2),
-        "openat2": [_ret(_ERRNO | _ENOSYS)],  # its mode is behind a pointer; libc falls back to openat
     }
+    if profile.shows_host or not profile.is_caged:
+        table = {**_no_set_id_bits(), **table}
     # Init has the guest's user: without this the guest could starve or cripple the one who watches it.
     for name in ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity"):
         table[name] = _all_but(0, (_INIT,))
     table["setpriority"] = _of_a_process(0)
     table["ioprio_set"] = _of_a_process(1)
-    modes = {"creat": 1, "mkdir": 1, "mkdirat": 2, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
-    table.update({name: _without_bits(index, _SET_ID_BITS) for name, index in modes.items()})
     table.update({name: [_ret(_ALLOW if profile.allow_spawn else _NOTIFY)] for name in _SPAWN})
     table.update({name: [_ret(_NOTIFY)] for name in _TOLD})
     table.update({name: [_ret(_ERRNO | _EPERM)] for name in _REFUSED})

@@ -92,7 +92,7 @@ def read_code(source: Source) -> str | bytes:
     if source.path is None:
         return _decoded(_read_program_from_stdin(), source, "stdin")
     try:
-        with open(source.path, "rb") as file:  # noqa: PTH123 - pathlib costs start-up time
+        with open(source.path, "rb") as file:
             data = file.read(MAX_CODE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {source.path!r}: {(error.strerror or str(error)).lower()}") from None
