@@ -142,13 +142,13 @@ time.sleep(60)
     assert settled(lambda: descriptors() <= before), (before, descriptors())
 
 
-def test_fifty_runs_leave_nothing(outside: World, site: Site) -> None:
+def test_twenty_runs_leave_nothing(outside: World, site: Site) -> None:
     backend = outside.backend(named(site.port).build())
     request = ExecRequest(
         Language.PYTHON, f"{TALK}\nprint(status(request('http://site.test:{site.port}/hello.txt')))", 20
     )
     before, threads = descriptors(), threading.active_count()
-    for _ in range(50):
+    for _ in range(20):
         assert backend.execute_blocking(request).stdout == "200\n"
     assert our_threads() == []
     assert settled(lambda: descriptors() <= before and threading.active_count() <= threads)
@@ -159,7 +159,7 @@ def test_a_guest_with_all_its_connections_open_is_alone_with_that(outside: World
     backend = outside.backend(named(site.port).build())
     greedy = f"""{TALK}
 import sys
-kept = [to_proxy(b"C") for _ in range(300)]
+kept = [to_proxy(b"C") for _ in range(200)]
 print("open", flush=True)
 sys.stdin.read()
 s = to_proxy(b"GET http://site.test:{site.port}/ HTTP/1.1\\r\\nHost: site.test:{site.port}\\r\\n\\r\\n")
