@@ -245,6 +245,7 @@ class AsyncSandbox:
             fuel=settings["fuel"],
             policy=settings["policy"],
             fetch=self._fetch_json if settings["fetch_policy"] is not None else None,
+            fetch_policy=settings["fetch_policy"],
         )
 
     def _fetch_client(self) -> SafeClient | None:

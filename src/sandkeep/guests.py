@@ -13,6 +13,7 @@ from sandkeep.workspace.places import WORK, MountPoint
 
 if TYPE_CHECKING:
     from sandkeep.backends.process import ProcessBackend
+    from sandkeep.net.types import FetchPolicy
 
 #: JSON in, JSON out: what a guest's `fetch` and `curl` ask the host.
 FetchCall = Callable[[bytes], Awaitable[bytes]]
@@ -31,6 +32,7 @@ class GuestConfig:
     fuel: int | None = None
     policy: SandboxPolicy | None = None
     fetch: FetchCall | None = None
+    fetch_policy: FetchPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class ProcessGuest:
                 "the process backend cannot count instructions", field="fuel", hint="use backend='wasm'"
             )
         self._config = config
-        self._backend = backend or _process_backend(sandbox_policy(config))
+        self._backend = backend or _process_backend(config)
 
     async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
         if argv[0] in _RESERVED:
@@ -111,10 +113,13 @@ class ProcessGuest:
         await self._backend.aclose()
 
 
-def _process_backend(policy: SandboxPolicy) -> ProcessBackend:
+def _process_backend(config: GuestConfig) -> ProcessBackend:
+    """Guests reach what the fetch policy allows, unless the policy has rules of its own for them."""
     from sandkeep.backends.process import ProcessBackend
 
-    return ProcessBackend(policy=policy)
+    policy = sandbox_policy(config)
+    has_own_rules = policy.allow_network or bool(policy.network_rules)
+    return ProcessBackend(policy=policy, fetch_policy=None if has_own_rules else config.fetch_policy)
 
 
 def sandbox_policy(config: GuestConfig) -> SandboxPolicy:

@@ -18,7 +18,8 @@ from sandkeep.runner.cell import Cell
 if TYPE_CHECKING:
     from sandkeep.net.authority import SandboxAuthority
     from sandkeep.net.proxy import EgressProxy
-    from sandkeep.net.types import FetchPolicy
+    from sandkeep.net.rate import RateLimiter
+    from sandkeep.net.types import FetchPolicy, RateLimit
 
 _BUNDLE, _CERTIFICATE = "ca-bundle.pem", "ca.pem"
 
@@ -36,13 +37,22 @@ class Egress:
 
     def __init__(self, rules: FetchPolicy | tuple[NetworkRule, ...]) -> None:
         self._rules = rules
+        self._limiter: RateLimiter | None = None
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[EgressProxy] = weakref.WeakSet()
         self._authority: SandboxAuthority | None = None
 
     def set_rules(self, rules: FetchPolicy | tuple[NetworkRule, ...]) -> None:
-        """From the next connection on, in runs that are under way as well."""
+        """From the next connection on, in runs that are under way as well.
+
+        Encrypted hosts that are newly given credentials get them from the next run on: the certificate that makes it
+        possible is handed to a guest when it starts.
+        """
         with self._lock:
+            if _injected(rules) != _injected(self._rules):
+                self._authority = None
+            if _rate(rules) != _rate(self._rules):
+                self._limiter = None
             self._rules = rules
             for proxy in self._open:
                 proxy.set_rules(rules)
@@ -58,7 +68,8 @@ class Egress:
         cell.listener = -1
         with self._lock:
             authority = self._certificate_authority()
-            proxy = EgressProxy(listener, self._rules, on_denial=on_denial, authority=authority)
+            limiter = self._shared_limiter()
+            proxy = EgressProxy(listener, self._rules, on_denial=on_denial, authority=authority, limiter=limiter)
             self._open.add(proxy)
         cleanup.callback(proxy.close)
         proxy.start()
@@ -68,11 +79,28 @@ class Egress:
         env |= authority_environment(f"{CODE_DIR}/{_BUNDLE}", f"{CODE_DIR}/{_CERTIFICATE}")
         return WayOut(env, {_BUNDLE: authority.bundle_pem(), _CERTIFICATE: authority.certificate_pem})
 
+    def _shared_limiter(self) -> RateLimiter:
+        """One budget for all runs: a model that makes many of them must not multiply its allowance."""
+        if self._limiter is None:
+            from sandkeep.net.rate import RateLimiter
+
+            self._limiter = RateLimiter(_rate(self._rules))
+        return self._limiter
+
     def _certificate_authority(self) -> SandboxAuthority | None:
         """Only where credentials are to be put into encrypted requests, and only for those hosts."""
-        inject = getattr(self._rules, "inject", None)
+        inject = _injected(self._rules)
         if inject and self._authority is None:
             from sandkeep.net.authority import SandboxAuthority
 
             self._authority = SandboxAuthority.for_policy(self._rules)  # type: ignore[arg-type]
         return self._authority if inject else None
+
+
+def _injected(rules: FetchPolicy | tuple[NetworkRule, ...]) -> set[str]:
+    """The hosts to which credentials are added."""
+    return set(getattr(rules, "inject", None) or ())
+
+
+def _rate(rules: FetchPolicy | tuple[NetworkRule, ...]) -> RateLimit | None:
+    return getattr(rules, "rate_limit", None)

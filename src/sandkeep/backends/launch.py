@@ -76,6 +76,8 @@ class Launcher:
         self._asked_for = enforcer
         self._policy = policy
         self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
+        if fetch_policy is not None and policy.network_rules:
+            raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
         self._has_fetch_policy = fetch_policy is not None
         self.egress = Egress(fetch_policy or policy.network_rules)
         self._artefacts = Artefacts()

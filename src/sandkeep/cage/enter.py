@@ -1,7 +1,7 @@
 """The recipe. Each function reads as the order in which the cage is built; any failure ends the run.
 
 `share` and `settle` run in init, the first process of the new namespaces; `build` and `lock` in the guest's own
-process, just before its code. Init does as little as possible: what it does not touch, it shares with the zygote's memory.
+process, just before its code. Init does as little as possible: what it does not touch, it shares with the zygote.
 """
 
 from __future__ import annotations

@@ -65,6 +65,12 @@ def resolve(
         _require_native(host)
     elif enforcer == LANDLOCK:
         _require_landlock(policy, host, has_egress)
+    elif enforcer is not BARE and (policy.network_rules or has_egress):
+        raise EnforcerUnavailable(
+            enforcer,
+            "cannot keep rules by domain: it can only give the whole network or none",
+            hint="use the native enforcer",
+        )
     elif enforcer is BARE:
         _refuse_what_bare_cannot(policy, has_egress)
     if limits.cpus is not None and not host.cpu_share:

@@ -26,7 +26,9 @@ class CellLost(Exception):
 class Cell:
     """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind."""
 
-    def __init__(self, enforcer: str, group: Group | None, *, has_namespaces: bool = True, stdin: int | None = None) -> None:
+    def __init__(
+        self, enforcer: str, group: Group | None, *, has_namespaces: bool = True, stdin: int | None = None
+    ) -> None:
         self.enforcer = enforcer
         #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace.
         self.grace = 0.25 if has_namespaces else 3.0

@@ -32,7 +32,8 @@ def _is_covered(path: str, targets: tuple[str, ...]) -> bool:
 
 def _refused(kind: str, what: str) -> Denial:
     if kind == "network":
-        return Denial(kind, what, "networkRules", "allow it with allow_domain(name, ports)")
+        hint = "allow it with allow_domain(name, ports); allowed names are reached through the proxy in HTTPS_PROXY"
+        return Denial(kind, what, "networkRules", hint)
     if kind == "process":
         return Denial(kind, what, "allowProcessSpawn", "allow new processes with allow_process_spawn()")
     if kind == "path":
