@@ -231,3 +231,20 @@ time.sleep(30)
 """
     cage.run(code, backend=weak, timeout=2.5, processes=400, memory_mb=4000)
     assert set(descendants(os.getpid())) - before == set()
+
+
+@pytest.mark.attack("FS-02")
+@pytest.mark.claim("SK-FS-2")
+def test_no_setuid_file_can_be_left_on_the_host_here_either(cage: Cage, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    body = """
+        attempt('open', lambda: os.close(os.open(shared + '/o', os.O_CREAT | os.O_WRONLY, 0o4755)))
+        attempt('mkdir', lambda: os.mkdir(shared + '/d', 0o2755))
+        attempt('mknod', lambda: os.mknod(shared + '/n', 0o104755))
+        open(shared + '/plain', 'w').close()
+        attempt('chmod', lambda: os.chmod(shared + '/plain', 0o4755))
+        """
+    policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
+    cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy, enforcer="landlock")).refused()
+    assert {path.name for path in shared.iterdir()} == {"plain"}
