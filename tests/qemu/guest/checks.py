@@ -23,7 +23,7 @@ from sandkeep.languages.config import ProcessConfig
 from sandkeep.policy.model import SandboxPolicy
 
 ON_DEMAND = ProcessConfig(python_path="/usr/bin/python3", pool_size=0, pool_min=0)
-PATIENCE = 90.0  # a run of a tenth of a second takes two or three here, more when the host is busy
+PATIENCE = 90.0  # by the machine's own clock, which a busy host does not hurry
 MEMORY_MB = 40
 CGROUPS = Path("/sys/fs/cgroup")
 
