@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.escape.harness import Outcome
 from tests.escape.payloads import guest
-from tests.net.in_cage import PROXY_PORT, Ear, World, named, refused, run, world
+from tests.net.in_cage import ALONE, ALONE_IN_SHELL, PROXY_PORT, Ear, World, named, refused, run, world
 
 from sandkeep.backends.process import ProcessBackend
 from sandkeep.net.types import FetchPolicy
@@ -59,9 +59,14 @@ def backend(outside: World, ear: Ear) -> ProcessBackend:
     return outside.backend(named(80, 443, ear.port).build())
 
 
+def caged(body: str, **values: object) -> str:
+    """A payload that tries nothing unless loopback is all there is, so that it is harmless where the cage is broken."""
+    return ALONE + guest(body, **values)
+
+
 def closed(backend: ProcessBackend, body: str, **values: object) -> dict[str, str]:
     """The guest's attempts, none of which may have succeeded."""
-    result = run(backend, guest(body, **values))
+    result = run(backend, caged(body, **values))
     assert result.enforced.network == "network namespace + proxy"
     return Outcome("ended", result, 0).refused()
 
@@ -93,7 +98,7 @@ def test_the_listener_is_the_only_one_on_loopback(backend: ProcessBackend) -> No
             attempt(port, lambda: socket.create_connection(('127.0.0.1', port), 2))
         print(socket.create_connection(('127.0.0.1', 3128), 2).getpeername())
         """
-    result = run(backend, guest(body))
+    result = run(backend, caged(body))
     lines = result.stdout.splitlines()
     report = Outcome("ended", result, 0).refused()
     assert report.pop("bind") == "EADDRINUSE" and set(report.values()) == {"ECONNREFUSED"}
@@ -134,7 +139,7 @@ def test_names_are_asked_of_nobody(outside: World, backend: ProcessBackend, ear:
                 attempt(f'{host} {kind}', ask, kind, host, 53)
         print('slow' if time.monotonic() - started > 3 else 'fast')
         """
-    result = run(backend, guest(body, port=ear.port, servers=servers))
+    result = run(backend, caged(body, port=ear.port, servers=servers))
     Outcome("ended", result, 0).refused()
     assert "conf ''" in result.stdout and result.stdout.endswith("fast\n")
     assert outside.resolver.asked == []
@@ -144,7 +149,7 @@ def test_names_are_asked_of_nobody(outside: World, backend: ProcessBackend, ear:
 @pytest.mark.attack("NW-07")
 def test_every_other_address_fails_at_once(backend: ProcessBackend, ear: Ear) -> None:
     hosts = ["192.0.2.1", "198.51.100.7", "2001:db8::1", "10.0.0.1", "192.168.1.1", "224.0.0.1", "255.255.255.255"]
-    result = run(backend, guest(CONNECT, hosts=hosts, ports=[80, ear.port]))
+    result = run(backend, caged(CONNECT, hosts=hosts, ports=[80, ear.port]))
     Outcome("ended", result, 0).refused()
     assert float(result.stdout.split("seconds ")[1]) < 5
 
@@ -182,7 +187,7 @@ def test_other_kinds_of_sockets(backend: ProcessBackend) -> None:
 
 @pytest.mark.attack("NW-07")
 def test_programs_that_do_not_ask_the_proxy(backend: ProcessBackend, ear: Ear) -> None:
-    script = f"""
+    script = f"""{ALONE_IN_SHELL}
         port={ear.port}
         unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY
         for host in 127.0.0.1 192.0.2.1; do
@@ -246,6 +251,6 @@ def test_an_empty_list_allows_nothing(outside: World, ear: Ear, rules: str) -> N
 def test_a_backend_made_without_a_network_never_gets_one(outside: World, ear: Ear) -> None:
     backend = outside.backend(SandboxPolicyBuilder().allow_process_spawn().build())
     backend.set_network_rules(named(ear.port).build().network_rules)
-    result = run(backend, guest(CONNECT, hosts=["127.0.0.1"], ports=[ear.port, PROXY_PORT]))
+    result = run(backend, caged(CONNECT, hosts=["127.0.0.1"], ports=[ear.port, PROXY_PORT]))
     Outcome("ended", result, 0).refused()
     assert result.enforced.network == "network namespace"
