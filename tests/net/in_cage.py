@@ -30,12 +30,14 @@ PROXY_PORT = 3128
 
 #: First of all in payloads that try addresses beyond loopback: where the guest is not alone, nothing is tried.
 ALONE = """
-with open("/proc/net/dev") as file:
-    interfaces = [line.split(":")[0].strip() for line in file.readlines()[2:]]
-if interfaces != ["lo"]:
-    raise SystemExit(f"not in a network of its own: {interfaces}")
+import contextlib
+routes = {line.split()[0] for line in open("/proc/net/route").readlines()[1:]}
+with contextlib.suppress(FileNotFoundError):
+    routes |= {line.split()[-1] for line in open("/proc/net/ipv6_route")}
+if routes - {"lo"}:
+    raise SystemExit(f"not in a network of its own: {routes}")
 """
-ALONE_IN_SHELL = "[ $(grep -c : /proc/net/dev) = 1 ] && grep -q lo: /proc/net/dev || exit 99\n"
+ALONE_IN_SHELL = "[ $(wc -l < /proc/net/route) = 1 ] && ! grep -qv ' lo$' /proc/net/ipv6_route 2>/dev/null || exit 99"
 
 #: Payloads talk to the proxy with these, byte by byte.
 TALK = """
