@@ -17,6 +17,7 @@ from sandkeep.backends.process import ProcessBackend
 from sandkeep.core.errors import EnforcerUnavailable, ExecutionTimeout
 from sandkeep.core.types import ExecRequest, ExecResult, Language
 from sandkeep.languages.config import ProcessConfig
+from sandkeep.net.proxy_limits import ProxyLimits
 from sandkeep.net.types import FetchPolicy, RateLimit
 from sandkeep.policy.builder import SandboxPolicyBuilder
 
@@ -159,7 +160,11 @@ def test_a_guest_with_all_its_connections_open_is_alone_with_that(outside: World
     backend = outside.backend(named(site.port).build())
     greedy = f"""{TALK}
 import sys
-kept = [to_proxy(b"C") for _ in range(200)]
+def greeted():
+    s = to_proxy(b"\\x05\\x01\\x00")
+    assert s.recv(2) == b"\\x05\\x00"
+    return s
+kept = [greeted() for _ in range({ProxyLimits().connections})]
 print("open", flush=True)
 sys.stdin.read()
 s = to_proxy(b"GET http://site.test:{site.port}/ HTTP/1.1\\r\\nHost: site.test:{site.port}\\r\\n\\r\\n")
