@@ -68,6 +68,7 @@ class Zygote:
     def prepare(self, order: Dict[str, Any]) -> None:
         """Loads the worker and the preloads, then steps out of the host's mount namespace; all of it once."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        forget_callers_signals()
         if order.get("worker"):
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
@@ -301,6 +302,15 @@ def hide_command_line() -> None:
     title = b"python3\0main.py\0"
     if end - start > len(title):
         ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
+
+
+def forget_callers_signals() -> None:
+    """What the caller ignored or blocked (a background job, a nohup) is its own affair, not its guests'."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals():
+        if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def restore_signals() -> None:

@@ -16,6 +16,9 @@ from sandkeep.policy.model import AccessMode, NetworkRule, SandboxPolicy
 #: What `policy=None` means: nothing of the host, and processes allowed.
 DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
 
+#: Alone, without a mount namespace behind it, Landlock must know about truncation.
+_OLDEST_LANDLOCK = 3
+
 NATIVE, LANDLOCK, BARE = "native", "landlock", None
 
 
@@ -121,6 +124,12 @@ def _require_landlock(policy: SandboxPolicy, host: HostCapabilities, has_egress:
     if not host.landlock_abi or not host.seccomp:
         missing = "landlock_abi" if not host.landlock_abi else "seccomp"
         raise EnforcerUnavailable(LANDLOCK, f"not usable here: {host.reason(missing)}")
+    if host.landlock_abi < _OLDEST_LANDLOCK:
+        raise EnforcerUnavailable(
+            LANDLOCK,
+            f"Landlock here is version {host.landlock_abi}, which cannot stop a file from being truncated",
+            hint="use the native enforcer, or Linux 6.2 or newer",
+        )
     if policy.network_rules or has_egress:
         raise EnforcerUnavailable(
             LANDLOCK, "it has no network of its own and so cannot carry domain rules", hint="use the native enforcer"

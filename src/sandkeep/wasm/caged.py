@@ -124,7 +124,9 @@ class CagedLauncher:
         )
         policy = resolve(SandboxPolicy(), paths, WORKER_LIMITS, probe.measure(), NATIVE)
         interpreter = find_interpreter(ProcessConfig(python_path=sys.executable))
-        return encode(compile_plan(policy, probe.layout(), interpreter.runtime_paths))
+        plan = compile_plan(policy, probe.layout(), interpreter.runtime_paths)
+        # The runtime keeps memory limits itself, and seals memfds, which those that init serves cannot be.
+        return encode(plan._replace(watch=plan.watch._replace(memory_bytes=0)))
 
     def _living_zygote(self) -> ZygoteProcess:
         with self._lock:

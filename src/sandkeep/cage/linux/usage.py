@@ -117,10 +117,10 @@ def _shared_anonymous(pid: int) -> int:
 
 def _stores(scratch: str) -> int:
     """Memory that no process need have mapped: the scratch tmpfs, System V objects, what sockets hold."""
-    total = 0
-    if scratch:
-        status = os.statvfs(scratch)
-        total += (status.f_blocks - status.f_bfree) * status.f_frsize
+    if not scratch:
+        return 0  # without namespaces all of this is the host's
+    status = os.statvfs(scratch)
+    total = (status.f_blocks - status.f_bfree) * status.f_frsize
     total += _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/msg", 3)
     total += _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
     return total + _socket_buffers()
