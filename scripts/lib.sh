@@ -70,6 +70,8 @@ git git
 setpriv util-linux
 zsh zsh
 fish fish
+qemu-system-x86_64 qemu-system-x86
+busybox busybox-static
 END
 }
 

@@ -50,7 +50,7 @@ def test_every_error_has_an_example_and_its_own_code() -> None:
 
 @each
 def test_errors_survive_pickling_and_copying(error: errors.SandboxError, code: str) -> None:
-    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - our own bytes
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(twin) is type(error)
         assert (str(twin), twin.__dict__) == (str(error), error.__dict__)
 

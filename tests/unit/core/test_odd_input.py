@@ -33,5 +33,5 @@ def test_odd_input_is_a_typed_error(make: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("value", [ExecRequest(Language.PYTHON, "x", 1), SandboxPolicy()], ids=["request", "policy"])
 def test_plain_data_crosses_process_boundaries(value: object) -> None:
-    assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(value)) == value
     assert copy.deepcopy(value) == value

@@ -70,7 +70,7 @@ def test_a_reader_that_leaves_is_not_a_traceback() -> None:
 
 @pytest.mark.needs("linux")
 def test_a_full_disk_is_said_once() -> None:
-    with open("/dev/full", "wb") as full:  # noqa: PTH123
+    with open("/dev/full", "wb") as full:
         ended = subprocess.run(
             [sys.executable, "-c", COMMAND], stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, check=False
         )
