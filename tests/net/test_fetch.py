@@ -192,7 +192,8 @@ async def test_each_decision_leaves_one_audit_line_and_each_denial_is_reported(r
     assert allowed["addresses"] == ["127.0.0.1"] and allowed["path"] == "/a"
     assert denied["decision"] == ambiguous["decision"] == "deny" and denied["host"] == "evil.test"
     assert "canary" not in "".join(lines)
-    (denial,) = denials
+    denial, unclear = denials
+    assert unclear.what == "an ambiguous request"
     assert (denial.kind, denial.what, denial.hint) == ("network", "evil.test:80", "allow evil.test")
 
 

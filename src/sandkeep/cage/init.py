@@ -132,6 +132,7 @@ class Supervisor:
         self._cpu = 0.0
         self._peak = 0
         self._is_watching = False
+        self._next_look = 0.0
         self._disk_at_start = usage.DiskUse(0, 0, True)
         #: What living processes had used when last seen; one that vanishes unwaited keeps that on the bill.
         self._cpu_seen: Dict[int, float] = {}
@@ -150,9 +151,9 @@ class Supervisor:
         if self._listener:
             poll.register(self._listener.descriptor, select.POLLIN)
         self._reap()
-        pause = 0.0
         while self._exit is None and not self._verdict:
-            ready = dict(poll.poll(pause * 1000 if self._is_watching else None))
+            pause = max(0.0, self._next_look - time.monotonic()) * 1000
+            ready = dict(poll.poll(pause if self._is_watching else None))
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
@@ -166,8 +167,8 @@ class Supervisor:
                     self._listener.answer()
                 else:
                     poll.unregister(self._listener.descriptor)
-            if self._is_watching:
-                pause = self._look()
+            if self._is_watching and time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + self._look()
         self._end()
 
     def _hear(self) -> None:

@@ -141,6 +141,8 @@ class Pool:
                 if self._leased:
                     # Making a cell now would take processor and interpreter lock from the run that was just started.
                     self._changed.wait(_QUIET_SECONDS)
+                    if self._is_closed:
+                        return
                 wanted = self._state.wanted()
                 dropped = [self._ready[kind].popleft() for kind in self._state.surplus(time.monotonic())]  # type: ignore[index]
                 if not wanted and not dropped:

@@ -130,13 +130,19 @@ def _stores(scratch: str) -> int:
 _SEMAPHORE, _UNIX_BUFFER, _FREE_SOCKETS = 64, 212_992, 64
 
 
+#: States in which the queue columns are bytes: established, closing in one way or another, and datagrams.
+_CARRYING = {"01", "04", "05", "07", "08", "09", "0B"}
+
+
 def _socket_buffers() -> int:
     """TCP and UDP queues as they are; unix sockets show none, so many of them are taken to be full."""
     total = max(0, len(_lines("/proc/net/unix")) - _FREE_SOCKETS) * _UNIX_BUFFER
     for name in ("tcp", "tcp6", "udp", "udp6"):
         for line in _lines(f"/proc/net/{name}"):
-            sent, _, received = line.split()[4].partition(":")
-            total += int(sent, 16) + int(received, 16)
+            fields = line.split()
+            if fields[3] in _CARRYING:
+                sent, _, received = fields[4].partition(":")
+                total += int(sent, 16) + int(received, 16)
     return total
 
 
