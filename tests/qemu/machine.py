@@ -16,7 +16,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.qemu.root import BUSYBOX, find_interpreter, initramfs
+from tests.qemu.root import BUSYBOX, MANAGER, find_interpreter, initramfs
 
 EMULATOR = "qemu-system-x86_64"
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
@@ -89,9 +89,9 @@ def missing_tools() -> str:
     if platform.machine() != "x86_64":
         return "the test kernel is for x86_64"
     missing = [name for name in (EMULATOR, "ldd") if not shutil.which(name)]
-    missing += [] if os.path.exists(BUSYBOX) else [BUSYBOX]
+    missing += [path for path in (BUSYBOX, MANAGER) if not os.path.exists(path)]
     missing += [] if find_interpreter() else ["a Python"]
-    hint = "; on Debian: apt-get install qemu-system-x86 busybox-static"
+    hint = "; on Debian: apt-get install qemu-system-x86 busybox-static systemd"
     return f"not installed: {', '.join(missing)}{hint}" if missing else ""
 
 

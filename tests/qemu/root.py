@@ -18,6 +18,10 @@ from tests.qemu.archive import Entry, write_archive
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent.parent / "src" / "sandkeep"
 BUSYBOX = "/bin/busybox"
+MANAGER = "/usr/lib/systemd/systemd"
+_TOOLS = (MANAGER, "/usr/bin/systemd-run", "/usr/bin/env", "/usr/bin/cat")
+_UNITS = "/usr/lib/systemd/user"
+_UNIT_NAMES = ("app.slice", "basic.target", "default.target", "exit.target", "shutdown.target", "systemd-exit.service")
 DIRECTORIES = ("dev", "proc", "sys", "tmp", "run", "etc", "root", "home/user", "canary")
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib64")
 _LEFT_OUT = {
@@ -75,8 +79,9 @@ def _root() -> bytes:
         for name in _TOP_LEVEL:
             if os.path.islink(f"/{name}"):
                 tar.add(f"/{name}", name)
-        files = {BUSYBOX, program, *_library_files(library)}
-        files |= set(_shared_objects([program, *(name for name in files if name.endswith(".so"))]))
+        files = {BUSYBOX, program, *_TOOLS, *_library_files(library)}
+        files |= set(_shared_objects([program, *_TOOLS, *(name for name in files if name.endswith(".so"))]))
+        files |= {f"{_UNITS}/{name}" for name in _UNIT_NAMES}
         for name in sorted(files):
             tar.add(os.path.realpath(name), _real_place(name))
         _add_link(tar, "usr/bin/python3", program)

@@ -119,7 +119,7 @@ class Pool:
                 return zygote
             if zygote is not None:
                 zygote.close()
-            self._zygotes[key] = ZygoteProcess(key)
+            self._zygotes[key] = ZygoteProcess(key, self._home.prefix if self._home else ())
             self._runs[key] = 1
             return self._zygotes[key]
 

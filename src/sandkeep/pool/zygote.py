@@ -50,8 +50,9 @@ class ZygoteKey:
 class ZygoteProcess:
     """Safe to use from many threads. `close` ends the zygote; cells that were made live on with their own channels."""
 
-    def __init__(self, key: ZygoteKey) -> None:
+    def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = ()) -> None:
         self.key = key
+        self._prefix = prefix
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -67,7 +68,7 @@ class ZygoteProcess:
         # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of a pipe.
         try:
             return subprocess.Popen(
-                [self.key.interpreter, "-I", "-S", "-c", _BOOT, str(theirs.fileno()), CAGE_DIR],
+                [*self._prefix, self.key.interpreter, "-I", "-S", "-c", _BOOT, str(theirs.fileno()), CAGE_DIR],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

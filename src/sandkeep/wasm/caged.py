@@ -132,5 +132,7 @@ class CagedLauncher:
         with self._lock:
             if self._zygote is None or not self._zygote.is_alive():
                 base = find_interpreter(ProcessConfig()).path
-                self._zygote = ZygoteProcess(ZygoteKey(base, "namespaces", NATIVE, has_worker=False))
+                home = probe.cgroup_home()
+                prefix = home.prefix if home else ()
+                self._zygote = ZygoteProcess(ZygoteKey(base, "namespaces", NATIVE, has_worker=False), prefix)
             return self._zygote

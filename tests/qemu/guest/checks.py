@@ -199,9 +199,10 @@ def nothing_is_left(bench: Bench) -> None:
     left = [str(path) for directory in directories for path in directory.iterdir() if path.is_dir()]
     assert not [path for path in left if "sandkeep-" in os.path.basename(path)], left
     deadline = time.monotonic() + 10
-    while len(found := list(descendants(os.getpid()))) > 1 and time.monotonic() < deadline:
+    most = 2 if home and home.prefix else 1  # the process that keeps a scope is no guest's
+    while len(found := list(descendants(os.getpid()))) > most and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert len(found) <= 1, found
+    assert len(found) <= most, found
 
 
 def lies_in_our_own_group(bench: Bench) -> None:

@@ -40,12 +40,13 @@ def run(setting: Setting, name: str, check: Check, bench: Bench) -> None:
 def run_setting(setting: Setting, checks: dict[str, Check]) -> None:
     setting.make_groups()
     company = in_a_child(lambda: keep_company(setting)) if setting.has_company else 0
+    manager = in_a_child(setting.start_manager) if setting.manager else 0
     os.waitpid(in_a_child(lambda: run_checks(setting, checks)), 0)
     bench = Bench(setting.mechanism, setting.group, None)  # type: ignore[arg-type]  # nothing runs any more
     run(setting, AFTERWARDS, lambda _: look_afterwards(setting, company), bench)
-    if company:
-        os.kill(company, signal.SIGKILL)
-        os.waitpid(company, 0)
+    for pid in filter(None, (company, manager)):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def in_a_child(action: Callable[[], None]) -> int:
@@ -72,6 +73,8 @@ def keep_company(setting: Setting) -> None:
 def run_checks(setting: Setting, checks: dict[str, Check]) -> None:
     """In a child of its own: what was measured about the host belongs to one setting."""
     setting.enter()
+    if setting.manager:
+        setting.await_manager()
     with ProcessBackend(ON_DEMAND, "native") as backend:
         for name, check in checks.items():
             run(setting, name, check, Bench(setting.mechanism, setting.group, backend))

@@ -52,6 +52,15 @@ PLACED = _some("hello", "names its mechanism", "memory: one process") | {
     "lies in our own group": checks.lies_in_our_own_group
 }
 SERVICE = PLACED | {"limit on our service holds": checks.limit_on_our_service_holds}
+SCOPE = _some(
+    "hello",
+    "names its mechanism",
+    "memory: many children",
+    "processes are bounded",
+    "cpu share is bounded",
+    "uses a group of its own",
+    "attacks fail",
+)
 WITHOUT_CPU = _some("hello", "names its mechanism", "memory: one process") | _REFUSED
 
 #: What is seen only after Sandkeep has ended.
@@ -65,4 +74,5 @@ PLAN: tuple[tuple[Setting, dict[str, Check]], ...] = (
     (Setting("alone in what is delegated", "cgroup v2", USER, "alone", "alone"), PLACED),
     (Setting("in company in what is delegated", "cgroup v2", USER, "crowd", "crowd", has_company=True), PLACED),
     (Setting("delegated without cpu", "cgroup v2", USER, "slice/some", "slice/some", "+memory +pids"), WITHOUT_CPU),
+    (Setting("session of systemd", "cgroup v2", USER, "user.slice/session", manager="user.slice/manager"), SCOPE),
 )

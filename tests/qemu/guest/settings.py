@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 USER = 1000
+MANAGER = "/usr/lib/systemd/systemd"
 _DELEGATED = ("", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads")
 
 
@@ -25,6 +27,9 @@ class Setting:
     delegated: str = ""
     controllers: str = "+cpu +memory +pids"
     has_company: bool = False
+    #: The group of the user's service manager, if there is one. As in a login session, processes may be moved between
+    #: that and our own group, but no groups can be made in ours.
+    manager: str = ""
 
     @property
     def path(self) -> Path:
@@ -42,6 +47,25 @@ class Setting:
             if self.delegated and path.is_relative_to(CGROUPS / self.delegated):
                 for name in _DELEGATED:
                     os.chown(path / name, self.uid, self.uid)
+
+    def start_manager(self) -> None:
+        """The user's systemd, in a child that becomes it."""
+        runtime = Path(f"/run/user/{self.uid}")
+        runtime.mkdir(mode=0o700, parents=True)
+        os.chown(runtime, self.uid, self.uid)
+        os.chown(self.path.parent / "cgroup.procs", self.uid, self.uid)
+        group = replace(self, group=self.manager, delegated=self.manager)
+        group.make_groups()
+        group.enter()
+        os.execve(MANAGER, [MANAGER, "--user"], {"XDG_RUNTIME_DIR": str(runtime), "HOME": "/home/user"})
+
+    def await_manager(self) -> None:
+        socket = Path(f"/run/user/{self.uid}/systemd/private")
+        for _ in range(600):
+            if socket.exists():
+                break
+            time.sleep(0.1)
+        os.environ["XDG_RUNTIME_DIR"] = str(socket.parent.parent)
 
     def enter(self) -> None:
         """In a child that is to run the checks, or to keep it company."""

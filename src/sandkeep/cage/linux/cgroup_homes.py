@@ -6,17 +6,23 @@ import atexit
 import errno
 import fcntl
 import os
+import select
 import time
 from contextlib import suppress
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
 
 from .cgroups import ROOT, Group, GroupLimits, Home, members, own_paths, read, remove_group
 from .usage import descendants
+
+if TYPE_CHECKING:
+    import subprocess
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _HOME = "sandkeep.home."  # then pid and time: the group that holds a supervisor's cells
 _ASIDE = "sandkeep.aside"  # where those wait that a group must not hold while it hands controllers down
 _ATTEMPTS = 8
+_IN_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
+_SCOPE_SECONDS = 5.0
 
 _locks: Dict[str, int] = {}
 #: By the directories of a home as it was found: the process that it serves, and that process's own one.
@@ -28,7 +34,7 @@ def find() -> Optional[Home]:
 
     The home is a group of our own, removed at exit; what a killed supervisor left is removed by the next one.
     """
-    for candidate in (_version_2_home, _version_1_home):
+    for candidate in (_version_2_home, _version_1_home, _scope_home):
         try:
             home = candidate()
             if home is not None:
@@ -158,6 +164,43 @@ def _settle(version: int, bases: Dict[str, str]) -> Home:
         with suppress(FileNotFoundError, BlockingIOError):  # before we held it, somebody's sweep took it for abandoned
             return _make_home(version, bases)
     raise OSError(errno.EAGAIN, "no group could be kept", ":".join(bases.values()))
+
+
+def _scope_home() -> Optional[Home]:
+    """Where a login session may make no groups, its user's systemd does: a scope, kept alive by a process in it.
+
+    Processes may not walk from the session into that scope, so zygotes have to be started in one as well.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.exists(f"{runtime}/systemd/private") or not os.path.exists(f"{ROOT}/cgroup.controllers"):
+        return None
+    prefix = ("/usr/bin/env", "-i", f"XDG_RUNTIME_DIR={runtime}", *_IN_SCOPE)
+    path = _start_anchor([*prefix, "--property=Delegate=yes", "--", "/usr/bin/cat"])
+    if not path or not _step_aside(path):
+        return None
+    return _settle(2, {"": path})._replace(prefix=(*prefix, "--", "/usr/bin/env", "-i", "LANG=C.UTF-8"))
+
+
+def _start_anchor(command: List[str]) -> str:
+    """Its group, once it is there. It reads from a pipe of ours, and so it and its scope end when we do."""
+    import subprocess
+
+    anchor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert anchor.stdin and anchor.stdout
+    with suppress(OSError):
+        anchor.stdin.write(b"!")
+        anchor.stdin.flush()
+        if select.select([anchor.stdout], [], [], _SCOPE_SECONDS)[0] and anchor.stdout.read(1):
+            atexit.register(_let_go, anchor, os.getpid())
+            return os.path.normpath(ROOT + own_paths(anchor.pid)[""])
+    anchor.kill()
+    anchor.communicate()
+    return ""
+
+
+def _let_go(anchor: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() == owner:
+        anchor.communicate()  # closes its input, which ends it
 
 
 def _make_home(version: int, bases: Dict[str, str]) -> Home:

@@ -9,7 +9,7 @@ import errno
 import os
 import signal
 import time
-from typing import Dict, Iterable, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from .namespaces import CLONE_NEWCGROUP
 from .syscalls import call
@@ -37,6 +37,8 @@ class Home(NamedTuple):
     directories: Dict[str, str]
     #: Whether cells can be given a share of the processors.
     has_cpu: bool = True
+    #: What the command of a zygote must begin with, for its cells to be allowed to join groups in there.
+    prefix: Tuple[str, ...] = ()
 
     @property
     def mechanism(self) -> str:
@@ -182,10 +184,10 @@ def read(path: str) -> str:
         return ""
 
 
-def own_paths() -> Dict[str, str]:
-    """This process's group per controller; the key "" is version 2."""
+def own_paths(pid: Optional[int] = None) -> Dict[str, str]:
+    """This or another process's group per controller; the key "" is version 2."""
     paths: Dict[str, str] = {}
-    with open("/proc/self/cgroup") as file:
+    with open(f"/proc/{pid or 'self'}/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             for controller in controllers.split(","):
