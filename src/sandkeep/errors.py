@@ -1,4 +1,4 @@
-"""The error tree under its public name; it lives in `sandkeep.core.errors`."""
+"""The error tree under its public name: `sandkeep.core.errors`, and what the workspace adds to it."""
 
 from sandkeep.core.errors import (
     BackendUnavailable,
@@ -22,8 +22,19 @@ from sandkeep.core.errors import (
     SessionTimeout,
     SnapshotNotFound,
 )
+from sandkeep.workspace.errors import (
+    AlreadyExists,
+    ArchiveRejected,
+    FileMissing,
+    LimitExceeded,
+    PatchRejected,
+    WorkspaceError,
+    WrongKind,
+)
 
 __all__ = [
+    "AlreadyExists",
+    "ArchiveRejected",
     "BackendUnavailable",
     "CommandNotFound",
     "EnforcerFailed",
@@ -31,10 +42,13 @@ __all__ = [
     "ExecutionFailed",
     "ExecutionTimeout",
     "FetchFailed",
+    "FileMissing",
     "FuelExhausted",
     "InvalidRequest",
+    "LimitExceeded",
     "MemoryExceeded",
     "NetworkingDisabled",
+    "PatchRejected",
     "PathTraversal",
     "PolicyViolation",
     "ProvisionFailed",
@@ -44,4 +58,6 @@ __all__ = [
     "SessionNotFound",
     "SessionTimeout",
     "SnapshotNotFound",
+    "WorkspaceError",
+    "WrongKind",
 ]

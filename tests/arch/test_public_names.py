@@ -55,9 +55,12 @@ def test_unknown_names_are_attribute_errors() -> None:
 def test_errors_are_one_tree_under_two_names() -> None:
     from sandkeep import errors
     from sandkeep.core import errors as tree
+    from sandkeep.workspace import errors as added
 
     assert sandkeep.errors is errors
-    assert all(getattr(errors, name) is getattr(tree, name) for name in errors.__all__)
+    for name in errors.__all__:
+        assert getattr(errors, name) is getattr(tree, name, None) or getattr(errors, name) is getattr(added, name)
+        assert issubclass(getattr(errors, name), tree.SandboxError)
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

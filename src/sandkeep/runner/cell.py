@@ -76,10 +76,7 @@ class Cell:
 
     def hear(self) -> None:
         """Takes one message from the cell: its pid, that it is ready, or its report at the end."""
-        try:
-            message, descriptors = receive_packet(self.status)
-        except ConnectionResetError:
-            message, descriptors = {}, []
+        message, descriptors = self._receive()
         if not message:
             raise CellLost("the cell ended")
         if "failed" in message:
@@ -93,6 +90,13 @@ class Cell:
             self.listener = descriptors[0] if descriptors else -1
         else:
             self.report = message
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        """A cell that ended with a word of ours unread makes the first attempt fail; what it said is still there."""
+        for _ in range(2):
+            with suppress(ConnectionResetError):
+                return receive_packet(self.status)
+        return {}, []
 
     def start(self, job: Job, *, starts_clock: bool = True) -> None:
         """Gives the waiting cell its work. `starts_clock`: from now on init watches what it uses.

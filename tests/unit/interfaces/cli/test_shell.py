@@ -68,6 +68,7 @@ def test_write_must_be_said(sandkeep: Any, sandbox: Any, tmp_path: Path, monkeyp
     args, options = sandbox.made
     assert args == (str(tmp_path),)
     assert "mounts" not in options
+    assert options["track_changes"] is False  # hashing the whole directory first would be for nothing
 
 
 def test_domains_become_a_fetch_policy(sandkeep: Any, sandbox: Any) -> None:
