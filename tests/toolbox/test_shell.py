@@ -153,6 +153,17 @@ def test_interpreters_are_reached_through_the_host(mounts: Mounts) -> None:
     assert harness.run(["python3", "-c", "1"], mounts).code == 127
 
 
+@pytest.mark.needs("go")
+def test_the_same_sources_give_the_same_bytes() -> None:
+    done = subprocess.run(
+        [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--rebuild-check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_artefact_belongs_to_its_sources() -> None:
     done = subprocess.run(
         [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--check"],

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import traceback
 import threading
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_a_wide_tree_is_removed_in_linear_time(root: Root) -> None:
 
 def test_what_is_closed_to_its_owner_is_removed_too() -> None:
     """Root may pass every door, so a child does it as an ordinary user where the tests run as root."""
-    base = tempfile.mkdtemp()
+    base = tempfile.mkdtemp(dir="/tmp")  # not below another test's private directory
     is_root = os.geteuid() == 0
     if is_root:
         os.chown(base, 65534, 65534)
@@ -106,6 +107,7 @@ def _close_and_remove(base: str, is_root: bool) -> int:
         remove_directory(here)
         return int(os.path.exists(here))
     except BaseException:
+        traceback.print_exc()
         return 3
 
 
