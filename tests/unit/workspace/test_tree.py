@@ -6,8 +6,8 @@ import contextlib
 import os
 import shutil
 import tempfile
-import traceback
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
