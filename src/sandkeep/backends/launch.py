@@ -157,7 +157,7 @@ class Launcher:
             cleanup.callback(cell.close)
             way_out = self.egress.open(cell, told.add, cleanup)
             with suppress(CellLost):
-                cell.start(setting.job(launch, place, way_out))
+                cell.start(setting.job(launch, place, way_out), tells_init=setting.concerns_init)
                 return cell
         raise EnforcerFailed(self.enforcer or "process", "cells die before they can be used")
 

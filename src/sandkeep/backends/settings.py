@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import sandkeep.guest
-from sandkeep.cage.plan import Bind, LaunchPlan, encode
+from sandkeep.cage.plan import Bind, LaunchPlan, Watch, encode
 from sandkeep.cage.wire import Job
 from sandkeep.enforcers import probe
 from sandkeep.languages.config import ProcessConfig
@@ -71,6 +71,11 @@ class Setting:
     def visible(self) -> tuple[Bind, ...]:
         """What of the host the guest sees, and where."""
         return self._plan.binds
+
+    @property
+    def concerns_init(self) -> bool:
+        """Whether init has anything to watch, or anything to refuse apart from one exec."""
+        return self._plan.watch != Watch() or not self._plan.allow_spawn
 
     def place(self, cleanup: ExitStack) -> PlaceFor:
         return self._place

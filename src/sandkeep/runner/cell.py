@@ -98,13 +98,16 @@ class Cell:
                 return receive_packet(self.status)
         return {}, []
 
-    def start(self, job: Job, *, starts_clock: bool = True) -> None:
+    def start(self, job: Job, *, starts_clock: bool = True, tells_init: bool = True) -> None:
         """Gives the waiting cell its work. `starts_clock`: from now on init watches what it uses.
 
         Init hears first whether one exec is to come, because where new programs are forbidden it refuses all others.
+        Where it has nothing to watch and nothing to refuse, it is left asleep.
         """
         try:
-            send_packet(self.status, {"go": starts_clock, "exec": job.mode != "python" and not self._has_started})
+            if tells_init:
+                is_exec = job.mode != "python" and not self._has_started
+                send_packet(self.status, {"go": starts_clock, "exec": is_exec})
             self._has_started = True
             self.job.sendall(encode_job(job))
         except OSError as error:
