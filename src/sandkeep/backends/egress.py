@@ -35,8 +35,11 @@ class WayOut:
 class Egress:
     """Belongs to a backend. Imports the networking code only when a run really has a way out."""
 
-    def __init__(self, rules: FetchPolicy | tuple[NetworkRule, ...]) -> None:
+    def __init__(
+        self, rules: FetchPolicy | tuple[NetworkRule, ...], audit: Callable[[str], None] | None = None
+    ) -> None:
         self._rules = rules
+        self._audit = audit
         self._limiter: RateLimiter | None = None
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[EgressProxy] = weakref.WeakSet()
@@ -69,7 +72,9 @@ class Egress:
         with self._lock:
             authority = self._certificate_authority()
             limiter = self._shared_limiter()
-            proxy = EgressProxy(listener, self._rules, on_denial=on_denial, authority=authority, limiter=limiter)
+            proxy = EgressProxy(
+                listener, self._rules, on_denial=on_denial, audit=self._audit, authority=authority, limiter=limiter
+            )
             self._open.add(proxy)
         cleanup.callback(proxy.close)
         proxy.start()

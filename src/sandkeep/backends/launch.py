@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -70,7 +70,12 @@ class Launcher:
     """Shared by all runs of a backend. Enforcer and paths are settled when the backend is made."""
 
     def __init__(
-        self, config: ProcessConfig, enforcer: str | None, policy: SandboxPolicy, fetch_policy: FetchPolicy | None
+        self,
+        config: ProcessConfig,
+        enforcer: str | None,
+        policy: SandboxPolicy,
+        fetch_policy: FetchPolicy | None,
+        audit: Callable[[str], None] | None = None,
     ) -> None:
         self._config = config
         self._asked_for = enforcer
@@ -79,7 +84,7 @@ class Launcher:
         if fetch_policy is not None and policy.network_rules:
             raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
         self._has_fetch_policy = fetch_policy is not None
-        self.egress = Egress(fetch_policy or policy.network_rules)
+        self.egress = Egress(fetch_policy or policy.network_rules, audit)
         self._artefacts = Artefacts()
         self._home = probe.cgroup_home()
         self._pool = Pool(config.pool_min, config.pool_size, self._home)

@@ -14,7 +14,7 @@ from sandkeep.policy.model import SandboxPolicy
 from sandkeep.policy.resolve import DEFAULT_POLICY, effective_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import ThreadPoolExecutor
 
     from sandkeep.net.types import FetchPolicy
@@ -30,6 +30,7 @@ class ProcessBackend:
     `enforcer="auto"` takes the best one that works on this host and fails closed when there is none.
     `policy=None`: no network, no host paths, a private workspace, processes allowed. A built policy means what it says.
     `fetch_policy` is the other way to name what guests may reach: the rules of `Sandbox.fetch`, credentials included.
+    `audit` gets one line of JSON for each decision about a guest's connections.
     Safe to use from many threads and event loops; close it when done.
     """
 
@@ -42,10 +43,11 @@ class ProcessBackend:
         policy: SandboxPolicy | None = None,
         *,
         fetch_policy: FetchPolicy | None = None,
+        audit: Callable[[str], None] | None = None,
     ) -> None:
         self._config = config or ProcessConfig()
         self._policy = policy or DEFAULT_POLICY
-        self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy)
+        self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit)
         self._threads: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal
 
 from sandkeep.core.errors import InvalidRequest
@@ -24,6 +25,14 @@ class Language(StrEnum):
     TYPESCRIPT = "typescript"
     WASM = "wasm"
     COMMAND = "command"
+
+
+@cache
+def installed_languages() -> frozenset[str]:
+    """Names of languages that other packages bring. Looked up only for names that are not ours."""
+    from importlib.metadata import entry_points
+
+    return frozenset(entry.name for entry in entry_points(group="sandkeep.languages"))
 
 
 def _positive_int(name: str, value: object, largest: int) -> None:
@@ -153,6 +162,8 @@ class ExecRequest:
         try:
             return Language(self.language)
         except ValueError:
+            if self.language in installed_languages():
+                return self.language  # a name of another package, as good as ours
             raise InvalidRequest(f"unknown language {self.language[:40]!r}; one of {known}", field="language") from None
 
     def _check_code(self) -> None:

@@ -65,6 +65,10 @@ def warm_up():
     """Runs a little of everything, so that copying the pages it touches is over before the job comes."""
     module = _main_module("/code/main.py")
     exec(compile(_WARM_UP.encode(), "/code/main.py", "exec", dont_inherit=True), module.__dict__)
+    _set_environment(dict(os.environ))
+    _flush_standard_streams()
+    threading.current_thread()
+    os.getcwd()
     gc.collect(0)
 
 
