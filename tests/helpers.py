@@ -49,3 +49,14 @@ FEATURES: dict[str, Callable[[], bool]] = {
     "user namespaces": has_user_namespaces,
     **{program: _on_path(program) for program in ("bwrap", "node", "rustc", "bash", "zsh", "fish", "go", "curl", "jq")},
 }
+
+#: First of all in payloads that try addresses beyond loopback: where the guest is not alone, nothing is tried.
+ALONE = """
+import contextlib
+routes = {line.split()[0] for line in open("/proc/net/route").readlines()[1:]}
+with contextlib.suppress(FileNotFoundError):
+    routes |= {line.split()[-1] for line in open("/proc/net/ipv6_route")}
+if routes - {"lo"}:
+    raise SystemExit(f"not in a network of its own: {routes}")
+"""
+ALONE_IN_SHELL = "[ $(wc -l < /proc/net/route) = 1 ] && ! grep -qv ' lo$' /proc/net/ipv6_route 2>/dev/null || exit 99"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
+from tests.helpers import ALONE, ALONE_IN_SHELL
 
 from sandkeep.core.errors import InvalidRequest, PolicyViolation
 from sandkeep.policy.builder import SandboxPolicyBuilder
@@ -94,7 +95,7 @@ def test_listeners_of_the_host_hear_nothing(cage: Cage, ear: Ear) -> None:
 @pytest.mark.claim("SK-NW-1")
 def test_metadata_services_are_unreachable(cage: Cage) -> None:
     hosts = ["169.254.169.254", "fd00:ec2::254", "169.254.170.2", "100.100.100.200", "metadata.google.internal"]
-    report = cage.run(guest(_CONNECT, hosts=hosts, port=80)).refused()
+    report = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=80)).refused()
     assert set(report.values()) <= {"ENETUNREACH", "EHOSTUNREACH", "ECONNREFUSED", "gaierror", "EPERM", "-2", "-3"}
 
 
@@ -186,7 +187,7 @@ def test_no_name_is_asked_for_outside(cage: Cage) -> None:
                 attempt('server ' + host, lambda: ask(host, 53))
             print('slow' if time.monotonic() - started > 3 else 'fast')
             """
-        outcome = cage.run(guest(body, port=port, servers=servers))
+        outcome = cage.run(ALONE + guest(body, port=port, servers=servers))
         outcome.refused()
         assert "conf ''" in outcome.stdout and outcome.stdout.endswith("fast\n")
         with pytest.raises(BlockingIOError):
@@ -197,7 +198,7 @@ def test_no_name_is_asked_for_outside(cage: Cage) -> None:
 @pytest.mark.claim("SK-NW-1")
 def test_every_protocol_fails_at_once(cage: Cage, ear: Ear) -> None:
     hosts = ["192.0.2.1", "198.51.100.7", "2001:db8::1", "10.0.0.1", "192.168.1.1", "224.0.0.1", "255.255.255.255"]
-    outcome = cage.run(guest(_CONNECT, hosts=hosts, port=ear.port))
+    outcome = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=ear.port))
     outcome.refused()
     assert float(outcome.stdout.split("seconds ")[1]) < 2.5
 
@@ -220,7 +221,7 @@ def test_programs_reach_nothing(cage: Cage, ear: Ear) -> None:
         getent hosts canary.attacker.test && echo REACHED getent
         echo end
         """
-    outcome = cage.run(script, "command", timeout=12)
+    outcome = cage.run(f"{ALONE_IN_SHELL}\n{script}", "command", timeout=12)
     assert outcome.stdout == "end\n" and outcome.status == "ended"
 
 
@@ -246,7 +247,7 @@ def test_the_network_cannot_be_configured(cage: Cage) -> None:
         attempt('mark', lambda: s.setsockopt(socket.SOL_SOCKET, 36, 1))
         attempt('iptables', lambda: s.setsockopt(0, 64, bytes(96)))
         """
-    cage.run(guest(body)).refused()
+    cage.run(ALONE + guest(body)).refused()
 
 
 @pytest.mark.attack("NW-08")

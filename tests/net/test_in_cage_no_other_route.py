@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.escape.harness import Outcome
 from tests.escape.payloads import guest
-from tests.net.in_cage import ALONE, ALONE_IN_SHELL, PROXY_PORT, Ear, World, named, refused, run, world
+from tests.helpers import ALONE, ALONE_IN_SHELL
+from tests.net.in_cage import PROXY_PORT, Ear, World, named, refused, run, world
 
 from sandkeep.backends.process import ProcessBackend
 from sandkeep.net.types import FetchPolicy

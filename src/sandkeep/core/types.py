@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from sandkeep.core.errors import InvalidRequest
 
@@ -222,9 +222,6 @@ class Enforced:
     filesystem_write: str | None = None
     environment: str | None = None
     syscalls: str | None = None
-
-
-DenialKind = Literal["path", "network", "process", "syscall", "disk", "memory", "processes", "cpu", "environment"]
 
 
 @dataclass(frozen=True, slots=True)

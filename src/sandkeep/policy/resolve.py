@@ -146,7 +146,7 @@ def _enforced(
         memory=limits,
         cpu=limits if limits == "supervisor" else f"{limits} + supervisor",
         processes=host.cgroup,
-        open_files="rlimit",
+        open_files="rlimit per process",
         disk="supervisor + rlimit",
         output="supervisor",
         environment="supervisor",
