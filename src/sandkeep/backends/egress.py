@@ -7,9 +7,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sandkeep.core.records import dataclass, field
 from sandkeep.core.types import Denial
 from sandkeep.policy.compile import CODE_DIR, PROXY_PORT
 from sandkeep.policy.model import NetworkRule

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from sandkeep.backends.egress import Egress
 from sandkeep.backends.settings import PlaceFor, Setting, WrappedSetting, setting_for
 from sandkeep.cage.linux.cgroups import GroupLimits
 from sandkeep.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
+from sandkeep.core.records import dataclass, replace
 from sandkeep.core.types import MIB, Denial, Enforced, ExecResult, Limits
 from sandkeep.enforcers import probe
 from sandkeep.enforcers.pinned import pin, pinned_paths

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import sandkeep.guest
 from sandkeep.cage.plan import Bind, LaunchPlan, Watch, encode
 from sandkeep.cage.wire import Job
+from sandkeep.core.records import dataclass, replace
 from sandkeep.enforcers import probe
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.languages.program import Program

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from sandkeep.core.records import dataclass, field
 
 if TYPE_CHECKING:
     from sandkeep.core.types import BackendCapabilities, ExecRequest, ExecResult

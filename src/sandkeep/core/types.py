@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any
 
 from sandkeep.core.errors import InvalidRequest
+from sandkeep.core.records import dataclass, field
 
 MIB = 1024 * 1024
 MAX_CODE_BYTES = 8 * MIB
@@ -126,7 +126,7 @@ class Limits:
             ours, theirs = getattr(self, name), getattr(ceiling, name)
             return theirs if ours is None else ours if theirs is None else min(ours, theirs)
 
-        return Limits(**{item.name: smaller(item.name) for item in fields(self)})
+        return Limits(**{name: smaller(name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True)

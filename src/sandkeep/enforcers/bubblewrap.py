@@ -6,11 +6,11 @@ What it cannot carry (rules by domain, a ban on new processes) is refused, never
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from sandkeep.core.contracts import WrappedCommand
 from sandkeep.core.errors import BackendUnavailable, EnforcerUnavailable, InvalidRequest
+from sandkeep.core.records import dataclass
 from sandkeep.core.types import MIB, Limits, check_text
 from sandkeep.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
 from sandkeep.enforcers.layout import SystemLayout, resolver_mounts, system_layout

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cache
 
+from sandkeep.core.records import dataclass
 from sandkeep.enforcers.mounts import Mount
 
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

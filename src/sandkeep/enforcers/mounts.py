@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from sandkeep.core.errors import PolicyViolation
+from sandkeep.core.records import dataclass
 from sandkeep.policy.model import AccessMode, AllowedPath
 
 #: Made by the cage itself; a host path there would undo what makes it one.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import replace
 from functools import cache
 
 from sandkeep.cage.linux import landlock
 from sandkeep.cage.linux.cgroups import Home, find_home
+from sandkeep.core.records import replace
 from sandkeep.enforcers.layout import SHARED_ETC, system_layout
 from sandkeep.policy.host import HostCapabilities, HostLayout
 

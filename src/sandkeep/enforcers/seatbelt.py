@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandkeep.core.contracts import WrappedCommand
 from sandkeep.core.errors import EnforcerUnavailable, PolicyViolation
+from sandkeep.core.records import dataclass
 from sandkeep.enforcers.bubblewrap import checked_command
 from sandkeep.enforcers.mounts import resolve_mounts
 from sandkeep.policy.model import NetworkRule, SandboxPolicy

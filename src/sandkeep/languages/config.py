@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sandkeep.core.errors import InvalidRequest
+from sandkeep.core.records import dataclass
 from sandkeep.core.types import check_text
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from sandkeep.core.errors import BackendUnavailable
+from sandkeep.core.records import dataclass
 from sandkeep.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
 from sandkeep.languages import node_boot
 from sandkeep.languages.config import ProcessConfig

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from sandkeep.core.records import dataclass, field
 
 #: Stands for the directory that holds the program's files, wherever the run puts it ("/code" in a cage).
 CODE_DIR = "{code}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
 
 from sandkeep.core.errors import BackendUnavailable
+from sandkeep.core.records import dataclass
 from sandkeep.enforcers.host import FileStamp, ask, is_program, stamp
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.languages.program import CODE_DIR, Program

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 
 from sandkeep.core.errors import BackendUnavailable
+from sandkeep.core.records import dataclass
 from sandkeep.enforcers.host import FileStamp, ask, find_program, is_program, stamp
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.languages.program import CODE_DIR, OUT_DIR, Build, Program

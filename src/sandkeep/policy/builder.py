@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 
+from sandkeep.core.records import replace
 from sandkeep.core.types import Limits
 from sandkeep.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
 

@@ -6,11 +6,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from sandkeep.core.errors import InvalidRequest, PolicyViolation
+from sandkeep.core.records import dataclass, field
 from sandkeep.core.types import Limits, check_env, check_text
 
 
@@ -158,8 +158,8 @@ def _camel(name: str) -> str:
 
 
 def _to_plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return {_camel(item.name): _to_plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, SandboxPolicy | AllowedPath | NetworkRule | Limits):
+        return {_camel(name): _to_plain(getattr(value, name)) for name in value.__slots__}
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -170,7 +170,7 @@ def _to_plain(value: Any) -> Any:
 def _plain_fields(kind: Any, data: Any, convert: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidRequest(f"expected an object, not {type(data).__name__}", field="policy")
-    names = {_camel(item.name): item.name for item in fields(kind)}
+    names = {_camel(name): name for name in kind.__slots__}
     unknown = sorted(set(data) - set(names))
     if unknown:
         raise InvalidRequest(f"unknown key {unknown[0]!r}", field="policy")

@@ -6,9 +6,9 @@ Nothing is weakened here: what cannot be enforced on this host is an error, neve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from sandkeep.core.errors import EnforcerUnavailable, PolicyViolation
+from sandkeep.core.records import dataclass, replace
 from sandkeep.core.types import Enforced, Limits
 from sandkeep.policy.host import HostCapabilities
 from sandkeep.policy.model import AccessMode, NetworkRule, SandboxPolicy

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
 
 from sandkeep.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
+from sandkeep.core.records import dataclass
 from sandkeep.core.types import Denial, Enforced, ExecResult, Usage
 from sandkeep.runner.streams import Capture, Exit
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
+from sandkeep.core.records import dataclass
 from sandkeep.interfaces.cli.exits import OK
 from sandkeep.interfaces.cli.parser import build_parser
 from sandkeep.interfaces.cli.source import LANGUAGES

@@ -6,8 +6,8 @@ import os
 import select
 import sys
 import time
-from dataclasses import dataclass
 
+from sandkeep.core.records import dataclass
 from sandkeep.core.types import MAX_CODE_BYTES, Language
 from sandkeep.interfaces.cli.exits import UsageError
 from sandkeep.interfaces.cli.voice import say_warning

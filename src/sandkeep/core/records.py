@@ -1,0 +1,148 @@
+"""Data classes that cost little to define: what `dataclasses` makes, without importing it and all that it brings.
+
+Type checkers see the real thing, and so does `dataclasses` itself: `fields`, `replace` and `asdict` work on records.
+Only what this project uses is here: slots always, comparison always, no order and no inheritance.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+    from dataclasses import field as field
+    from dataclasses import replace as replace
+else:
+    _NEEDED = object()
+
+    class field:  # noqa: N801  # a function there, and used like one here
+        """How one field differs from the plain `name: type = default`."""
+
+        __slots__ = ("default", "factory", "is_keyword", "is_shown")
+
+        def __init__(self, *, default=_NEEDED, default_factory=None, kw_only=False, repr=True):
+            self.default, self.factory, self.is_keyword, self.is_shown = default, default_factory, kw_only, repr
+
+    def dataclass(*, frozen=False, slots):
+        """Makes a class of annotated names into a record. `slots=True` is to be said, since it is not the default there."""
+        assert slots
+        return lambda kind: _made_over(kind, _FROZEN if frozen else _OPEN)
+
+    def replace(record, **changes):
+        """A copy with other values in some fields, checked like any new one."""
+        return type(record)(**{name: getattr(record, name) for name in record.__slots__} | changes)
+
+    def _made_over(kind, methods):
+        body = dict(kind.__dict__)
+        fields = {name: _described(body.pop(name, _NEEDED)) for name in kind.__annotations__}
+        for name in ("__dict__", "__weakref__"):
+            body.pop(name, None)
+        positional = tuple(name for name, item in fields.items() if not item.is_keyword)
+        body |= {
+            **{name: method for name, method in methods.items() if name not in body},
+            "__slots__": tuple(fields),
+            "__qualname__": kind.__qualname__,
+            "__init__": _first_use,
+            "__match_args__": positional,
+            "__record_fields__": fields,
+            "__dataclass_fields__": _STANDARD_FIELDS,
+            "__signature__": _SIGNATURE,
+        }
+        return type(kind)(kind.__name__, kind.__bases__, body)
+
+    def _described(default):
+        return default if isinstance(default, field) else field(default=default)
+
+    def _first_use(self, *args, **kwargs):
+        kind = type(self)
+        kind.__init__ = _initialiser(kind)
+        kind.__init__(self, *args, **kwargs)
+
+    def _initialiser(kind):
+        """Written out and compiled, so that wrong arguments are told as for any function, and calls are quick."""
+        scope = {"_set": object.__setattr__, "_needed": _NEEDED}
+        parameters, lines = [], []
+        for name, item in sorted(kind.__record_fields__.items(), key=lambda pair: pair[1].is_keyword):
+            if item.is_keyword and "*" not in parameters:
+                parameters.append("*")
+            value = name
+            if item.factory is not None:
+                scope[f"_make_{name}"] = item.factory
+                parameters.append(f"{name}=_needed")
+                value = f"_make_{name}() if {name} is _needed else {name}"
+            elif item.default is not _NEEDED:
+                scope[f"_default_{name}"] = item.default
+                parameters.append(f"{name}=_default_{name}")
+            else:
+                parameters.append(name)
+            lines.append(f" _set(self, {name!r}, {value})\n")
+        if hasattr(kind, "__post_init__"):
+            lines.append(" self.__post_init__()\n")
+        exec(f"def __init__(self, {', '.join(parameters)}):\n{''.join(lines)}", scope)  # noqa: S102  # our own names
+        made = scope["__init__"]
+        made.__qualname__ = f"{kind.__qualname__}.__init__"
+        return made
+
+    class _StandardFields:
+        """What the standard module looks for, made when it looks."""
+
+        def __get__(self, instance, owner):
+            import dataclasses
+
+            body = {"__annotations__": owner.__annotations__, "__module__": owner.__module__}
+            for name, item in owner.__record_fields__.items():
+                how = {"kw_only": item.is_keyword, "repr": item.is_shown}
+                if item.factory is not None:
+                    how["default_factory"] = item.factory
+                elif item.default is not _NEEDED:
+                    how["default"] = item.default
+                body[name] = dataclasses.field(**how)
+            return dataclasses.dataclass(type(owner.__name__, (), body)).__dataclass_fields__
+
+    class _Signature:
+        """How the class is called, for `inspect`."""
+
+        def __get__(self, instance, owner):
+            from inspect import Parameter, Signature
+
+            parameters = []
+            for name, item in owner.__record_fields__.items():
+                default = Parameter.empty if item.default is _NEEDED else item.default
+                kind = Parameter.KEYWORD_ONLY if item.is_keyword else Parameter.POSITIONAL_OR_KEYWORD
+                shown = default if item.factory is None else item.factory
+                parameters.append(Parameter(name, kind, default=shown, annotation=owner.__annotations__[name]))
+            return Signature(parameters)
+
+    _STANDARD_FIELDS, _SIGNATURE = _StandardFields(), _Signature()
+
+    def _values(record):
+        return tuple([getattr(record, name) for name in record.__slots__])
+
+    def _equal(self, other):
+        return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
+
+    def _shown(self):
+        shown = [name for name, item in self.__record_fields__.items() if item.is_shown]
+        return f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
+
+    def _restore(self, values):
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    def _refuse_change(self, name, *_):
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot change field {name!r}")
+
+    _OPEN = {
+        "__eq__": _equal,
+        "__hash__": None,
+        "__repr__": _shown,
+        "__getstate__": _values,
+        "__setstate__": _restore,
+        "__replace__": replace,
+    }
+    _FROZEN = _OPEN | {
+        "__hash__": lambda self: hash(_values(self)),
+        "__setattr__": _refuse_change,
+        "__delattr__": _refuse_change,
+    }
