@@ -23,7 +23,7 @@ else:
             self.default, self.factory, self.is_keyword, self.is_shown = default, default_factory, kw_only, repr
 
     def dataclass(*, frozen=False, slots):
-        """Makes a class of annotated names into a record. `slots=True` is to be said, since it is not the default there."""
+        """Makes a class of annotated names into a record. `slots=True` has to be said, as type checkers want it."""
         assert slots
         return lambda kind: _made_over(kind, _FROZEN if frozen else _OPEN)
 

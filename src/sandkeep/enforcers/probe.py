@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import sys
 from functools import cache
 
 from sandkeep.cage.linux import landlock
 from sandkeep.cage.linux.cgroups import Home, find_home
 from sandkeep.core.records import replace
+from sandkeep.enforcers import namespaces_probe
 from sandkeep.enforcers.layout import SHARED_ETC, system_layout
 from sandkeep.policy.host import HostCapabilities, HostLayout
 
@@ -26,15 +27,16 @@ def measure() -> HostCapabilities:
     if sys.platform != "linux":
         reasons = [(name, "this is not Linux") for name in ("user_namespaces", "landlock_abi", "seccomp")]
         return HostCapabilities(reasons=tuple(reasons))
-    has_namespaces, why_not = _try_user_namespace()
+    has_namespaces = namespaces_probe.works()
     if not has_namespaces:
-        reasons.append(("user_namespaces", why_not))
+        reasons.append(("user_namespaces", remedy()))
     abi = landlock.abi()
     if not abi:
         reasons.append(("landlock_abi", "the kernel has no Landlock (5.13+) or it is not in the `lsm=` boot parameter"))
-    has_seccomp = platform.machine() in ("x86_64", "aarch64") and _has_seccomp()
+    machine = os.uname().machine
+    has_seccomp = machine in ("x86_64", "aarch64") and _has_seccomp()
     if not has_seccomp:
-        reasons.append(("seccomp", f"no filter for {platform.machine()}, or the kernel has no seccomp filters"))
+        reasons.append(("seccomp", f"no filter for {machine}, or the kernel has no seccomp filters"))
     home = cgroup_home()
     return HostCapabilities(
         user_namespaces=has_namespaces,
@@ -53,7 +55,7 @@ def without_cgroup(host: HostCapabilities) -> HostCapabilities:
 
 
 def _kernel() -> tuple[int, int]:
-    numbers = platform.release().split(".")
+    numbers = os.uname().release.split(".")
     return int(numbers[0]), int("".join(ch for ch in numbers[1] if ch.isdigit()) or 0)
 
 
@@ -63,26 +65,6 @@ def _has_seccomp() -> bool:
             return any(line.startswith("Seccomp_filters:") or line.startswith("Seccomp:") for line in file)
     except OSError:
         return False
-
-
-def _try_user_namespace() -> tuple[bool, str]:
-    """A child that makes the namespaces and a mount, as the cage will; `fork` without exec keeps it quick."""
-    import subprocess
-
-    script = (
-        "import ctypes,os,sys\n"
-        "libc=ctypes.CDLL(None,use_errno=True)\n"
-        "def must(result):\n"
-        "    if result: sys.exit(ctypes.get_errno())\n"
-        "uid=os.geteuid()\n"
-        "must(libc.unshare(0x10020000))\n"
-        "open('/proc/self/setgroups','w').write('deny')\n"
-        "open('/proc/self/uid_map','w').write(f'0 {uid} 1')\n"
-        "must(libc.mount(b'none',b'/',None,ctypes.c_ulong(0x44000),None))\n"
-        "must(libc.mount(b'tmpfs',b'/tmp',b'tmpfs',ctypes.c_ulong(6),None))\n"
-    )
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, check=False, cwd="/")
-    return done.returncode == 0, "" if done.returncode == 0 else remedy()
 
 
 def remedy() -> str:
