@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+import sys
 from importlib import import_module
-from typing import NoReturn
 
 from sandkeep.interfaces.cli.exits import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import NoReturn
 
 EXIT_STATUSES = (
     "exit status: the guest's own; 124 timeout; 137 memory; 125 sandkeep could not run it; 2 wrong usage; 130 ctrl-c"
 )
+
+
+class Formatter(argparse.HelpFormatter):
+    """argparse makes one for every option that it is told of, and would load half a dozen modules for the width."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_terminal_width() - 2)
+
+
+def _terminal_width() -> int:
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,18 +46,22 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The arguments, with `handler` set to the subcommand's function."""
-    return build_parser().parse_args(argv)
+    named = [name for name in argv[:1] if name in _COMMANDS]
+    return build_parser(named).parse_args(argv)
 
 
-def build_parser() -> Parser:
-    parser = Parser(prog="sandkeep", description="Run code that you did not write.", allow_abbrev=False)
+def build_parser(names: Iterable[str] = ()) -> Parser:
+    """For all commands, or for those that are going to be used."""
+    parser = Parser(
+        prog="sandkeep",
+        description="Run code that you did not write.",
+        allow_abbrev=False,
+        formatter_class=Formatter,
+    )
     parser.add_argument("--version", action=_Version, help="print the version and leave")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    _add_run(commands)
-    _add_sh(commands)
-    _add_doctor(commands)
-    _add_bench(commands)
-    _add_completion(commands)
+    for name in names or _COMMANDS:
+        _COMMANDS[name](commands)
     return parser
 
 
@@ -63,7 +90,9 @@ def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _add(commands: argparse._SubParsersAction[Parser], name: str, summary: str, epilog: str | None = None) -> Parser:
-    return commands.add_parser(name, help=summary, description=summary, epilog=epilog, allow_abbrev=False)
+    return commands.add_parser(
+        name, help=summary, description=summary, epilog=epilog, allow_abbrev=False, formatter_class=Formatter
+    )
 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -121,3 +150,12 @@ def _add_completion(commands: argparse._SubParsersAction[Parser]) -> None:
     completion = _add(commands, "completion", "print a completion script for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     completion.set_defaults(handler=_later("completion", "completion"))
+
+
+_COMMANDS = {
+    "run": _add_run,
+    "sh": _add_sh,
+    "doctor": _add_doctor,
+    "bench": _add_bench,
+    "completion": _add_completion,
+}
