@@ -6,8 +6,7 @@ Every public name is importable from here. Modules load on first use, so that `i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as `typing` has it, without importing that
 if TYPE_CHECKING:
     from sandkeep import errors as errors
     from sandkeep.backends.fake import FakeBackend as FakeBackend
@@ -124,7 +123,7 @@ __all__ = sorted([*_HOME_OF, "errors"])
 
 if not TYPE_CHECKING:  # a type checker that saw this would accept any name at all
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         from importlib import import_module
 
         if name == "errors":

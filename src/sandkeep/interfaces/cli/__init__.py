@@ -5,18 +5,39 @@ Nothing heavy is imported here: each subcommand brings in what it needs when it 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Sequence
 
 from sandkeep.interfaces.cli.exits import BROKEN_PIPE, INTERRUPTED, OUR_FAILURE, UsageError
 from sandkeep.interfaces.cli.voice import say_error, silence
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_RARELY = 100_000
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status. Nothing that happens in here ends as a traceback."""
+    """Entry point; returns the exit status. Without `argv` the whole process is this command.
+
+    What such a process loads stays until its end, so the collector need not look at it again and again.
+    """
+    if argv is not None:
+        return _status(list(argv))
+    gc.set_threshold(_RARELY)
     try:
-        status = _dispatch(sys.argv[1:] if argv is None else list(argv))
+        return _status(sys.argv[1:])
+    finally:
+        gc.freeze()
+
+
+def _status(argv: list[str]) -> int:
+    """Nothing that happens in here ends as a traceback."""
+    try:
+        status = _dispatch(argv)
         if sys.stdout is not None:
             sys.stdout.flush()
         return status

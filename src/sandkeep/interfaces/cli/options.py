@@ -8,10 +8,10 @@ import re
 from sandkeep.core.errors import InvalidRequest, PolicyViolation
 from sandkeep.core.types import check_env, check_timeout
 from sandkeep.interfaces.cli.exits import UsageError
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.model import SandboxPolicy
 
-_NAME_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandkeep.policy.model import SandboxPolicy
 
 
 def seconds(option: str, text: str) -> float:
@@ -53,6 +53,8 @@ def policy(reads: list[str], writes: list[str], domains: list[str]) -> SandboxPo
     """The default policy (None) with what was allowed added to it, so processes stay allowed as they are there."""
     if not (reads or writes or domains):
         return None
+    from sandkeep.policy.builder import SandboxPolicyBuilder
+
     try:
         builder = SandboxPolicyBuilder().allow_process_spawn()
         for path in reads:
@@ -75,7 +77,7 @@ def _existing(option: str, path: str) -> str:
 
 def domain_and_ports(text: str) -> tuple[str, tuple[int, ...]]:
     """`example.com`, `example.com:8443`, `[::1]:80`; a bare IPv6 address has no port."""
-    match = _NAME_AND_PORT.fullmatch(text)
+    match = re.fullmatch(r"(.+):([0-9]{1,5})", text)
     if match and (":" not in match[1] or match[1].startswith("[")):
         return match[1], (int(match[2]),)
     return text, (80, 443)

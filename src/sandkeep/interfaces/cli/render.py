@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sandkeep.core.errors import (
     ExecutionTimeout,
     FuelExhausted,
@@ -15,6 +13,10 @@ from sandkeep.core.errors import (
 from sandkeep.core.types import ExecResult
 from sandkeep.interfaces.cli.exits import MEMORY, OUR_FAILURE, TIMEOUT, USAGE
 from sandkeep.interfaces.cli.voice import say_error, say_warning, write_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def finish(outcome: ExecResult | SandboxError, as_json: bool) -> int:

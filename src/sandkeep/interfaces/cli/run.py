@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
-
 from sandkeep.core.errors import InvalidRequest, SandboxError
 from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits
 from sandkeep.interfaces.cli import options
@@ -13,7 +10,10 @@ from sandkeep.interfaces.cli.render import finish
 from sandkeep.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
 from sandkeep.interfaces.cli.voice import Progress
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+
     from sandkeep.policy.model import SandboxPolicy
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
-import time
 
 from sandkeep.core.records import dataclass
 from sandkeep.core.types import MAX_CODE_BYTES, Language
@@ -133,14 +131,19 @@ def read_guest_stdin(source: Source, patience: float) -> bytes | None:
     if not _is_readable(descriptor, min(SILENCE, patience)):
         say_warning("nothing came on stdin; the program reads end of file", "add '< /dev/null', or write sooner")
         return None
-    return _read_until_end(descriptor, time.monotonic() + patience)
+    return _read_until_end(descriptor, patience)
 
 
 def _is_readable(descriptor: int, seconds: float) -> bool:
+    import select
+
     return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
 
 
-def _read_until_end(descriptor: int, deadline: float) -> bytes:
+def _read_until_end(descriptor: int, patience: float) -> bytes:
+    import time
+
+    deadline = time.monotonic() + patience
     received = bytearray()
     while len(received) <= MAX_STDIN_BYTES:
         if not _is_readable(descriptor, deadline - time.monotonic()):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
-from types import TracebackType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from threading import Thread
+    from types import TracebackType
 
 PROGRESS_AFTER = 0.7
 _CLEAR_LINE = "\r\x1b[2K"
@@ -54,11 +56,13 @@ class Progress:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def __enter__(self) -> Progress:
         if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            import threading
+
+            self._done = threading.Event()
             self._thread = threading.Thread(target=self._show, daemon=True)
             self._thread.start()
         return self
@@ -66,11 +70,13 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._done.set()
         if self._thread is not None:
+            self._done.set()
             self._thread.join()
 
     def _show(self) -> None:
+        import time
+
         started = time.monotonic()
         wait, is_shown = PROGRESS_AFTER, False
         while not self._done.wait(wait):
