@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -64,6 +63,8 @@ class Egress:
         """Starts the proxy on the listener that the cell opened in its own network; it ends with `cleanup`."""
         if cell.listener < 0:
             return WayOut()
+        import socket
+
         from sandkeep.net.guest_env import authority_environment, proxy_environment
         from sandkeep.net.proxy import EgressProxy
 

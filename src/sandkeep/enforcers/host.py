@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
 from collections.abc import Sequence
 
 from sandkeep.core.errors import BackendUnavailable
@@ -29,8 +27,10 @@ def find_program(name: str, search: str | None = None) -> str | None:
 
 def find_in_wheel(package: str, *parts: str) -> str | None:
     """A program that an installed package carries, found without importing the package."""
+    from importlib.util import find_spec
+
     try:
-        spec = importlib.util.find_spec(package)
+        spec = find_spec(package)
     except (ImportError, ValueError):
         return None
     places = list(spec.submodule_search_locations or ()) if spec else []
@@ -46,6 +46,8 @@ def stamp(path: str) -> FileStamp:
 
 def ask(argv: Sequence[str], timeout: float = 20.0) -> str:
     """What a toolchain says about itself. Run in `/`, so that no version file of the working directory has a say."""
+    import subprocess
+
     environment = {key: value for key, value in os.environ.items() if key != "NODE_OPTIONS"}
     try:
         done = subprocess.run(

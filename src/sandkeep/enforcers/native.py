@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 import sandkeep.cage
 from sandkeep.cage.plan import encode
-from sandkeep.core.contracts import WrappedCommand
 from sandkeep.core.errors import EnforcerUnavailable
 from sandkeep.core.types import Limits
 from sandkeep.enforcers import probe
-from sandkeep.enforcers.bubblewrap import DEFAULT_ENV, checked_command
 from sandkeep.enforcers.pinned import pinned_paths
 from sandkeep.policy.compile import compile_plan
 from sandkeep.policy.model import SandboxPolicy
 from sandkeep.policy.resolve import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkeep.core.contracts import WrappedCommand
 
 
 class NativeEnforcer:
@@ -37,6 +40,9 @@ class NativeEnforcer:
                 "domain rules need a proxy beside the command, which a command line cannot bring",
                 hint="run it through ProcessBackend, which does",
             )
+        from sandkeep.core.contracts import WrappedCommand
+        from sandkeep.enforcers.bubblewrap import DEFAULT_ENV, checked_command
+
         self.probe()
         command = checked_command(program, args)
         host = probe.without_cgroup(probe.measure())

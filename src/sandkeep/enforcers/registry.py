@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from sandkeep.core.contracts import SandboxEnforcer
 from sandkeep.core.errors import EnforcerUnavailable, InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandkeep.core.contracts import SandboxEnforcer
 
 ENFORCERS = {
     "native": "sandkeep.enforcers.native:NativeEnforcer",

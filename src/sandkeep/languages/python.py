@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from functools import lru_cache
@@ -153,6 +152,8 @@ def _own_facts() -> _Facts:
 
 
 def _facts(path: str) -> _Facts:
+    import json
+
     try:
         said = json.loads(ask([path, "-I", "-c", _QUESTION]))
     except ValueError:

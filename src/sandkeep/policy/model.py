@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -54,7 +52,7 @@ def _absolute(name: str, value: str) -> str:
     return os.path.normpath("/" + value.lstrip("/"))
 
 
-_DOMAIN = re.compile(r"(\*\.)?[^\s/@\\:*?#%]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:]+")
+_DOMAIN = r"(\*\.)?[^\s/@\\:*?#%]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,9 @@ class NetworkRule:
 
     def __post_init__(self) -> None:
         check_text("domain", self.domain)
-        if not _DOMAIN.fullmatch(self.domain):
+        import re
+
+        if not re.fullmatch(_DOMAIN, self.domain):
             raise PolicyViolation(f"{self.domain!r} is not a domain, '*.domain' or IP address")
         object.__setattr__(self, "ports", tuple(self.ports))
         for port in self.ports:
@@ -117,11 +117,15 @@ class SandboxPolicy:
 
     def to_json(self) -> str:
         """The whole policy as JSON with camelCase keys; `from_json` gives back an equal object."""
+        import json
+
         return json.dumps(_to_plain(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SandboxPolicy:
         """Parses what `to_json` wrote. A missing key denies; an unknown one is refused: it might have denied more."""
+        import json
+
         try:
             data = json.loads(text, object_pairs_hook=_without_repeats)
         except (ValueError, RecursionError) as error:
