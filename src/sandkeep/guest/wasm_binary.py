@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 MAGIC = b"\0asm"
 CORE_VERSION = b"\1\0\0\0"
-TYPE, IMPORT, FUNCTION, MEMORY, GLOBAL, EXPORT, CODE = 1, 2, 3, 5, 6, 7, 10
+TYPE, IMPORT, FUNCTION, MEMORY, GLOBAL, EXPORT, START, CODE = 1, 2, 3, 5, 6, 7, 8, 10
 #: Sections in the order the format demands; tag (13) and data count (12) are out of numeric order.
 _ORDER = (1, 2, 3, 4, 5, 13, 6, 7, 8, 9, 12, 10, 11)
 _FUNCTION_KIND, _TABLE_KIND, _MEMORY_KIND, _GLOBAL_KIND, _TAG_KIND = range(5)
@@ -37,6 +37,8 @@ class Outline:
     memories: int = 0
     is_go: bool = False
     counts_refusals: bool = False
+    #: Instantiating it runs code of the guest; so it is taken to be until it was looked at.
+    has_start: bool = True
 
     def signature_of_export(self, name: str) -> tuple[bytes, bytes] | None:
         """Parameter and result types of an exported function, or None when there is no such function."""
@@ -112,7 +114,7 @@ def sections(binary: bytes) -> list[tuple[int, bytes]]:
 
 def outline(found: list[tuple[int, bytes]]) -> Outline:
     """Imports, exports and signatures of the module that these sections make up."""
-    result = Outline()
+    result = Outline(has_start=any(identity == START for identity, _ in found))
     readers = {TYPE: _types, IMPORT: _imports, FUNCTION: _functions, EXPORT: _exports}
     for identity, body in found:
         reader = Reader(body)

@@ -9,6 +9,7 @@ from typing import Any
 
 import wasmtime
 from wasm_binary import Outline, Unreadable
+from wasm_pages import Touched
 from wasm_witness import add_witness
 
 #: Every switch is set, so that a new default of wasmtime never opens anything by itself. What is off could escape a
@@ -33,6 +34,9 @@ PROPOSALS = {
     "wide_arithmetic": False,
 }
 MAX_STACK_BYTES = 2 << 20
+MAX_TABLES = 8
+_MAX_TABLE_ELEMENTS = 1_000_000
+_ELEMENT_BYTES = 8
 WASI = "wasi_snapshot_preview1"
 HOST = "sandbox"
 
@@ -55,6 +59,8 @@ class Facts:
     is_witnessed: bool
     counts_refusals: bool
     is_component: bool = False
+    #: No code of a caller runs before its entry does, so an instance can be made before there is a run for it.
+    is_quiet_at_start: bool = False
 
 
 @dataclass
@@ -64,6 +70,20 @@ class Loaded:
     pre: wasmtime.InstancePre
     engine: wasmtime.Engine
     facts: Facts
+    #: What a rehearsal touched, for modules of ours.
+    touched: Touched | None = None
+
+    def limit(self, store: wasmtime.Store, memory_bytes: int) -> None:
+        store.set_limits(
+            memory_size=memory_bytes,
+            table_elements=min(_MAX_TABLE_ELEMENTS, memory_bytes // (MAX_TABLES * _ELEMENT_BYTES)),
+            instances=1,
+            tables=MAX_TABLES,
+            memories=1,
+        )
+
+    def instantiate(self, store: wasmtime.Store) -> wasmtime.Instance:
+        return self.pre.instantiate(store)
 
 
 @dataclass
@@ -199,7 +219,14 @@ def _facts(shape: Outline, entry: str) -> Facts:
         raise Refused("entry", f"the module exports no function {entry!r}")
     if signature not in ((b"", b""), (b"", b"\x7f")):
         raise Refused("entry", f"{entry!r} must take no parameters and return nothing or one i32")
-    return Facts(entry, bool(signature[1]), shape.is_go, shape.memories > 0, shape.counts_refusals)
+    return Facts(
+        entry,
+        bool(signature[1]),
+        shape.is_go,
+        is_witnessed=shape.memories > 0,
+        counts_refusals=shape.counts_refusals,
+        is_quiet_at_start=not shape.has_start,
+    )
 
 
 def one_line(error: Exception, most: int = 1000) -> str:

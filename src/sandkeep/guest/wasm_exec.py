@@ -6,6 +6,7 @@ import base64
 import binascii
 import ctypes
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,16 +14,23 @@ from typing import Any
 import wasmtime
 from wasm_capture import Capture
 from wasm_clock import Clock, DeadlineReached
-from wasm_component import LoadedComponent, run_component
+from wasm_component import LoadedComponent
+from wasm_component_run import run_component
 from wasm_engine import Loaded
+from wasm_fresh import Fresh, Spares
 from wasm_host import HostCalls, Malformed
 from wasm_memory import GuestMemory
+from wasm_pages import anonymous_bytes, look_at
 from wasm_run import Outcome, Runner, Spec
 from wasmtime import _ffi as ffi
 
 MAX_DEPTH = 2
 _LEAST_MEMORY = 1 << 20
 _OUT_OF_MEMORY = 137
+#: A worker that holds more than this gives it back before it says that it is done, so that the supervisor, which
+#: measures by how much it grows, never takes one run's memory for the starting point of the next.
+_LARGE_BYTES = 128 << 20
+_REHEARSAL_SECONDS = 5.0
 
 
 class FuelGone(Exception):
@@ -55,22 +63,71 @@ class Exec:
         self._calls = calls
         self._find = find
         self._specs: list[Spec] = []
+        self._spares = Spares()
+        self._used: list[Fresh] = []
         self.output_bytes = 0
         self.is_allowed = False
 
     def run(self, loaded: Loaded | LoadedComponent, spec: Spec) -> Outcome:
         """Runs a module as the new innermost guest."""
+        spare = None if self._specs else self._spares.take(loaded, spec.memory_bytes)
+        fresh = spare or Fresh(loaded, spec.memory_bytes)
+        try:
+            return self._run_in(fresh, spec)
+        finally:
+            if self._specs or anonymous_bytes() > _LARGE_BYTES:
+                fresh.close()
+            else:
+                if spec.preopens:
+                    fresh.let_go()
+                self._used.append(fresh)
+
+    def _run_in(self, fresh: Fresh, spec: Spec) -> Outcome:
         self._specs.append(spec)
         self._calls.enter()
         try:
-            if isinstance(loaded, LoadedComponent):
-                return run_component(loaded, spec, self._clock)
-            return self._runner.run(loaded, spec)
+            if fresh.loaded.facts.is_component:
+                return run_component(fresh, spec, self._clock)
+            return self._runner.run(fresh, spec)
         except FuelGone:
             return Outcome("fuel")
         finally:
             self._calls.leave()
             self._specs.pop()
+
+    def clean_up(self) -> None:
+        """Frees what the last run used. For the time after its answer: nobody waits for this."""
+        while self._used:
+            self._used.pop().close()
+
+    def make_spare(self, loaded: Loaded | LoadedComponent, like: Spec, must_stop: Callable[[], bool]) -> None:
+        """The instance for the next run of the same module, if there is one, in case it has the same limits."""
+        if not loaded.facts.is_quiet_at_start:
+            return
+        spare = Fresh(loaded, like.memory_bytes)
+        try:
+            spare.wasi_for(like.stdout, like.stderr)
+            spare.make_ahead(must_stop)
+            self._spares.put(spare)
+        except (wasmtime.WasmtimeError, wasmtime.Trap, OSError):
+            spare.close()  # the run that tries it will say what is wrong
+
+    def forget(self, loaded: Loaded | LoadedComponent) -> None:
+        self._spares.drop(loaded)
+
+    def rehearse(self, loaded: Loaded | LoadedComponent, argv: list[str], memory_bytes: int) -> None:
+        """Runs a module of ours for nobody and remembers which pages that touched."""
+        fresh = Fresh(loaded, memory_bytes)
+        self._clock.start(_REHEARSAL_SECONDS)
+        try:
+            memory = fresh.make_ahead()
+            self._run_in(fresh, Spec(argv, {"PWD": "/"}, b"", os.devnull, os.devnull, memory_bytes, None))
+            loaded.touched = look_at(memory) if memory is not None else None
+        except (wasmtime.WasmtimeError, wasmtime.Trap, OSError, DeadlineReached):
+            loaded.touched = None
+        finally:
+            self._clock.stop()
+            fresh.close()
 
     def answer(self, _raw: bytes, request: dict[str, Any], caller: wasmtime.Caller) -> bytes | None:
         if not self.is_allowed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import json
+import select
 import socket
 import struct
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 HEADER = struct.Struct(">II")
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
 MAX_DESCRIPTORS = 8
-_RECEIVE_BYTES = 1 << 18
+_RECEIVE_BYTES = 1 << 14
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
 
@@ -34,6 +35,8 @@ class Channel:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._buffer = bytearray()
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
         self._descriptors: list[int] = []
 
     def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
@@ -51,6 +54,10 @@ class Channel:
         blob = bytes(memoryview(self._buffer)[HEADER.size + text_size : end]) if blob_size else b""
         del self._buffer[:end]
         return message, blob
+
+    def has_more(self) -> bool:
+        """Whether the next frame is on its way already."""
+        return bool(self._buffer) or bool(self._poll.poll(0))
 
     def take_descriptors(self) -> list[int]:
         """What arrived with the frames received so far; the caller closes them."""

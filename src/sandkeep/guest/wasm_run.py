@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 import wasmtime
 from wasm_binary import MEMORY_NAME, REFUSED_NAME
 from wasm_clock import Clock, DeadlineReached
-from wasm_engine import Loaded, one_line
+from wasm_engine import Facts, one_line
+from wasm_exports import find_export, memory_bounds
+from wasm_fresh import Fresh
 from wasm_wasi import GuestExit, Wasi
 from wasmtime import _ffi as ffi
 from wasmtime._func import enter_wasm
 
 PAGE_BYTES = 65536
-MAX_TABLES = 8
-_MAX_TABLE_ELEMENTS = 1_000_000
-_ELEMENT_BYTES = 8
 _MAX_MESSAGE = 4000
 _MAX_TRACE_LINES = 20
 #: How wasmtime says at instantiation that a module asks for more than its Store may hold.
@@ -76,37 +75,22 @@ class Runner:
         self._clock = clock
         self._wasi = wasi
 
-    def run(self, loaded: Loaded, spec: Spec) -> Outcome:
-        outer_started = self._wasi.started
-        store = wasmtime.Store(loaded.engine)
+    def run(self, fresh: Fresh, spec: Spec) -> Outcome:
+        outer_started, self._wasi.started = self._wasi.started, time.monotonic()
         try:
-            self._configure(store, spec)
-            return self._execute(store, loaded, spec)
+            get_ready(fresh, spec)
+            return self._execute(fresh, spec)
         except (Broken, OSError) as error:
             return Outcome("failed", message=one_line(error))
         finally:
-            store.close()
             self._wasi.started = outer_started
 
-    def _configure(self, store: wasmtime.Store, spec: Spec) -> None:
-        store.set_epoch_deadline(1)
-        store.set_limits(
-            memory_size=spec.memory_bytes,
-            table_elements=min(_MAX_TABLE_ELEMENTS, spec.memory_bytes // (MAX_TABLES * _ELEMENT_BYTES)),
-            instances=1,
-            tables=MAX_TABLES,
-            memories=1,
-        )
-        if spec.fuel is not None:
-            store.set_fuel(spec.fuel)
-        self._wasi.started = time.monotonic()
-        give_wasi(store, spec)
-
-    def _execute(self, store: wasmtime.Store, loaded: Loaded, spec: Spec) -> Outcome:
+    def _execute(self, fresh: Fresh, spec: Spec) -> Outcome:
+        store, facts = fresh.store, fresh.loaded.facts
         instance = None
         try:
-            instance = loaded.pre.instantiate(store)
-            outcome = Outcome("exit", _call(store, instance, loaded))
+            instance = fresh.instance()
+            outcome = Outcome("exit", _call(store, instance, facts))
         except GuestExit as leaving:
             outcome = Outcome("exit", min(leaving.code, 255))
         except DeadlineReached:
@@ -115,8 +99,8 @@ class Runner:
             outcome = self._judge_trap(trap)
         except wasmtime.WasmtimeError as error:
             outcome = _judge_error(str(error))
-        if instance is not None and loaded.facts.is_witnessed:
-            _look_at_memory(store, instance, loaded, spec, outcome)
+        if instance is not None and facts.is_witnessed:
+            _look_at_memory(store, instance, facts, spec, outcome)
         outcome.fuel_left = store.get_fuel() if spec.fuel is not None else 0
         return outcome
 
@@ -138,25 +122,22 @@ def trap_text(message: str) -> str:
     return "\n".join([" ".join(cause.split()), *frames])[:_MAX_MESSAGE]
 
 
-def give_wasi(store: wasmtime.Store, spec: Spec) -> None:
-    wasi = wasmtime.WasiConfig()
+def get_ready(fresh: Fresh, spec: Spec) -> None:
+    """Everything that belongs to the run and not to its instance, which may have been made long before it."""
+    fresh.store.set_epoch_deadline(1)
+    if spec.fuel is not None:
+        fresh.store.set_fuel(spec.fuel)
+    wasi = fresh.wasi_for(spec.stdout, spec.stderr)
     wasi.argv = spec.argv
     if spec.env:
         wasi.env = spec.env.items()
     _give_stdin(wasi, spec.stdin)
-    wasi.stdout_file = spec.stdout
-    wasi.stderr_file = spec.stderr
-    opened: list[int] = []
     try:
         for preopen in spec.preopens:
-            opened.append(_open_directory(preopen))
-            wasi.preopen_dir(f"/proc/self/fd/{opened[-1]}", preopen.guest_path, preopen.is_writable)
-        store.set_wasi(wasi)
+            _give_directory(wasi, preopen)
+        fresh.store.set_wasi(wasi)
     except wasmtime.WasmtimeError as error:
         raise Broken(str(error)) from None
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
 
 
 def _give_stdin(wasi: wasmtime.WasiConfig, data: bytes) -> None:
@@ -168,36 +149,28 @@ def _give_stdin(wasi: wasmtime.WasiConfig, data: bytes) -> None:
     ffi.wasi_config_set_stdin_bytes(wasi.ptr(), ctypes.byref(vector))
 
 
-def _open_directory(preopen: Preopen) -> int:
+def _give_directory(wasi: wasmtime.WasiConfig, preopen: Preopen) -> None:
     descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    if (found.st_dev, found.st_ino) != (preopen.device, preopen.inode):
+    try:
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino) != (preopen.device, preopen.inode):
+            raise Broken(f"{preopen.host_path} was replaced while the run was starting")
+        wasi.preopen_dir(f"/proc/self/fd/{descriptor}", preopen.guest_path, preopen.is_writable)
+    finally:
         os.close(descriptor)
-        raise Broken(f"{preopen.host_path} was replaced while the run was starting")
-    return descriptor
 
 
-def _call(store: wasmtime.Store, instance: wasmtime.Instance, loaded: Loaded) -> int:
-    # By name through the raw interface: `Instance.exports` lists all of them, 15 ms for a Go module.
-    entry = _export(store, instance, loaded.facts.entry)
+def _call(store: wasmtime.Store, instance: wasmtime.Instance, facts: Facts) -> int:
+    entry = find_export(store, instance, facts.entry)
     if entry is None:
-        raise Broken(f"the compiled module has no {loaded.facts.entry!r}")
-    count = int(loaded.facts.has_exit_code)
+        raise Broken(f"the compiled module has no {facts.entry!r}")
+    count = int(facts.has_exit_code)
     results = (ffi.wasmtime_val_t * count)()
     with enter_wasm(store) as trap:
         error = ffi.wasmtime_func_call(store._context(), ctypes.byref(entry.of.func), None, 0, results, count, trap)
         if error:
             raise wasmtime.WasmtimeError._from_ptr(error)
     return min(results[0].of.i32 & 0xFFFFFFFF, 255) if count else 0
-
-
-def _export(store: wasmtime.Store, instance: wasmtime.Instance, name: str) -> ffi.wasmtime_extern_t | None:
-    item = ffi.wasmtime_extern_t()
-    encoded = name.encode()
-    is_there = ffi.wasmtime_instance_export_get(
-        store._context(), ctypes.byref(instance._instance), encoded, len(encoded), ctypes.byref(item)
-    )
-    return item if is_there else None
 
 
 def _judge_error(message: str) -> Outcome:
@@ -207,26 +180,26 @@ def _judge_error(message: str) -> Outcome:
 
 
 def _look_at_memory(
-    store: wasmtime.Store, instance: wasmtime.Instance, loaded: Loaded, spec: Spec, outcome: Outcome
+    store: wasmtime.Store, instance: wasmtime.Instance, facts: Facts, spec: Spec, outcome: Outcome
 ) -> None:
-    memory = _export(store, instance, MEMORY_NAME)
+    memory = find_export(store, instance, MEMORY_NAME)
     if memory is not None:
-        outcome.memory_bytes = ffi.wasmtime_memory_data_size(store._context(), ctypes.byref(memory.of.memory))
-    if outcome.kind not in ("trap", "exit") or not loaded.facts.counts_refusals:
+        outcome.memory_bytes = memory_bounds(store, memory)[1]
+    if outcome.kind not in ("trap", "exit") or not facts.counts_refusals:
         return
-    if _died_of(outcome, loaded, spec) and _refused_bytes(store, instance) > spec.memory_bytes:
+    if _died_of(outcome, facts, spec) and _refused_bytes(store, instance) > spec.memory_bytes:
         outcome.kind = "memory"
 
 
-def _died_of(outcome: Outcome, loaded: Loaded, spec: Spec) -> bool:
+def _died_of(outcome: Outcome, facts: Facts, spec: Spec) -> bool:
     """Whether the end looks like that of a guest that was refused memory; an exit of its own choice is not one."""
     if outcome.kind == "trap":
         return True
-    return outcome.exit_code != 0 if spec.is_own_module else loaded.facts.is_go and outcome.exit_code == _GO_FATAL
+    return outcome.exit_code != 0 if spec.is_own_module else facts.is_go and outcome.exit_code == _GO_FATAL
 
 
 def _refused_bytes(store: wasmtime.Store, instance: wasmtime.Instance) -> int:
-    counter = _export(store, instance, REFUSED_NAME)
+    counter = find_export(store, instance, REFUSED_NAME)
     if counter is None:
         return 0
     value = ffi.wasmtime_val_t()

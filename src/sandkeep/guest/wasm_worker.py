@@ -47,6 +47,7 @@ class Worker:
         self._calls.answers = {"fetch": self._fetch, "exec": self._exec.answer}
         self._modules: dict[str, Loaded | LoadedComponent] = {}
         self._commands: dict[tuple[str, bool], str] = {}
+        self._rehearsals: dict[str, list[str]] = {}
         self._may_fetch = False
         self._limits: tuple[int, int | None] = (0, None)
 
@@ -60,6 +61,9 @@ class Worker:
             message, blob = self._channel.receive()
             reply = operations[message["op"]](message, blob)
             self._channel.send(reply)
+            self._exec.clean_up()
+            if message["op"] == "run" and not self._channel.has_more():
+                self._get_ready(message)
 
     def _setup(self, _message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
         self._stdout, self._stderr, log = self._channel.take_descriptors()
@@ -69,7 +73,8 @@ class Worker:
 
     def _load(self, message: dict[str, Any], blob: bytes) -> dict[str, Any]:
         for key in message["drop"]:
-            self._modules.pop(key, None)
+            if key in self._modules:
+                self._exec.forget(self._modules.pop(key))
         descriptors = self._channel.take_descriptors()
         try:
             return self._load_from(message, blob, descriptors[0] if descriptors else None)
@@ -81,6 +86,7 @@ class Worker:
 
     def _load_from(self, message: dict[str, Any], blob: bytes, descriptor: int | None) -> dict[str, Any]:
         source = Source(message["format"], blob, message["entry"], message["fuel"], message["host"])
+        self._rehearsals[message["key"]] = message["rehearsal"]
         if source.format == "compiled":
             if descriptor is None:
                 raise Refused("stale", "no compiled form came with the request")
@@ -117,6 +123,16 @@ class Worker:
         finally:
             self._clock.stop()
         return {"op": "done", **vars(outcome), "cpu": time.process_time() - cpu_before}
+
+    def _get_ready(self, message: dict[str, Any]) -> None:
+        """Nobody waits: an instance for the next run of the same module under the same limits is made now."""
+        if message["fuel"] is not None:
+            return
+        loaded, rehearsal = self._modules[message["key"]], self._rehearsals.pop(message["key"], None)
+        self._may_fetch = self._exec.is_allowed = False
+        if rehearsal:
+            self._exec.rehearse(loaded, rehearsal, message["memory_bytes"])
+        self._exec.make_spare(loaded, self._spec(message, b""), self._channel.has_more)
 
     def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
         return Spec(

@@ -9,13 +9,19 @@ from collections.abc import Mapping, Sequence
 
 from sandkeep.core.errors import BackendUnavailable, CommandNotFound
 from sandkeep.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
-from sandkeep.toolbox.loader import PYTHON, find_artefact, module_of, toolbox_commands
+from sandkeep.toolbox.loader import PYTHON, TOOLBOX, find_artefact, module_of, toolbox_commands
 from sandkeep.wasm.cancellation import Cancellation
 from sandkeep.wasm.module_source import ModuleSource
 from sandkeep.wasm.request import Fetch, Preopen, RunRequest
 from sandkeep.wasm.supervisor import Supervisor
 
 DEFAULT_MEMORY_MB = 512
+_REHEARSALS = {
+    TOOLBOX: ("sh", "-c", "echo hi | wc -c"),
+    "node": ("node", "-p", "1+1"),
+    "git": ("git", "--version"),
+    PYTHON: ("python3", "-c", "print(1)"),
+}
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +89,9 @@ def _own_source(name: str) -> ModuleSource:
     if name == PYTHON:
         return _python_source()
     artefact = find_artefact(name)
-    return ModuleSource("wasm", artefact.read, f"own:{artefact.sha256}", artefact.entry, is_own=True)
+    return ModuleSource(
+        "wasm", artefact.read, f"own:{artefact.sha256}", artefact.entry, is_own=True, rehearsal=_REHEARSALS[name]
+    )
 
 
 def _python_source() -> ModuleSource:
@@ -94,7 +102,9 @@ def _python_source() -> ModuleSource:
         path = python_component.ensure_component(_log.info)
     except python_component.ComponentUnavailable as error:
         raise BackendUnavailable(f"python3 is not there: {error}") from error
-    return ModuleSource("component", path.read_bytes, f"own:{path.stem}", "run", is_own=True)
+    return ModuleSource(
+        "component", path.read_bytes, f"own:{path.stem}", "run", is_own=True, rehearsal=_REHEARSALS[PYTHON]
+    )
 
 
 class SharedSupervisor:

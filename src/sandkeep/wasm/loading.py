@@ -123,6 +123,7 @@ def load_message(source: ModuleSource, needs_fuel: bool, form: str, drop: list[s
         "fuel": needs_fuel,
         "host": source.is_own,
         "drop": drop,
+        "rehearsal": list(source.rehearsal),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,8 @@ class ModuleSource:
     digest: str
     entry: str = START
     is_own: bool = False
+    #: A harmless command line: a worker runs it once for nobody, to see which memory a run of the module needs.
+    rehearsal: Sequence[str] = ()
 
 
 def source_from_code(code: str | bytes) -> ModuleSource:
