@@ -54,6 +54,13 @@ def _status(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    from sandkeep.interfaces.cli.quick import read_run
+
+    plain = read_run(argv)
+    if plain is not None:
+        from sandkeep.interfaces.cli.run import run
+
+        return run(plain)
     from sandkeep.interfaces.cli.parser import parse
 
     arguments = parse(argv)

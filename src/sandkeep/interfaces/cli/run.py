@@ -12,12 +12,13 @@ from sandkeep.interfaces.cli.voice import Progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
+    from types import SimpleNamespace
 
     from sandkeep.policy.model import SandboxPolicy
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace | SimpleNamespace) -> int:
     """Checks everything, then runs it; returns the exit status."""
     source = choose(arguments.target, arguments.source, arguments.code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain)
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     return finish(outcome, arguments.json)
 
 
-def _backend_name(arguments: argparse.Namespace, language: Language, policy: SandboxPolicy | None) -> str:
+def _backend_name(arguments: Namespace | SimpleNamespace, language: Language, policy: SandboxPolicy | None) -> str:
     name: str = arguments.backend or ("wasm" if language is Language.WASM else "process")
     if name == "wasm" and policy is not None:
         raise UsageError("--allow-* options need the process backend", "leave them out, or use --backend process")
@@ -44,7 +45,7 @@ def _backend_name(arguments: argparse.Namespace, language: Language, policy: San
     return name
 
 
-def _request(arguments: argparse.Namespace, source: Source, backend: str) -> ExecRequest:
+def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: str) -> ExecRequest:
     timeout = options.seconds("--timeout", arguments.timeout)
     memory = options.whole_number("--memory", arguments.memory, 1 << 20)
     output = options.whole_number("--max-output", arguments.max_output, 1 << 30)

@@ -1,0 +1,47 @@
+"""What is read without argparse means what argparse says it means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandkeep.interfaces.cli.exits import UsageError
+from sandkeep.interfaces.cli.parser import parse
+from sandkeep.interfaces.cli.quick import read_run
+
+WORDS = """
+    run python script.ts - -- -c --code --timeout --memory --max-output --allow-read --allow-write --allow-domain --env
+    --backend process wasm --enforcer none --json --jso --help -h 5 -5 -cprint(1) --timeout=5 --env=A=B A=B -1 -x
+""".split()
+
+
+@given(st.lists(st.one_of(st.sampled_from(WORDS), st.sampled_from(["", "a b", "-a b", "é"])), max_size=8))
+def test_it_agrees_with_argparse_or_leaves_it_to_it(words: list[str]) -> None:
+    found = read_run(["run", *words])
+    if found is not None:
+        try:
+            expected = vars(parse(["run", *words]))
+        except (UsageError, SystemExit):
+            pytest.fail(f"argparse refuses {words}")
+        expected.pop("handler")
+        assert vars(found) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python -c print(1)",
+        "python -",
+        "script.py",
+        "--timeout 5 --json python script.py --env A=1 --env B=2",
+        "python -c 1 --memory 64 --max-output 5 --allow-read /a --allow-write /b --allow-domain c --enforcer native",
+    ],
+)
+def test_plain_command_lines_are_read(words: str) -> None:
+    assert read_run(["run", *words.split()]) is not None
+
+
+@pytest.mark.parametrize("argv", [[], ["sh", "ls"], ["run"], ["run", "--help"], ["run", "python", "-c"], ["--version"]])
+def test_the_rest_is_left_alone(argv: list[str]) -> None:
+    assert read_run(argv) is None
