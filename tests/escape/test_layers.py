@@ -106,17 +106,28 @@ def test_landlock_keeps_the_guest_from_writing_to_proc(weakened: Weakened) -> No
     assert _went_through(weakened.run(body)["adjust"])
 
 
+_LOOK_INTO_INIT = (
+    "attempt('environ', lambda: open('/proc/1/environ').read()); attempt('mem', lambda: open('/proc/1/mem', 'rb'))"
+)
+
+
 @pytest.mark.claim("SK-PR-1")
-def test_init_is_shielded_even_without_landlock(weakened: Weakened) -> None:
-    body = (
-        "attempt('environ', lambda: open('/proc/1/environ').read()); attempt('mem', lambda: open('/proc/1/mem', 'rb'))"
-    )
+def test_a_keeper_is_shielded_even_without_landlock(weakened: Weakened, tmp_path: Path) -> None:
+    policy = SandboxPolicyBuilder().allow_read(tmp_path).build()  # host paths in sight: init is one that keeps watch
     weakened.without(landlock=())
-    assert set(weakened.run(body).values()) == {"EACCES"}
+    assert set(weakened.run(_LOOK_INTO_INIT, policy).values()) == {"EACCES"}
     weakened.line(
         "enter.py", "    _drop_privileges(kit.plan)", "    _drop_privileges(kit.plan); prctl(PR_SET_DUMPABLE, 1)"
     )
-    assert all(map(_went_through, weakened.run(body).values()))
+    assert all(map(_went_through, weakened.run(_LOOK_INTO_INIT, policy).values()))
+
+
+@pytest.mark.claim("SK-PR-1")
+def test_a_sleeping_init_is_shielded_even_without_landlock(weakened: Weakened) -> None:
+    weakened.without(landlock=(), watch=Watch())
+    assert set(weakened.run(_LOOK_INTO_INIT).values()) == {"EACCES"}
+    weakened.line("linux/sleeper.py", "os.fchmod(descriptor, 0o111)", "os.fchmod(descriptor, 0o555)")
+    assert all(map(_went_through, weakened.run(_LOOK_INTO_INIT).values()))
 
 
 @pytest.mark.claim("SK-NW-1")

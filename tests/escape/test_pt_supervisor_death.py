@@ -57,13 +57,15 @@ _SUPERVISOR = """
 
 
 def _alive(pids: set[int]) -> set[int]:
+    """Those that could still run: neither ended nor, memory gone, waiting for somebody to reap what they leave."""
     found = set()
     for pid in pids:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
         except OSError:
             continue
-        if state != "Z":
+        if state != "Z" and pages:
             found.add(pid)
     return found
 

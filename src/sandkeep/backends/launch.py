@@ -182,9 +182,13 @@ class Launcher:
 
     def _kind(self, setting: Setting, place: PlaceFor, launch: Launch) -> CellKind:
         limits = launch.limits
-        group = GroupLimits(limits.memory_mb * MIB, limits.processes + 1, limits.cpus) if self._home else None
+        most_processes = limits.processes + (1 if setting.has_keeper else 0)
+        group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._home else None
         is_pooled = place.is_shared and not launch.extra_paths
-        return CellKind(setting.zygote, place.plan, group, is_pooled, setting.prelude(launch))
+        execs = setting.warm_worker(launch) != "python"
+        return CellKind(
+            setting.zygote, place.plan, group, is_pooled, setting.has_keeper, execs, setting.prelude(launch)
+        )
 
     def close(self) -> None:
         self.is_closed = True

@@ -73,8 +73,14 @@ class Setting:
         return self._plan.binds
 
     @property
+    def has_keeper(self) -> bool:
+        """Whether init has anything to do for the run: something to watch, or connections to make in its place."""
+        plan = self._plan
+        return plan.isolation != "namespaces" or plan.watch != Watch() or any(bind.as_owner for bind in plan.binds)
+
+    @property
     def concerns_init(self) -> bool:
-        """Whether init has anything to watch, or anything to refuse apart from one exec."""
+        """Whether init must hear of the job: to begin watching, or to let one exec through."""
         return self._plan.watch != Watch() or not self._plan.allow_spawn
 
     def place(self, cleanup: ExitStack) -> PlaceFor:

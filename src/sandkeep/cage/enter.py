@@ -7,10 +7,10 @@ process, just before its code. Init does as little as possible: what it does not
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, NoReturn, Tuple
 
 from .failure import CageError, step
-from .linux import capabilities, cgroups, fds, landlock, mounts, namespaces, rlimits, seccomp, verify
+from .linux import capabilities, cgroups, fds, landlock, mounts, namespaces, rlimits, seccomp, sleeper, verify
 from .linux.syscalls import PR_SET_DUMPABLE, prctl
 from .plan import LaunchPlan
 
@@ -23,6 +23,44 @@ class Kit(NamedTuple):
     trees: Tuple[int, ...]
     cgroups: Tuple[int, ...]
     outer_namespaces: dict[str, int]
+
+
+class Home(NamedTuple):
+    """Namespaces that stand already: their first process, and the pipe that ends when it sleeps."""
+
+    init: int
+    asleep: int
+
+
+def sleep(plan: LaunchPlan, program: int, lifeline: int, awake: int) -> NoReturn:
+    """The first process of a cell that needs nobody to watch it: it gives up everything and sleeps.
+
+    What goes wrong is told on the pipe that sleeping closes.
+    """
+    try:
+        with step("take guest identity"):
+            namespaces.become_guest()
+        _drop_privileges(plan)
+        with step("put init to sleep"):
+            sleeper.become(program, lifeline)
+    except CageError as failure:
+        os.write(awake, str(failure).encode())
+    finally:
+        os._exit(1)
+
+
+def join(kit: Kit, home: Home) -> None:
+    """Into the namespaces whose first process only sleeps, and into the cgroup."""
+    with step("join namespaces"):
+        namespaces.join(home.init, kit.plan.network)
+    share(kit)
+
+
+def await_sleep(home: Home) -> None:
+    """Its init must be out of the guest's reach before the guest is there."""
+    trouble = os.read(home.asleep, 4096).decode("utf-8", "replace")
+    if trouble:
+        raise CageError("start init", 0, trouble)
 
 
 def share(kit: Kit) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import contextmanager
 from typing import Iterator
+
+from .wire import send_packet
 
 
 class CageError(Exception):
@@ -29,3 +32,11 @@ def step(name: str, what: str = "") -> Iterator[None]:
     except OSError as error:
         item = what or str(error.filename or error.strerror or "")
         raise CageError(name, error.errno or 0, item) from None
+
+
+def tell(channel: socket.socket, failure: CageError) -> None:
+    """Whoever waits for the cell may have let go of it meanwhile, which is no reason to end anything else."""
+    try:
+        send_packet(channel, {"failed": [failure.step, failure.errno, failure.what]})
+    except OSError:
+        pass

@@ -7,20 +7,19 @@ namespaces it is the subreaper of everything the guest starts, and kills that it
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
 import signal
 import socket
-import stat
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Set
 
-from . import enter
-from .failure import CageError
+from . import enter, refusals
+from .failure import CageError, tell
 from .linux import fds, usage
 from .linux.notify import Listener
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from .ward import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER
 from .wire import close_all, receive_packet, send_packet
 
 _SLOWEST_LOOK = 0.1
@@ -55,17 +54,15 @@ def run(kit: enter.Kit, channels: Channels) -> None:
         if listener:
             listener.close()
     except CageError as failure:
-        _report_failure(channels.status, failure)
+        _give_up(channels.status, failure)
     except OSError as error:
-        _report_failure(channels.status, CageError("start guest", error.errno or 0, str(error)))
+        _give_up(channels.status, CageError("start guest", error.errno or 0, str(error)))
     Supervisor(kit, channels.status, guest, notifications).watch()
 
 
-def _report_failure(channel: socket.socket, failure: CageError) -> None:
-    try:
-        send_packet(channel, {"failed": [failure.step, failure.errno, failure.what]})
-    finally:
-        os._exit(1)
+def _give_up(channel: socket.socket, failure: CageError) -> NoReturn:
+    tell(channel, failure)
+    os._exit(1)
 
 
 def _open_listener(kit: enter.Kit) -> Optional[socket.socket]:
@@ -85,21 +82,47 @@ def _start_guest(kit: enter.Kit, channels: Channels) -> tuple[int, socket.socket
     if pid:
         theirs.close()
         return pid, ours
+    lock_in(kit, channels, theirs)
+    return 0, theirs
+
+
+def lock_in(kit: enter.Kit, channels: Channels, handoff: socket.socket, home: Optional[enter.Home] = None) -> None:
+    """In the guest's process: builds the cage around it, and hands over what others need to look after it.
+
+    `home` is where there are namespaces already that it is to enter first.
+    """
     try:
         fds.use_as_stdio(channels.stdin, channels.stdout, channels.stderr)
+        if home is not None:
+            enter.join(kit, home)
         enter.build(kit)
-        keep = (channels.job, theirs.fileno())
-        listener = enter.lock(kit, keep)
-        told = [listener] if listener >= 0 else []
-        enter.check(kit, (*keep, *told))
-        send_packet(theirs, {"locked": True}, told)
-        close_all(told)
-        theirs.close()
+        given = {}
+        if home is not None:
+            given = _open_for_ward(kit)
+            enter.await_sleep(home)
+        keep = (channels.job, handoff.fileno(), *given.values())
+        notifications = enter.lock(kit, keep)
+        if notifications >= 0:
+            given = {NOTIFICATIONS: notifications, **given}
+        enter.check(kit, (channels.job, handoff.fileno(), *given.values()))
+        send_packet(handoff, {"locked": list(given)}, list(given.values()))
+        close_all(given.values())
+        handoff.close()
     except CageError as failure:
-        _report_failure(theirs, failure)
+        _give_up(handoff, failure)
     except BaseException as error:
-        _report_failure(theirs, CageError("lock guest", getattr(error, "errno", 0) or 0, repr(error)))
-    return 0, theirs
+        _give_up(handoff, CageError("lock guest", getattr(error, "errno", 0) or 0, repr(error)))
+
+
+def _open_for_ward(kit: enter.Kit) -> Dict[str, int]:
+    """What the zygote cannot open itself, being outside."""
+    given = {}
+    listener = _open_listener(kit)
+    if listener is not None:
+        given[PROXY_LISTENER] = listener.detach()
+    if kit.plan.report_path:
+        given[CODE_DIRECTORY] = os.open(os.path.dirname(kit.plan.report_path), os.O_PATH | os.O_CLOEXEC)
+    return given
 
 
 def _await_lock(handoff: socket.socket) -> int:
@@ -248,7 +271,7 @@ class Supervisor:
             "verdict": self._verdict,
             "cpu": round(self._cpu + self._cpu_lost, 6),
             "peak": self._peak,
-            "denials": (self._listener.denials if self._listener else []) + _refused_paths(self._plan.report_path),
+            "denials": (self._listener.denials if self._listener else []) + refusals.read(self._plan.report_path),
         }
         try:
             send_packet(self._status, report)
@@ -278,25 +301,6 @@ class Supervisor:
             self._peak = max(self._peak, used.ru_maxrss * 1024)
             if pid == self._guest:
                 self._exit = status
-
-
-def _refused_paths(path: str) -> List[List[str]]:
-    """What the worker noted about its program's last error. The guest can write this too: names, never orders."""
-    if not path:
-        return []
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return []
-    try:
-        is_plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        noted = json.loads(os.read(descriptor, 65_536)) if is_plain else []
-        names = [name for _, name in noted[:8] if isinstance(name, str) and len(name) < 4096 and "\0" not in name]
-        return [["path", name.encode("utf-8", "replace").decode()] for name in names]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return []
-    finally:
-        os.close(descriptor)
 
 
 def kill_tree(root: int, itself: bool = True) -> None:

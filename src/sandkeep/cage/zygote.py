@@ -19,10 +19,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from . import init
 from . import plan as plans
-from .enter import Kit
-from .failure import CageError, step
-from .linux import mounts, namespaces, seccomp, usage
+from .enter import Home, Kit, sleep
+from .failure import CageError, step, tell
+from .linux import mounts, namespaces, seccomp, sleeper, usage
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from .ward import Ward
 from .wire import Job, close_all, encode_job, receive_job, receive_packet, send_packet
 
 _FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; the rest are cgroups
@@ -41,15 +42,24 @@ def main(control_descriptor: int) -> Callable[[], None]:
     newborn = zygote.serve()
     if newborn is None:
         os._exit(0)
-    init.run(newborn.kit, newborn.channels)
+    newborn.grow()
     return zygote.await_job(newborn.channels.job)
 
 
 class Newborn(NamedTuple):
-    """What a fresh child needs to become a cell."""
+    """What a fresh child needs to become a guest, by way of being its init or in the namespaces of another."""
 
     kit: Kit
     channels: init.Channels
+    handoff: Optional[socket.socket] = None
+    home: Optional[Home] = None
+
+    def grow(self) -> None:
+        """Returns in the guest's process, locked in."""
+        if self.handoff is None:
+            init.run(self.kit, self.channels)
+        else:
+            init.lock_in(self.kit, self.channels, self.handoff, self.home)
 
 
 class Zygote:
@@ -63,6 +73,11 @@ class Zygote:
         self._outer: Dict[str, int] = {}
         self._id_maps: Dict[Tuple[int, int], int] = {}
         self._cells: set[int] = set()
+        self._wards: Dict[int, Ward] = {}
+        self._is_caging = False
+        self._sleeper = -1
+        self._pid_namespace = -1
+        self._poll = select.poll()
         self._supervisor = call("pidfd_open", os.getppid(), 0)
 
     def prepare(self, order: Dict[str, Any]) -> None:
@@ -73,8 +88,11 @@ class Zygote:
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
         self._outer = namespaces.identities()
-        if order["isolation"] == "namespaces":
+        self._is_caging = order["isolation"] == "namespaces"
+        if self._is_caging:
             self._own_mounts()
+            self._sleeper = sleeper.make()
+            self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         gc.collect()
         gc.freeze()
 
@@ -100,39 +118,64 @@ class Zygote:
         wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        poll = select.poll()
         for descriptor in (wake, self._control.fileno(), self._supervisor):
-            poll.register(descriptor, select.POLLIN)
-        while True:
-            ready = dict(poll.poll())
+            self._poll.register(descriptor, select.POLLIN)
+        is_open = True
+        while is_open or self._wards:
+            ready = dict(self._poll.poll())
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
             if self._supervisor in ready:
                 self._kill_cells()
                 return None
-            if self._control.fileno() in ready:
+            for ward in [ward for ward in self._wards.values() if ward.listens_to in ready]:
+                self._attend(ward, ready[ward.listens_to])
+            if is_open and self._control.fileno() in ready:
                 message, descriptors = receive_packet(self._control)
                 if not message:
-                    return None
+                    is_open = False  # runs that are under way still need somebody to report how they end
+                    self._poll.unregister(self._control)
+                    continue
                 newborn = self.make_cell(message, descriptors)
                 if newborn is not None:
                     close_all([wake, signalled])
                     return newborn
+        return None
+
+    def _attend(self, ward: Ward, event: int) -> None:
+        watched, has_word = ward.listens_to, bool(event & select.POLLIN)
+        if has_word:
+            ward.attend()
+        if ward.listens_to == watched and event == select.POLLIN:
+            return
+        self._poll.unregister(watched)
+        if has_word and ward.listens_to >= 0:
+            self._poll.register(ward.listens_to, select.POLLIN)
 
     def _reap(self) -> None:
         lost = False
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
             self._cells.discard(pid)
             lost = True
-        if lost:
+            ward = self._wards.pop(pid, None)
+            if ward is not None:
+                self._forget(ward)
+                ward.ended(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        if lost and not self._is_caging:
             self._kill_strays()
+
+    def _forget(self, ward: Ward) -> None:
+        try:
+            self._poll.unregister(ward.listens_to)
+        except (KeyError, ValueError):
+            pass
 
     def _kill_strays(self) -> None:
         """Whatever is our child and not a cell outlived its init (a bare guest may kill its own)."""
@@ -150,7 +193,7 @@ class Zygote:
                 return
 
     def make_cell(self, message: Dict[str, Any], descriptors: List[int]) -> Optional[Newborn]:
-        """Clones a child for one cell. The parent keeps nothing of it; the child gets back what it is to be."""
+        """Clones a child for one cell. The child gets back what it is to be."""
         status = socket.socket(fileno=descriptors[1])
         trees: List[int] = []
         newborn = None
@@ -160,21 +203,23 @@ class Zygote:
                 trees.append(mounts.detach_tree(bind, self._id_map))
             kit = Kit(plan, program, tuple(trees), tuple(descriptors[_FIXED_DESCRIPTORS:]), self._outer)
             channels = init.Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
-            if self._clone(kit, channels):
-                newborn = Newborn(kit, channels)
+            if message.get("sleeps"):
+                newborn = self._clone_ward(kit, channels, message["execs"])
+            else:
+                newborn = self._clone(kit, channels)
         except CageError as failure:
-            _tell(status, failure)
+            tell(status, failure)
         except plans.PlanError as problem:
-            _tell(status, CageError("read plan", 0, str(problem)))
+            tell(status, CageError("read plan", 0, str(problem)))
         except OSError as error:  # one cell's trouble must not end the others' zygote
-            _tell(status, CageError("make cell", error.errno or 0, str(error.filename or error.strerror)))
+            tell(status, CageError("make cell", error.errno or 0, str(error.filename or error.strerror)))
         if newborn is None:
             status.close()
             close_all([*trees, descriptors[0], *descriptors[2:]])
         return newborn
 
-    def _clone(self, kit: Kit, channels: init.Channels) -> bool:
-        """Whether this is the child. The child waits until the parent has given it its user."""
+    def _clone(self, kit: Kit, channels: init.Channels) -> Optional[Newborn]:
+        """A cell whose init looks after it. In the child, what it is to be; it waits until it has its user."""
         is_caged = kit.plan.isolation == "namespaces"
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         with step("clone into namespaces" if is_caged else "fork"):
@@ -185,8 +230,9 @@ class Zygote:
                 pidfd = call("pidfd_open", pid, 0) if pid else -1
         if pid == 0:
             os.close(go_write)
-            self._be_born(go_read)
-            return True
+            _await_go(go_read)
+            self._be_born()
+            return Newborn(kit, channels)
         os.close(go_read)
         self._cells.add(pid)
         try:
@@ -200,13 +246,73 @@ class Zygote:
             raise
         finally:
             close_all([go_write, pidfd])
-        return False
+        return None
 
-    def _be_born(self, go_read: int) -> None:
+    def _clone_ward(self, kit: Kit, channels: init.Channels, may_exec: bool) -> Optional[Newborn]:
+        """A cell whose init only sleeps, and beside it, in its namespaces, the guest. In the guest: what it is to be."""
+        asleep, init_pid, pidfd = self._clone_sleeper(kit, channels.status)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guest = -1
+        try:
+            send_packet(channels.status, {"pid": init_pid}, [pidfd])
+            with step("fork guest"):
+                namespaces.send_children_to(pidfd)
+                try:
+                    guest = os.fork()
+                finally:
+                    if guest:
+                        namespaces.send_children_to(self._pid_namespace)
+        except (CageError, OSError):
+            _kill(init_pid)
+            close_all([pidfd])
+            raise
+        finally:
+            if guest:
+                theirs.close()
+                os.close(asleep)
+        if guest == 0:
+            self._be_born()
+            return Newborn(kit, channels, theirs, Home(pidfd, asleep))
+        self._cells.add(guest)
+        ward = Ward(kit.plan.report_path, channels.status.dup(), pidfd, guest, ours, may_exec)
+        self._wards[guest] = ward
+        self._poll.register(ward.listens_to, select.POLLIN)
+        return None
+
+    def _clone_sleeper(self, kit: Kit, lifeline: socket.socket) -> Tuple[int, int, int]:
+        """Returns the pipe that ends when it sleeps, its pid and its pidfd."""
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        asleep, awake = os.pipe2(os.O_CLOEXEC)
+        try:
+            with step("clone into namespaces"):
+                pid, pidfd = namespaces.clone(namespaces.flags_for(kit.plan.network))
+            if pid == 0:
+                os.close(go_write)
+                _await_go(go_read)
+                sleep(kit.plan, self._sleeper, lifeline.fileno(), awake)
+            self._cells.add(pid)
+            try:
+                with step("map user"):
+                    namespaces.map_ids(pid, self._host_id, self._host_id)
+                os.write(go_write, b"g")
+            except (CageError, OSError):
+                _kill(pid)
+                os.close(pidfd)
+                raise
+        except BaseException:
+            os.close(asleep)
+            raise
+        finally:
+            close_all([go_read, go_write, awake])
+        return asleep, pid, pidfd
+
+    def _be_born(self) -> None:
+        """Nothing of the zygote's own is any business of a cell."""
         signal.set_wakeup_fd(-1)
-        if os.read(go_read, 1) != b"g":
-            os._exit(1)
-        close_all([go_read, self._control.detach(), self._supervisor, *self._id_maps.values()])
+        while self._wards:
+            self._wards.popitem()[1].close()
+        own = [self._control.detach(), self._supervisor, self._sleeper, self._pid_namespace]
+        close_all([*own, *self._id_maps.values()])
 
     def await_job(self, job_descriptor: int) -> Callable[[], None]:
         """In the guest's process, cage complete: waits for the job and returns what carries it out."""
@@ -233,12 +339,12 @@ class Zygote:
         return self._id_maps[owner]
 
 
-def _tell(status: socket.socket, failure: CageError) -> None:
-    """The supervisor may have let go of the cell meanwhile, which must not take the zygote with it."""
-    try:
-        send_packet(status, {"failed": [failure.step, failure.errno, failure.what]})
-    except OSError:
-        pass
+def _await_go(go_read: int) -> None:
+    """A clone has no user until its parent gave it one."""
+    signal.set_wakeup_fd(-1)
+    if os.read(go_read, 1) != b"g":
+        os._exit(1)
+    os.close(go_read)
 
 
 def _user_namespace(owner: Tuple[int, int], host_id: int) -> int:

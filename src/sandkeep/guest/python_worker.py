@@ -9,7 +9,6 @@ import atexit
 import builtins
 import gc
 import io
-import json
 import os
 import signal
 import sys
@@ -171,7 +170,7 @@ _refusals = []
 def _note_refusal(error):
     for name in (error.filename, error.filename2):
         if isinstance(name, (str, bytes)) and error.errno in (1, 2, 13, 30):
-            _refusals.append([error.errno, os.fsdecode(name)])
+            _refusals.append(os.fsencode(name))
 
 
 def _flush(stream):
@@ -257,8 +256,8 @@ def _has_finalisers(space):
 def _write_report(code_dir):
     if _refusals:
         try:
-            with open(os.path.join(code_dir, _REPORT), "x") as file:
-                json.dump(_refusals[:8], file)
+            with open(os.path.join(code_dir, _REPORT), "xb") as file:
+                file.write(b"\0".join(_refusals[:8]))
         except OSError:
             pass
 

@@ -33,11 +33,14 @@ class CellKind:
     plan: str
     group: GroupLimits | None
     is_pooled: bool = True
+    #: Whether its init watches over the run, and whether the job will be a program.
+    has_keeper: bool = True
+    execs: bool = True
     #: Given to the cell as soon as it stands, for programs that start first and get their code later.
     prelude: Job | None = None
 
     def __hash__(self) -> int:
-        return hash((self.zygote, self.plan, self.group, self.prelude and self.prelude.argv))
+        return hash((self.zygote, self.plan, self.group, self.execs, self.prelude and self.prelude.argv))
 
 
 class Pool:
@@ -55,6 +58,7 @@ class Pool:
         self._changed = threading.Condition()
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
         self._zygotes: dict[ZygoteKey, ZygoteProcess] = {}
+        self._retired: list[ZygoteProcess] = []
         self._runs: defaultdict[ZygoteKey, int] = defaultdict(int)
         self._zygote_locks: defaultdict[ZygoteKey, threading.Lock] = defaultdict(threading.Lock)
         self._maker: threading.Thread | None = None
@@ -92,7 +96,10 @@ class Pool:
         for attempt in range(_ATTEMPTS):
             cell = None
             try:
-                cell = self._zygote(kind.zygote).order_cell(kind.plan, self._home, kind.group)
+                zygote = self._zygote(kind.zygote)
+                cell = zygote.order_cell(
+                    kind.plan, self._home, kind.group, has_keeper=kind.has_keeper, execs=kind.execs
+                )
                 cell.await_ready(_READY_TIMEOUT)
                 if kind.prelude is not None:
                     cell.start(kind.prelude, starts_clock=False)
@@ -118,7 +125,8 @@ class Pool:
                 self._runs[key] += 1
                 return zygote
             if zygote is not None:
-                zygote.close()
+                zygote.retire()
+                self._retired.append(zygote)
             self._zygotes[key] = ZygoteProcess(key, self._home.prefix if self._home else ())
             self._runs[key] = 1
             return self._zygotes[key]
@@ -189,9 +197,10 @@ class Pool:
             self._maker.join(10)
         for cell in cells:
             cell.close()
-        for zygote in self._zygotes.values():
+        for zygote in (*self._zygotes.values(), *self._retired):
             zygote.close()
         self._zygotes.clear()
+        self._retired.clear()
 
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""

@@ -119,16 +119,28 @@ class ZygoteProcess:
             return lines[-1] if lines else f"exit status {self._process.returncode}"
         return "no answer"
 
-    def order_cell(self, plan: str, home: Home | None, limits: GroupLimits | None, stdin: int | None = None) -> Cell:
+    def order_cell(
+        self,
+        plan: str,
+        home: Home | None,
+        limits: GroupLimits | None,
+        *,
+        stdin: int | None = None,
+        has_keeper: bool = True,
+        execs: bool = True,
+    ) -> Cell:
         """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone.
 
-        `stdin` is the caller's own descriptor for the guest to have as 0, in place of a pipe.
+        `stdin` is the caller's own descriptor for the guest to have as 0, in place of a pipe. `has_keeper`: its init
+        watches over the run. `execs`: its job will be a program, which must be let through where processes are refused.
         """
         group = Group(home, f"sandkeep-{os.urandom(8).hex()}", limits) if home and limits else None
-        cell = Cell(self.key.enforcer, group, has_namespaces=self.key.isolation == "namespaces", stdin=stdin)
+        is_caged = self.key.isolation == "namespaces"
+        cell = Cell(self.key.enforcer, group, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
+        order = {"plan": plan, "sleeps": not has_keeper, "execs": execs}
         try:
             with self._lock:
-                send_packet(self._control, {"plan": plan}, cell.descriptors_to_send())
+                send_packet(self._control, order, cell.descriptors_to_send())
         except OSError as error:
             cell.close()
             raise CellLost(f"the zygote is gone: {error}") from None
@@ -142,14 +154,19 @@ class ZygoteProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def close(self) -> None:
-        """Its control channel ends, and so does it."""
+    def retire(self) -> None:
+        """Its control channel ends, and so does it, once the runs that it still looks after have ended."""
         self._control.close()
+        if self._owner == os.getpid():
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe:
+                    pipe.close()
+
+    def close(self) -> None:
+        """Retires it and waits, though not forever."""
+        self.retire()
         if self._owner != os.getpid():
             return
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe:
-                pipe.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:

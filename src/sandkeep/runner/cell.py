@@ -27,11 +27,19 @@ class Cell:
     """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind."""
 
     def __init__(
-        self, enforcer: str, group: Group | None, *, has_namespaces: bool = True, stdin: int | None = None
+        self,
+        enforcer: str,
+        group: Group | None,
+        *,
+        has_namespaces: bool = True,
+        has_keeper: bool = True,
+        stdin: int | None = None,
     ) -> None:
         self.enforcer = enforcer
         #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace.
         self.grace = 0.25 if has_namespaces else 3.0
+        #: Whether init looks after the run. One that sleeps ends, and everything with it, when it is spoken to.
+        self._has_keeper = has_keeper
         self.group = group
         self.group_usage: GroupUsage | None = None
         self.pid = 0
@@ -105,7 +113,7 @@ class Cell:
         Where it has nothing to watch and nothing to refuse, it is left asleep.
         """
         try:
-            if tells_init:
+            if tells_init and self._has_keeper:
                 is_exec = job.mode != "python" and not self._has_started
                 send_packet(self.status, {"go": starts_clock, "exec": is_exec})
             self._has_started = True
@@ -126,6 +134,9 @@ class Cell:
 
     def ask_to_stop(self) -> None:
         """Everything in the cell is killed and what it used is reported."""
+        if not self._has_keeper:
+            self.kill()
+            return
         with suppress(OSError):
             send_packet(self.status, {"stop": True})
 

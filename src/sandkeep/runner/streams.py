@@ -12,6 +12,7 @@ from sandkeep.runner.cell import Cell, CellLost
 
 _CHUNK = 1 << 16
 _CPU_LOOK = 0.02
+_LAST_WORDS_MS = 1000
 
 
 @dataclass(slots=True)
@@ -224,10 +225,11 @@ class Pump:
         return bool(chunk)
 
     def _last_words(self) -> None:
-        """The report may have been sent just before the end that we noticed first."""
-        self._cell.status.setblocking(False)
+        """The report may have been sent just before the end that we noticed first, or be on its way."""
+        poll = select.poll()
+        poll.register(self._cell.status, select.POLLIN)
         try:
-            while self._cell.report is None:
+            while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
                 self._cell.hear()
-        except (CellLost, BlockingIOError):
+        except CellLost:
             return

@@ -8,6 +8,7 @@ from typing import Iterable
 from .syscalls import call
 
 _CLOSE_RANGE_MAX = 0xFFFFFFFF
+_CLOSE_RANGE_CLOEXEC = 4
 
 
 def close_all_but(keep: Iterable[int]) -> None:
@@ -20,6 +21,11 @@ def close_all_but(keep: Iterable[int]) -> None:
             call("close_range", start, descriptor - 1, 0)
         start = descriptor + 1
     call("close_range", start, _CLOSE_RANGE_MAX, 0)
+
+
+def close_on_exec() -> None:
+    """Whatever is above 2 ends with the next exec."""
+    call("close_range", 3, _CLOSE_RANGE_MAX, _CLOSE_RANGE_CLOEXEC)
 
 
 def use_as_stdio(stdin: int, stdout: int, stderr: int) -> None:

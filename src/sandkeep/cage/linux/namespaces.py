@@ -44,6 +44,16 @@ def flags_for(network: str) -> int:
     return flags if network == "host" else flags | CLONE_NEWNET
 
 
+def join(init: int, network: str) -> None:
+    """Enters the namespaces of another process, but for its pid namespace: that is for children only."""
+    call("setns", init, flags_for(network) & ~CLONE_NEWPID)
+
+
+def send_children_to(process: int) -> None:
+    """The children that are forked from now on are in that process's pid namespace."""
+    call("setns", process, CLONE_NEWPID)
+
+
 def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID, inside_gid: int = GUEST_GID) -> None:
     """Gives a cloned child one user and one group; written from outside because only the parent may choose them."""
     base = f"/proc/{pid}"

@@ -1,0 +1,31 @@
+"""What the worker noted about its program's last error: the paths that it was refused, NUL between them.
+
+The guest can write this too, so it is read as names, never as orders.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import List, Optional
+
+_MOST_NAMES = 8
+_LONGEST_NAME = 4096
+
+
+def read(path: str, directory: Optional[int] = None) -> List[List[str]]:
+    """Denials for the report. Links, devices and pipes in the note's place are no notes; "" is where none is kept."""
+    if not path:
+        return []
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return []
+    try:
+        noted = os.read(descriptor, 65_536) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
+    names = [name for name in noted.split(b"\0") if 0 < len(name) < _LONGEST_NAME]
+    return [["path", name.decode("utf-8", "replace")] for name in names[:_MOST_NAMES]]
