@@ -75,12 +75,15 @@ class Exec:
         try:
             return self._run_in(fresh, spec)
         finally:
-            if self._specs or anonymous_bytes() > _LARGE_BYTES:
-                fresh.close()
-            else:
-                if spec.preopens:
-                    fresh.let_go()
-                self._used.append(fresh)
+            self._retire(fresh, has_files=bool(spec.preopens))
+
+    def _retire(self, fresh: Fresh, *, has_files: bool) -> None:
+        if self._specs or anonymous_bytes() > _LARGE_BYTES:
+            fresh.close()
+            return
+        if has_files:
+            fresh.let_go()
+        self._used.append(fresh)
 
     def _run_in(self, fresh: Fresh, spec: Spec) -> Outcome:
         self._specs.append(spec)

@@ -14,6 +14,7 @@ from typing import Any
 
 HEADER = struct.Struct(">II")
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
+_FROM_JSON = json.JSONDecoder().raw_decode
 MAX_DESCRIPTORS = 8
 _RECEIVE_BYTES = 1 << 14
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
@@ -50,7 +51,7 @@ class Channel:
         text_size, blob_size = HEADER.unpack_from(self._buffer)
         end = HEADER.size + text_size + blob_size
         self._fill(end)
-        message = json.loads(bytes(self._buffer[HEADER.size : HEADER.size + text_size]))
+        message, _ = _FROM_JSON(self._buffer[HEADER.size : HEADER.size + text_size].decode())
         blob = bytes(memoryview(self._buffer)[HEADER.size + text_size : end]) if blob_size else b""
         del self._buffer[:end]
         return message, blob

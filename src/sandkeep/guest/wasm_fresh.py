@@ -7,6 +7,7 @@ never decides what the next one finds ready.
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from wasm_component import LoadedComponent
 from wasm_engine import Loaded
 from wasm_exports import find_export, memory_bounds
 from wasm_pages import Range, anonymous_bytes, images, make_ready, new_image
+from wasmtime import _ffi as ffi
 from wasmtime import component as components
 
 _MOST_SPARES = 4
@@ -42,10 +44,11 @@ class Fresh:
         return self._instance
 
     def wasi_for(self, stdout: str, stderr: str) -> wasmtime.WasiConfig:
-        """What the guest will be given, with the streams that it writes to; all else is still to be added."""
+        """What the guest will be given: an empty standard input and its output; all else is still to be added."""
         if self._output != (stdout, stderr):
             self._output, self._wasi = (stdout, stderr), wasmtime.WasiConfig()
             self._wasi.stdout_file, self._wasi.stderr_file = stdout, stderr
+            give_stdin(self._wasi, b"")
         return self._wasi
 
     def make_ahead(self, must_stop: Callable[[], bool] = lambda: True) -> Range | None:
@@ -71,6 +74,15 @@ class Fresh:
 
     def close(self) -> None:
         self.store.close()
+
+
+def give_stdin(wasi: wasmtime.WasiConfig, data: bytes) -> None:
+    """As bytes, never as a pipe: wasmtime reads pipes on threads of its own, and a read from one cannot be stopped."""
+    vector = ffi.wasm_byte_vec_t(0, None)
+    if data:
+        start = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
+        ffi.wasm_byte_vec_new(ctypes.byref(vector), len(data), start)
+    ffi.wasi_config_set_stdin_bytes(wasi.ptr(), ctypes.byref(vector))
 
 
 def _memory_of(store: wasmtime.Store, instance: wasmtime.Instance | components.Instance) -> Range | None:

@@ -12,7 +12,7 @@ from wasm_binary import MEMORY_NAME, REFUSED_NAME
 from wasm_clock import Clock, DeadlineReached
 from wasm_engine import Facts, one_line
 from wasm_exports import find_export, memory_bounds
-from wasm_fresh import Fresh
+from wasm_fresh import Fresh, give_stdin
 from wasm_wasi import GuestExit, Wasi
 from wasmtime import _ffi as ffi
 from wasmtime._func import enter_wasm
@@ -127,26 +127,18 @@ def get_ready(fresh: Fresh, spec: Spec) -> None:
     fresh.store.set_epoch_deadline(1)
     if spec.fuel is not None:
         fresh.store.set_fuel(spec.fuel)
-    wasi = fresh.wasi_for(spec.stdout, spec.stderr)
-    wasi.argv = spec.argv
-    if spec.env:
-        wasi.env = spec.env.items()
-    _give_stdin(wasi, spec.stdin)
     try:
+        wasi = fresh.wasi_for(spec.stdout, spec.stderr)
+        wasi.argv = spec.argv
+        if spec.env:
+            wasi.env = spec.env.items()
+        if spec.stdin:
+            give_stdin(wasi, spec.stdin)
         for preopen in spec.preopens:
             _give_directory(wasi, preopen)
         fresh.store.set_wasi(wasi)
     except wasmtime.WasmtimeError as error:
         raise Broken(str(error)) from None
-
-
-def _give_stdin(wasi: wasmtime.WasiConfig, data: bytes) -> None:
-    """As bytes, never as a pipe: wasmtime reads pipes on threads of its own, and a read from one cannot be stopped."""
-    vector = ffi.wasm_byte_vec_t(0, None)
-    if data:
-        start = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
-        ffi.wasm_byte_vec_new(ctypes.byref(vector), len(data), start)
-    ffi.wasi_config_set_stdin_bytes(wasi.ptr(), ctypes.byref(vector))
 
 
 def _give_directory(wasi: wasmtime.WasiConfig, preopen: Preopen) -> None:

@@ -7,14 +7,17 @@ descriptor is ever accepted from it.
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 HEADER = struct.Struct(">II")
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
+_FROM_JSON = json.JSONDecoder().raw_decode
 MAX_TEXT_BYTES = 1 << 20
 MAX_BLOB_BYTES = 32 << 20
 _RECEIVE_BYTES = 1 << 16
@@ -64,18 +67,19 @@ class Decoder:
         end = HEADER.size + text_size + blob_size
         if len(self._buffer) < end:
             return None
-        text = bytes(self._buffer[HEADER.size : HEADER.size + text_size])
+        text = self._buffer[HEADER.size : HEADER.size + text_size]
         blob = bytes(self._buffer[HEADER.size + text_size : end])
         del self._buffer[:end]
         return Frame(_parse(text), blob)
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def _parse(encoded: bytearray) -> dict[str, Any]:
     try:
-        message = json.loads(text)
+        text = encoded.decode()
+        message, end = _FROM_JSON(text)
     except (ValueError, RecursionError):
         raise ProtocolViolation("frame is not JSON") from None
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or end != len(text):
         raise ProtocolViolation("frame is not an object")
     return message
 
@@ -84,6 +88,7 @@ class Channel:
     """The supervisor's end of one worker's control socket."""
 
     def __init__(self, control: socket.socket) -> None:
+        control.setblocking(False)
         self._control = control
         self._decoder = Decoder()
 
@@ -98,14 +103,30 @@ class Channel:
     ) -> None:
         """Sends all of it within `timeout`, or raises `Overstayed`."""
         data = encode(message, blob)
+        sent = self._send_some(data, descriptors)
+        if sent < len(data):
+            self._send_rest(memoryview(data)[sent:], () if sent else descriptors, time.monotonic() + timeout)
+
+    def _send_some(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+        """What the socket takes at once, which is all of nearly every frame."""
         try:
-            self._control.settimeout(timeout)
-            sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else 0
-            self._control.sendall(memoryview(data)[sent:] if sent else data)
-        except TimeoutError:
-            raise Overstayed from None
+            if descriptors:
+                return socket.send_fds(self._control, [data], list(descriptors))
+            return self._control.send(data)
+        except BlockingIOError:
+            return 0
         except (OSError, ValueError) as error:
             raise WorkerDied(str(error)) from error
+
+    def _send_rest(self, data: memoryview, descriptors: Sequence[int], deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLOUT)
+        while data:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise Overstayed
+            sent = self._send_some(data, descriptors)
+            descriptors = () if sent else descriptors
+            data = data[sent:]
 
     def receive(self) -> Frame | None:
         """What is there. Call it when the socket is readable; None means that the frame is not complete yet."""
@@ -114,6 +135,8 @@ class Channel:
             return frame
         try:
             data = self._control.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
         except (OSError, ValueError) as error:
             raise WorkerDied(str(error)) from error
         if not data:

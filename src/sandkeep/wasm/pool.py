@@ -142,13 +142,17 @@ class WorkerPool:
         return worker
 
     def _pick(self, wanted: _Wanted) -> Worker | None:
-        fitting = [item for item in self._idle if wanted.fits(item)]
-        if not fitting:
-            return None
         # The most recently used one is the warmest; the others get a chance to become stale.
-        worker = next((item for item in reversed(fitting) if wanted.prefer in item.loaded), fitting[-1])
-        self._idle.remove(worker)
-        return worker
+        fitting = None
+        for worker in reversed(self._idle):
+            if wanted.fits(worker):
+                fitting = fitting or worker
+                if wanted.prefer in worker.loaded:
+                    fitting = worker
+                    break
+        if fitting is not None:
+            self._idle.remove(fitting)
+        return fitting
 
     def _make_room(self) -> bool:
         """Gives up an idle worker that does not fit, so that one can be made that does."""
@@ -161,6 +165,8 @@ class WorkerPool:
 
     def _retire_stale(self) -> list[Worker]:
         oldest = time.monotonic() - _IDLE_SECONDS
+        if self._idle[0].idle_since >= oldest:
+            return []
         stale = [worker for worker in self._idle[:-1] if worker.idle_since < oldest]
         self._idle = [worker for worker in self._idle if worker not in stale]
         return stale

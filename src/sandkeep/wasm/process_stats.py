@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_MOST_BYTES = 4096
 
 
 def anonymous_bytes(pid: int) -> int | None:
     """Memory that is the worker's alone: compiled code and shared libraries are mapped files and do not count."""
     try:
-        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_bytes().split()
+        _, resident, shared, *_ = _read(f"/proc/{pid}/statm").split()
     except (OSError, ValueError):
         return None
     return (int(resident) - int(shared)) * _PAGE_BYTES
@@ -20,7 +20,15 @@ def anonymous_bytes(pid: int) -> int | None:
 
 def cpu_seconds(pid: int) -> float | None:
     try:
-        after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        after_name = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / _TICKS
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)

@@ -86,12 +86,14 @@ def open_preopens(preopens: Sequence[Preopen]) -> list[OpenedPreopen]:
 
 
 def _look_at(preopen: Preopen) -> OpenedPreopen:
-    path = os.path.realpath(preopen.host_path)
     try:
-        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise InvalidRequest(f"{path}: {error.strerror}", field="preopens", hint="give an existing directory") from None
+        text = f"{os.path.realpath(preopen.host_path)}: {error.strerror}"
+        raise InvalidRequest(text, field="preopens", hint="give an existing directory") from None
     try:
+        # The kernel has resolved all links by now, and says where they led.
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)

@@ -33,20 +33,20 @@ class Stream:
         self._most = most
         self.is_truncated = False
 
-    def pump(self) -> bool:
-        """Reads once; False when there is nothing to read at the moment."""
+    def pump(self) -> int:
+        """Reads once; 0 when there is nothing to read at the moment."""
         try:
             data = os.read(self.reader, _READ_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         room = self._most - len(self._kept)
         self._kept += data[:room] if len(data) > room else data
         self.is_truncated = self.is_truncated or len(data) > room
-        return bool(data)
+        return len(data)
 
     def drain(self) -> bool:
-        """Reads what is left after a run; False when it does not end."""
-        return not all(self.pump() for _ in range(_MAX_FINAL_READS))
+        """Reads what is left after a run; False when it does not end. A read that is not filled emptied the pipe."""
+        return any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
 
     def kept(self) -> bytes:
         return bytes(self._kept)

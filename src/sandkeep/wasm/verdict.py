@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,20 +59,27 @@ def _typed(message: dict[str, Any], name: str, kind: type) -> Any:
 
 def enforced(request: RunRequest, wasmtime_version: str) -> Enforced:
     """What held during the run, by name."""
-    files = "wasi preopens" if request.preopens else "no filesystem"
-    writable = any(preopen.writable for preopen in request.preopens)
+    cpu = "fuel" if request.fuel is not None else "watchdog" if request.cpu_seconds is not None else None
+    is_writable = any(preopen.writable for preopen in request.preopens)
     per_file = "rlimit per file" if request.file_bytes is not None else None
+    disk = per_file if is_writable else "nothing writable"
+    return _enforced(wasmtime_version, cpu, disk, bool(request.preopens), request.fetch is not None)
+
+
+@functools.cache
+def _enforced(wasmtime_version: str, cpu: str | None, disk: str | None, has_files: bool, has_fetch: bool) -> Enforced:
+    files = "wasi preopens" if has_files else "no filesystem"
     return Enforced(
         isolation_class=launcher().isolation_class,
         enforcer=f"wasmtime {wasmtime_version}",
         timeout="epoch+kill",
         memory="wasmtime limits",
-        cpu="fuel" if request.fuel is not None else "watchdog" if request.cpu_seconds is not None else None,
+        cpu=cpu,
         processes="wasm",
         open_files="rlimit",
-        disk=per_file if writable else "nothing writable",
+        disk=disk,
         output="supervisor",
-        network="host call" if request.fetch is not None else "no sockets",
+        network="host call" if has_fetch else "no sockets",
         filesystem_read=files,
         filesystem_write=files,
         environment="wasi",
