@@ -29,7 +29,7 @@ else:
 
     def replace(record, **changes):
         """A copy with other values in some fields, checked like any new one."""
-        return type(record)(**{name: getattr(record, name) for name in record.__slots__} | changes)
+        return type(record)(**{name: getattr(record, name) for name in record.__record_fields__} | changes)
 
     def _made_over(kind, methods):
         body = dict(kind.__dict__)
@@ -44,8 +44,9 @@ else:
             "__init__": _first_use,
             "__match_args__": positional,
             "__record_fields__": fields,
-            "__dataclass_fields__": _STANDARD_FIELDS,
-            "__signature__": _SIGNATURE,
+            "__dataclass_fields__": _Standard("__dataclass_fields__"),
+            "__dataclass_params__": _Standard("__dataclass_params__"),
+            "__signature__": _Signature(),
         }
         return type(kind)(kind.__name__, kind.__bases__, body)
 
@@ -53,7 +54,7 @@ else:
         return default if isinstance(default, field) else field(default=default)
 
     def _first_use(self, *args, **kwargs):
-        kind = type(self)
+        kind = next(kind for kind in type(self).__mro__ if kind.__dict__.get("__init__") is _first_use)
         kind.__init__ = _initialiser(kind)
         kind.__init__(self, *args, **kwargs)
 
@@ -82,21 +83,27 @@ else:
         made.__qualname__ = f"{kind.__qualname__}.__init__"
         return made
 
-    class _StandardFields:
+    class _Standard:
         """What the standard module looks for, made when it looks."""
+
+        def __init__(self, name):
+            self._name = name
 
         def __get__(self, instance, owner):
             import dataclasses
 
-            body = {"__annotations__": owner.__annotations__, "__module__": owner.__module__}
-            for name, item in owner.__record_fields__.items():
+            record = next(kind for kind in owner.__mro__ if "__record_fields__" in kind.__dict__)
+            body = {"__annotations__": record.__annotations__, "__module__": record.__module__}
+            for name, item in record.__record_fields__.items():
                 how = {"kw_only": item.is_keyword, "repr": item.is_shown}
                 if item.factory is not None:
                     how["default_factory"] = item.factory
                 elif item.default is not _NEEDED:
                     how["default"] = item.default
                 body[name] = dataclasses.field(**how)
-            return dataclasses.dataclass(type(owner.__name__, (), body)).__dataclass_fields__
+            is_frozen = record.__setattr__ is _refuse_change
+            twin = dataclasses.dataclass(frozen=is_frozen)(type(record.__name__, (), body))
+            return getattr(twin, self._name)
 
     class _Signature:
         """How the class is called, for `inspect`."""
@@ -104,6 +111,8 @@ else:
         def __get__(self, instance, owner):
             from inspect import Parameter, Signature
 
+            if "__record_fields__" not in owner.__dict__:
+                raise AttributeError("a class that extends a record is called in its own way")
             parameters = []
             for name, item in owner.__record_fields__.items():
                 default = Parameter.empty if item.default is _NEEDED else item.default
@@ -112,10 +121,8 @@ else:
                 parameters.append(Parameter(name, kind, default=shown, annotation=owner.__annotations__[name]))
             return Signature(parameters)
 
-    _STANDARD_FIELDS, _SIGNATURE = _StandardFields(), _Signature()
-
     def _values(record):
-        return tuple([getattr(record, name) for name in record.__slots__])
+        return tuple([getattr(record, name) for name in record.__record_fields__])
 
     def _equal(self, other):
         return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
@@ -125,7 +132,7 @@ else:
         return f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
 
     def _restore(self, values):
-        for name, value in zip(self.__slots__, values, strict=True):
+        for name, value in zip(self.__record_fields__, values, strict=True):
             object.__setattr__(self, name, value)
 
     def _refuse_change(self, name, *_):

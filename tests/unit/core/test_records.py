@@ -97,6 +97,32 @@ def test_it_can_be_pickled_and_copied() -> None:
     assert pickle.loads(pickle.dumps(ours)) == copy.copy(ours) == copy.deepcopy(ours) == ours
 
 
+class Named(Ours):
+    """As somebody might extend one."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(7)
+        object.__setattr__(self, "name", name)
+
+
+@records.dataclass(frozen=True, slots=True)
+class Base:
+    x: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Derived(Base):
+    y: int = 2
+
+
+def test_others_may_extend_it() -> None:
+    assert [(item.x, item.name) for item in (Named("a"), Named("b"))] == [(7, "a"), (7, "b")]
+    assert dataclasses.asdict(Derived(3)) == {"x": 3, "y": 2} and Derived(3) == Derived(3, 2)
+    assert Base(5).x == 5
+
+
 def test_it_brings_nothing_along() -> None:
     script = "import sys, sandkeep.core.types; print([n for n in ('dataclasses', 'inspect') if n in sys.modules])"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
