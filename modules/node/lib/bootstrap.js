@@ -20,7 +20,7 @@
   const { builtins } = internal('builtins');
   for (const name of Object.keys(builtins)) builtins[name]();
   const modules = internal('modules');
-  const { main, onRejection } = internal('main');
+  const { main, onRejection, rehearse } = internal('main');
   Object.assign(binding.hooks, {
     main,
     resolve: modules.resolveImport,
@@ -28,4 +28,5 @@
     importMeta: modules.fillImportMeta,
     rejection: onRejection,
   });
+  rehearse();
 })

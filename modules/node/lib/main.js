@@ -60,16 +60,20 @@ directories, no processes, network by fetch() only where the host allows it.
 
   // ---- running ----
 
+  // What evaluated code finds as globals besides those of every script: the modules that Node knows by name. Described here,
+  // before the snapshot, so that a run only has to apply it.
+  const hidden = (value) => ({ value, writable: true, configurable: true, enumerable: false });
+  const without = (descriptions, taken) => Object.fromEntries(Object.entries(descriptions).filter(([key]) => key === 'crypto' || !(key in taken)));
+  const evalGlobals = without(Object.fromEntries(Object.entries(internal('builtins').builtins).filter(([key]) => !key.includes('/')).map(([key, get]) => [key, {
+    get, set(value) { Object.defineProperty(globalThis, key, { value, writable: true, configurable: true }); }, configurable: true, enumerable: false,
+  }])), globalThis);
+
   function runEval(code, options, name) {
     sources.set(name, code);
     const own = modules.makeModule(path.join(process.cwd(), name));
     const require = modules.makeRequire({ filename: own.filename, directory: process.cwd() });
-    const builtins = internal('builtins').builtins;
-    for (const key of Object.keys(builtins)) {
-      if (!key.includes('/') && (key === 'crypto' || !(key in globalThis))) Object.defineProperty(globalThis, key, { get: builtins[key], set(value) { Object.defineProperty(globalThis, key, { value, writable: true, configurable: true }); }, configurable: true, enumerable: false });
-    }
-    Object.assign(globalThis, { module: own, exports: own.exports, require, __filename: name, __dirname: '.' });
-    for (const key of ['module', 'exports', 'require', '__filename', '__dirname']) Object.defineProperty(globalThis, key, { enumerable: false });
+    Object.defineProperties(globalThis, options.preload.length ? without(evalGlobals, globalThis) : evalGlobals);
+    Object.defineProperties(globalThis, { module: hidden(own), exports: hidden(own.exports), require: hidden(require), __filename: hidden(name), __dirname: hidden('.') });
     if (options.isModule) return runModule(code, name + '1');
     const result = binding.evalScript(code, name, 1);
     if (options.isPrinting) process.stdout.write((typeof result === 'string' ? result : inspect(result)) + '\n');
@@ -229,5 +233,16 @@ directories, no processes, network by fetch() only where the host allows it.
     return Number(process.exitCode ?? 0) & 255;
   }
 
-  Object.assign(exports, { main, onRejection, fatal });
+  // Before the snapshot: the engine makes its own functions when they are first used. What every run uses is made here, once.
+  function rehearse() {
+    start(['/usr/bin/node']);
+    parse(['node', '-p', '0']);
+    modules.makeRequire({ filename: modules.makeModule(path.join(process.cwd(), '[eval]')).filename, directory: process.cwd() });
+    Object.defineProperties({}, { ...evalGlobals, module: hidden({}) });
+    inspect(binding.evalScript('0', '[eval]', 1));
+    attempt(loop);
+    process.emit('exit', process.listenerCount('beforeExit'));
+  }
+
+  Object.assign(exports, { main, onRejection, fatal, rehearse });
 })
