@@ -30,7 +30,9 @@ _OUT_OF_MEMORY = 137
 #: A worker that holds more than this gives it back before it says that it is done, so that the supervisor, which
 #: measures by how much it grows, never takes one run's memory for the starting point of the next.
 _LARGE_BYTES = 128 << 20
-_REHEARSAL_SECONDS = 5.0
+#: Less than the supervisor's grace, for a run may be waiting by then; what was touched until then is worth knowing too.
+_REHEARSAL_SECONDS = 0.1
+_REHEARSAL_BYTES = 256 << 20
 
 
 class FuelGone(Exception):
@@ -118,13 +120,13 @@ class Exec:
     def forget(self, loaded: Loaded | LoadedComponent) -> None:
         self._spares.drop(loaded)
 
-    def rehearse(self, loaded: Loaded | LoadedComponent, argv: list[str], memory_bytes: int) -> None:
+    def rehearse(self, loaded: Loaded | LoadedComponent, argv: list[str]) -> None:
         """Runs a module of ours for nobody and remembers which pages that touched."""
-        fresh = Fresh(loaded, memory_bytes)
+        fresh = Fresh(loaded, _REHEARSAL_BYTES)
         self._clock.start(_REHEARSAL_SECONDS)
         try:
             memory = fresh.make_ahead()
-            self._run_in(fresh, Spec(argv, {"PWD": "/"}, b"", os.devnull, os.devnull, memory_bytes, None))
+            self._run_in(fresh, Spec(argv, {"PWD": "/"}, b"", os.devnull, os.devnull, _REHEARSAL_BYTES, None))
             loaded.touched = look_at(memory) if memory is not None else None
         except (wasmtime.WasmtimeError, wasmtime.Trap, OSError, DeadlineReached):
             loaded.touched = None

@@ -131,7 +131,7 @@ class Worker:
         loaded, rehearsal = self._modules[message["key"]], self._rehearsals.pop(message["key"], None)
         self._may_fetch = self._exec.is_allowed = False
         if rehearsal:
-            self._exec.rehearse(loaded, rehearsal, message["memory_bytes"])
+            self._exec.rehearse(loaded, rehearsal)
         self._exec.make_spare(loaded, self._spec(message, b""), self._channel.has_more)
 
     def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:

@@ -1,0 +1,98 @@
+"""Instances that are made before there is a run for them: nobody can tell, and nothing of a run is left in them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.helpers import require
+from tests.wasm.conftest import Run
+from tests.wasm.guests import EXIT, PRINT, WRITE
+
+from sandkeep.core.errors import MemoryExceeded
+from sandkeep.core.types import ExecResult
+from sandkeep.wasm.module_source import source_from_code
+from sandkeep.wasm.request import Preopen, RunRequest
+from sandkeep.wasm.supervisor import Supervisor
+
+#: Exits with how often it was run in this memory and with this global, and fills its memory with marks.
+COUNTER = f"""(module {EXIT} (memory (export "memory") 4) (global $runs (mut i32) (i32.const 0)) (data (i32.const 0) "\\00")
+  (func (export "_start")
+    (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (i32.const 1)))
+    (global.set $runs (i32.add (global.get $runs) (i32.const 1)))
+    (memory.fill (i32.const 4096) (i32.const 7) (i32.const 65536))
+    (call $proc_exit (i32.add (i32.mul (global.get $runs) (i32.const 10)) (i32.load (i32.const 0))))))"""
+STARTS_ALONE = f"""(module {WRITE} (memory (export "memory") 1) (data (i32.const 64) "started\\n") {PRINT}
+  (func $begin (call $print (i32.const 1) (i32.const 64) (i32.const 8))) (start $begin)
+  (func (export "_start")))"""
+#: Exits with 0 when it could grow to 64 MiB.
+GROWS = f"""(module {EXIT} (memory (export "memory") 1)
+  (func (export "_start")
+    (if (i32.eq (memory.grow (i32.const 1023)) (i32.const -1)) (then unreachable))
+    (call $proc_exit (i32.const 0))))"""
+
+
+def settle() -> None:
+    """Long enough for a worker to have its next instance ready."""
+    time.sleep(0.05)
+
+
+def test_every_run_finds_memory_and_globals_as_the_module_says(run: Run) -> None:
+    for _ in range(4):
+        assert run(COUNTER).exit_code == 11
+        settle()
+
+
+def test_a_start_function_runs_once_for_each_run(run: Run) -> None:
+    for _ in range(4):
+        assert run(STARTS_ALONE).stdout == "started\n"
+        settle()
+
+
+def test_limits_are_those_of_the_run_and_not_of_the_one_before(run: Run) -> None:
+    for _ in range(2):
+        assert run(GROWS, memory_limit_mb=64).exit_code == 0
+        settle()
+        with pytest.raises(MemoryExceeded):
+            run(GROWS, memory_limit_mb=32)
+        settle()
+
+
+def test_a_deadline_counts_from_the_run_and_not_from_its_instance(run: Run) -> None:
+    assert run(COUNTER, timeout=1).exit_code == 11
+    time.sleep(1.2)
+    assert run(COUNTER, timeout=1).exit_code == 11
+
+
+def test_arguments_and_input_are_those_of_the_run(supervisor: Supervisor) -> None:
+    for word in ("one", "two", "three"):
+        assert run_in(supervisor, COUNTER, env={"WORD": word}, stdin=word.encode()).exit_code == 11
+        settle()
+
+
+def test_when_a_run_has_returned_its_directories_are_closed(supervisor: Supervisor, tmp_path: Path) -> None:
+    for _ in range(3):
+        assert run_in(supervisor, COUNTER, preopens=[Preopen(tmp_path, "/work", True)]).exit_code == 11
+        assert str(tmp_path) not in open_paths(supervisor)
+
+
+def run_in(supervisor: Supervisor, code: str, **fields: object) -> ExecResult:
+    request = RunRequest(("main.wasm",), 10, 64, **fields)  # type: ignore[arg-type]
+    return supervisor.run(source_from_code(code), request)
+
+
+def open_paths(supervisor: Supervisor) -> set[str]:
+    found = set()
+    for pid in supervisor.pool.pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError as error:
+            require(False, f"a worker's descriptors cannot be looked at here: {error}")
+        for name in names:
+            try:
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                continue
+    return found
