@@ -142,7 +142,15 @@ class Launcher:
             cell = self._started(setting, place, launch, told, cleanup)
             started = time.monotonic()
             limits = launch.limits
-            pump = Pump(cell, launch.stdin, limits.output_bytes, launch.deadline, launch.cancel, limits.cpu_seconds)
+            pump = Pump(
+                cell,
+                launch.stdin,
+                limits.output_bytes,
+                launch.deadline,
+                launch.cancel,
+                limits.cpu_seconds,
+                self._pool.linger,
+            )
             end = pump.run(started)
             cell.close()
             kernel = _kernel_usage(cell)

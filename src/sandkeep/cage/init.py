@@ -108,6 +108,7 @@ def lock_in(kit: enter.Kit, channels: Channels, handoff: socket.socket, home: Op
         send_packet(handoff, {"locked": list(given)}, list(given.values()))
         close_all(given.values())
         handoff.close()
+        channels.status.detach()  # closed with the rest; the object must not close whatever has its number later
     except CageError as failure:
         _give_up(handoff, failure)
     except BaseException as error:

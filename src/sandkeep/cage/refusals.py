@@ -10,7 +10,7 @@ import stat
 from typing import List, Optional
 
 _MOST_NAMES = 8
-_LONGEST_NAME = 4096
+_MOST_BYTES = 8192
 
 
 def read(path: str, directory: Optional[int] = None) -> List[List[str]]:
@@ -22,10 +22,10 @@ def read(path: str, directory: Optional[int] = None) -> List[List[str]]:
     except OSError:
         return []
     try:
-        noted = os.read(descriptor, 65_536) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        noted = os.read(descriptor, _MOST_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     except OSError:
         return []
     finally:
         os.close(descriptor)
-    names = [name for name in noted.split(b"\0") if 0 < len(name) < _LONGEST_NAME]
+    names = [name for name in noted.split(b"\0") if name]
     return [["path", name.decode("utf-8", "replace")] for name in names[:_MOST_NAMES]]

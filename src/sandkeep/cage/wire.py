@@ -13,6 +13,8 @@ import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 MAX_PACKET = 512 * 1024
+#: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.
+SHORT_PACKET = 96 * 1024
 _MAX_DESCRIPTORS = 32
 
 
@@ -22,10 +24,10 @@ def send_packet(channel: socket.socket, message: Dict[str, Any], descriptors: Se
     channel.sendmsg([payload], rights)
 
 
-def receive_packet(channel: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
+def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict[str, Any], List[int]]:
     """One message and the descriptors that came with it. An empty message is the end of the conversation."""
     size = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-    payload, rights, _, _ = channel.recvmsg(MAX_PACKET, size, socket.MSG_CMSG_CLOEXEC)
+    payload, rights, _, _ = channel.recvmsg(most, size, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in rights:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

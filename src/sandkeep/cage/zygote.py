@@ -26,7 +26,7 @@ from .linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
 from .ward import Ward
 from .wire import Job, close_all, encode_job, receive_job, receive_packet, send_packet
 
-_FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; the rest are cgroups
+_FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; then the lifeline of an init that sleeps, and cgroups
 
 
 def main(control_descriptor: int) -> Callable[[], None]:
@@ -201,10 +201,12 @@ class Zygote:
             plan, program = _parse(message["plan"])
             for bind in plan.binds:
                 trees.append(mounts.detach_tree(bind, self._id_map))
-            kit = Kit(plan, program, tuple(trees), tuple(descriptors[_FIXED_DESCRIPTORS:]), self._outer)
             channels = init.Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
-            if message.get("sleeps"):
-                newborn = self._clone_ward(kit, channels, message["execs"])
+            sleeps = bool(message.get("sleeps"))
+            groups = descriptors[_FIXED_DESCRIPTORS + sleeps :]
+            kit = Kit(plan, program, tuple(trees), tuple(groups), self._outer)
+            if sleeps:
+                newborn = self._clone_ward(kit, channels, descriptors[_FIXED_DESCRIPTORS], message["execs"])
             else:
                 newborn = self._clone(kit, channels)
         except CageError as failure:
@@ -248,13 +250,12 @@ class Zygote:
             close_all([go_write, pidfd])
         return None
 
-    def _clone_ward(self, kit: Kit, channels: init.Channels, may_exec: bool) -> Optional[Newborn]:
-        """A cell whose init only sleeps, and beside it, in its namespaces, the guest. In the guest: what it is to be."""
-        asleep, init_pid, pidfd = self._clone_sleeper(kit, channels.status)
+    def _clone_ward(self, kit: Kit, channels: init.Channels, lifeline: int, may_exec: bool) -> Optional[Newborn]:
+        """A cell whose init only sleeps, and beside it, in its namespaces, the guest. There: what it is to be."""
+        asleep, init_pid, pidfd = self._clone_sleeper(kit, lifeline)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guest = -1
+        guest = guest_pidfd = -1
         try:
-            send_packet(channels.status, {"pid": init_pid}, [pidfd])
             with step("fork guest"):
                 namespaces.send_children_to(pidfd)
                 try:
@@ -262,6 +263,9 @@ class Zygote:
                 finally:
                     if guest:
                         namespaces.send_children_to(self._pid_namespace)
+            if guest:
+                guest_pidfd = call("pidfd_open", guest, 0)
+                send_packet(channels.status, {"pid": init_pid}, [pidfd, guest_pidfd])
         except (CageError, OSError):
             _kill(init_pid)
             close_all([pidfd])
@@ -269,7 +273,7 @@ class Zygote:
         finally:
             if guest:
                 theirs.close()
-                os.close(asleep)
+                close_all([asleep, guest_pidfd])
         if guest == 0:
             self._be_born()
             return Newborn(kit, channels, theirs, Home(pidfd, asleep))
@@ -279,7 +283,7 @@ class Zygote:
         self._poll.register(ward.listens_to, select.POLLIN)
         return None
 
-    def _clone_sleeper(self, kit: Kit, lifeline: socket.socket) -> Tuple[int, int, int]:
+    def _clone_sleeper(self, kit: Kit, lifeline: int) -> Tuple[int, int, int]:
         """Returns the pipe that ends when it sleeps, its pid and its pidfd."""
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         asleep, awake = os.pipe2(os.O_CLOEXEC)
@@ -289,7 +293,7 @@ class Zygote:
             if pid == 0:
                 os.close(go_write)
                 _await_go(go_read)
-                sleep(kit.plan, self._sleeper, lifeline.fileno(), awake)
+                sleep(kit.plan, self._sleeper, lifeline, awake)
             self._cells.add(pid)
             try:
                 with step("map user"):

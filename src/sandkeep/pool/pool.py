@@ -80,13 +80,18 @@ class Pool:
             self._leased -= 1
             self._changed.notify()
 
+    def linger(self) -> None:
+        """A run takes its time: others may be made meanwhile. Short runs are not disturbed by their making."""
+        with self._changed:
+            self._changed.notify()
+
     def _take(self, kind: CellKind) -> Cell | None:
         while True:
             with self._changed:
                 self._check_open()
                 is_there = self._state.lease(kind, time.monotonic())
                 cell = self._ready[kind].popleft() if is_there else None
-                self._wake_maker()
+                self._start_maker()
             if cell is None or cell.is_alive():
                 return cell
             cell.close()
@@ -135,11 +140,10 @@ class Pool:
         if self._is_closed:
             raise BackendUnavailable("the backend was closed", hint="create a new one")
 
-    def _wake_maker(self) -> None:
+    def _start_maker(self) -> None:
         if self._maker is None:
             self._maker = threading.Thread(target=self._make_in_background, name="sandkeep-pool", daemon=True)
             self._maker.start()
-        self._changed.notify()
 
     def _make_in_background(self) -> None:
         while True:

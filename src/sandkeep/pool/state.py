@@ -68,12 +68,6 @@ class PoolState:
             shelf.making -= 1
             shelf.target = min(shelf.target, shelf.ready)
 
-    def lost(self, key: Hashable) -> None:
-        """A waiting cell turned out to be dead."""
-        shelf = self.shelves.get(key)
-        if shelf is not None and shelf.ready:
-            shelf.ready -= 1
-
     def surplus(self, now: float) -> list[Hashable]:
         """Kinds of which one waiting cell is to be destroyed; each is already taken off its shelf."""
         keys: list[Hashable] = []

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from sandkeep.cage.linux.cgroups import Group, GroupUsage
-from sandkeep.cage.wire import Job, encode_job, receive_packet, send_packet
+from sandkeep.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
 from sandkeep.core.errors import EnforcerFailed
 
 #: Every cell that is not closed, so that a forked copy of this process can let go of all of them.
@@ -38,12 +38,14 @@ class Cell:
         self.enforcer = enforcer
         #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace.
         self.grace = 0.25 if has_namespaces else 3.0
-        #: Whether init looks after the run. One that sleeps ends, and everything with it, when it is spoken to.
+        #: Whether init looks after the run.
         self._has_keeper = has_keeper
         self.group = group
         self.group_usage: GroupUsage | None = None
         self.pid = 0
         self.pidfd = -1
+        #: The guest's own process, where it is a child of the zygote.
+        self.guest = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
         self._is_ready = False
@@ -55,6 +57,11 @@ class Cell:
         self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
         self._theirs = [theirs, stdout, stderr]
+        #: An init that only sleeps ends, and everything with it, when this is closed: by us, or by our death.
+        self._lifeline = -1
+        if not has_keeper:
+            their_lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
+            self._theirs.append(their_lifeline)
         for descriptor in (self.stdin, self.stdout, self.stderr):
             if descriptor >= 0:
                 os.set_blocking(descriptor, False)
@@ -93,6 +100,7 @@ class Cell:
             raise EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
         if "pid" in message:
             self.pid, self.pidfd = message["pid"], descriptors[0]
+            self.guest = descriptors[1] if len(descriptors) > 1 else -1
         elif "ready" in message:
             self._is_ready = True
             self.listener = descriptors[0] if descriptors else -1
@@ -103,7 +111,7 @@ class Cell:
         """A cell that ended with a word of ours unread makes the first attempt fail; what it said is still there."""
         for _ in range(2):
             with suppress(ConnectionResetError):
-                return receive_packet(self.status)
+                return receive_packet(self.status, SHORT_PACKET)
         return {}, []
 
     def start(self, job: Job, *, starts_clock: bool = True, tells_init: bool = True) -> None:
@@ -155,7 +163,23 @@ class Cell:
         return bool(poll.poll(timeout * 1000))
 
     def is_alive(self) -> bool:
-        return self._is_ready and not self._is_closed and not self.await_gone(0)
+        """Whether it waits and whoever looks after it is there: neither has anything to say before it has a job."""
+        if not self._is_ready or self._is_closed:
+            return False
+        poll = select.poll()
+        for descriptor in (self.pidfd, self.status.fileno()):
+            poll.register(descriptor, select.POLLIN)
+        return not poll.poll(0)
+
+    def report_orphan(self) -> None:
+        """The guest ended and its zygote is not there to say how."""
+        from sandkeep.runner.orphans import exit_status
+
+        self.kill()
+        status = exit_status(self.guest)
+        if status is None:
+            raise CellLost("the zygote died")
+        self.report = {"exit": status}
 
     def close(self) -> None:
         """Ends the cell if it has not ended, waits until it is gone, and gives everything back."""
@@ -170,10 +194,9 @@ class Cell:
                 self.kill()
         self.await_gone(10)
         self.status.close()
-        for descriptor in (self.stdin, self.stdout, self.stderr, self.pidfd, self.listener):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.stdin = self.stdout = self.stderr = self.pidfd = self.listener = -1
+        for descriptor in self._descriptors():
+            os.close(descriptor)
+        self.stdin = self.stdout = self.stderr = self.pidfd = self.guest = self.listener = self._lifeline = -1
         if self.group is not None:
             self.group_usage = self.group.usage()
             self.group.remove()
@@ -190,7 +213,10 @@ class Cell:
         self._is_closed = True
         for channel in (self.job, self.status, self._their_job, self._their_status):
             channel.close()
-        for descriptor in (self.stdin, self.stdout, self.stderr, self.pidfd, self.listener, *self._theirs):
-            if descriptor >= 0:
-                with suppress(OSError):
-                    os.close(descriptor)
+        for descriptor in (*self._descriptors(), *self._theirs):
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _descriptors(self) -> list[int]:
+        ours = (self.stdin, self.stdout, self.stderr, self.pidfd, self.guest, self.listener, self._lifeline)
+        return [descriptor for descriptor in ours if descriptor >= 0]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandkeep.runner.cell import Cell, CellLost
 
 _CHUNK = 1 << 16
-_CPU_LOOK = 0.02
+_LOOK = 0.02
 _LAST_WORDS_MS = 1000
 
 
@@ -51,7 +52,8 @@ class Exit:
 class Pump:
     """One run's conversation with its cell, in the calling thread.
 
-    `stdin` is what the guest reads: bytes, or a descriptor that is passed on as its data comes.
+    `stdin` is what the guest reads: bytes, or a descriptor that is passed on as its data comes. `on_linger` is called
+    once when the run takes longer than most.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Pump:
         deadline: float,
         cancel: int = -1,
         cpu_seconds: float | None = None,
+        on_linger: Callable[[], None] | None = None,
     ) -> None:
         self._cell = cell
         self._source = stdin if isinstance(stdin, int) else -1
@@ -73,6 +76,7 @@ class Pump:
         self._poll = select.poll()
         self._is_lost = False
         self._cpu_seconds = cpu_seconds
+        self._on_linger = on_linger
 
     def run(self, started: float) -> Exit:
         """Until the cell is gone: by itself, at the deadline, at the end of its cpu time, or because of the caller."""
@@ -84,8 +88,11 @@ class Pump:
                 cut_short = "timeout"
                 break
             # poll() counts whole milliseconds: rounding down would spin, rounding up overshoots by less than one.
-            pause = min(remaining, _CPU_LOOK) if self._counts_cpu else remaining
+            pause = min(remaining, _LOOK) if self._counts_cpu or self._on_linger else remaining
             events = self._poll.poll(int(pause * 1000) + 1)
+            if self._on_linger and time.monotonic() - started >= _LOOK:
+                self._on_linger()
+                self._on_linger = None
             for descriptor, event in events:
                 if descriptor == self._cancel:
                     cut_short = "cancelled"
@@ -126,6 +133,8 @@ class Pump:
             self._hear()
         elif descriptor == self._cell.pidfd:
             self._is_lost = True
+        elif descriptor == self._cell.guest:
+            self._report_orphan()
 
     def _read(self, descriptor: int) -> bool:
         try:
@@ -178,6 +187,15 @@ class Pump:
     def _hear(self) -> None:
         try:
             self._cell.hear()
+        except CellLost:
+            self._is_lost = self._cell.guest < 0
+            if not self._is_lost:  # its zygote died, which is no reason for the run to end
+                self._poll.unregister(self._cell.status)
+                self._poll.register(self._cell.guest, select.POLLIN)
+
+    def _report_orphan(self) -> None:
+        try:
+            self._cell.report_orphan()
         except CellLost:
             self._is_lost = True
 

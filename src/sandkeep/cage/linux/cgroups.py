@@ -182,11 +182,20 @@ def members(path: str) -> List[int]:
 
 
 def read(path: str) -> str:
+    """The whole of a small file that the kernel makes up; "" where there is none."""
     try:
-        with open(path) as file:
-            return file.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        text = b""
+        while chunk := os.read(descriptor, 65_536):
+            text += chunk
+        return text.decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def own_paths(pid: Optional[int] = None) -> Dict[str, str]:

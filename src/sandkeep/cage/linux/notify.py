@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from . import broker
 from .syscalls import NUMBERS
 
-_RECEIVE, _SEND, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
+_RECEIVE, _SEND, _IS_VALID, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 _ADD_AND_REPLY = 2
 _MFD_CLOEXEC = 1
 _CONTINUE = 1
@@ -51,7 +51,7 @@ class Listener:
         name = _NAMES.get(number, str(number))
         if name == "memfd_create" and self._give_memory_file(identity, arguments[1]):
             return
-        errno = self._judge(name, pid, arguments)
+        errno = self._judge(identity, name, pid, arguments)
         error, flags = (0, _CONTINUE) if errno is None else (-errno, 0)
         try:
             fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, error, flags))
@@ -75,11 +75,20 @@ class Listener:
         finally:
             os.close(made)
 
-    def _judge(self, name: str, pid: int, arguments: Tuple[int, ...]) -> Optional[int]:
+    def _is_waiting(self, identity: int) -> bool:
+        try:
+            fcntl.ioctl(self.descriptor, _IS_VALID, struct.pack("=Q", identity))
+            return True
+        except OSError:
+            return False
+
+    def _judge(self, identity: int, name: str, pid: int, arguments: Tuple[int, ...]) -> Optional[int]:
         """The errno that the guest gets (0: done for it), or None: the call goes on as it is."""
         if name in _LOOKING:
             pointer, length = (arguments[index] for index in _LOOKING[name])
-            return self._look(pid, arguments[0], _read_memory(pid, pointer, min(length, 128)), name)
+            address = _read_memory(pid, pointer, min(length, 128))
+            # Only a call that still waits proves that the memory was its caller's, and not that of a later process.
+            return self._look(pid, arguments[0], address, name) if self._is_waiting(identity) else _EPERM
         if name == "execve" and pid == self._guest and self.may_exec_once:
             self.may_exec_once = False
             return None

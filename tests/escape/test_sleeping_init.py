@@ -1,0 +1,136 @@
+"""Cells whose init only sleeps: who looks after the guest then, and that nothing depends on its good will."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.escape.harness import Cage, settled
+
+from sandkeep.backends.process import ProcessBackend
+from sandkeep.core.errors import ExecutionFailed, SandboxError
+from sandkeep.core.types import ExecRequest, ExecResult
+from sandkeep.enforcers.probe import cgroup_home
+
+pytestmark = pytest.mark.skipif(cgroup_home() is None, reason="without a cgroup every init keeps watch")
+
+
+def _in_background(backend: ProcessBackend, code: str) -> tuple[threading.Thread, list[object]]:
+    ends: list[object] = []
+
+    def run() -> None:
+        try:
+            ends.append(backend.execute_blocking(ExecRequest("python", code, 8)))  # type: ignore[arg-type]
+        except SandboxError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ends
+
+
+def _kernel_tells_how_others_ended() -> bool:
+    release = os.uname().release.split(".")
+    return (int(release[0]), int(release[1].split("-")[0])) >= (6, 15)
+
+
+@pytest.mark.claim("SK-PR-1")
+def test_it_has_no_privileges_and_one_descriptor(cage: Cage) -> None:
+    thread, _ = _in_background(cage.default, "import time; time.sleep(1)")
+    inits: list[Path] = []
+
+    def found() -> bool:
+        zygote = cage.default.zygote_pids[0] if cage.default.zygote_pids else 0
+        inits[:] = [path for path in Path("/proc").glob("[0-9]*") if _is_sleeper_of(path, zygote)]
+        return bool(inits)
+
+    assert settled(found, 3.0)
+    status = dict(line.split(":\t", 1) for line in (inits[0] / "status").read_text().splitlines() if ":\t" in line)
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert status["NoNewPrivs"] == "1" and status["NSpid"].split()[-1] == "1"
+    if os.geteuid() == 0:
+        assert status["Uid"].split()[0] != "0" and os.listdir(inits[0] / "fd") == ["0"]
+    thread.join()
+
+
+def _is_sleeper_of(path: Path, zygote: int) -> bool:
+    try:
+        fields = (path / "stat").read_text()
+        return (path / "cmdline").read_bytes() == b"init\0" and int(fields.rpartition(")")[2].split()[1]) == zygote
+    except OSError:
+        return False
+
+
+@pytest.mark.claim("SK-RX-5")
+def test_what_the_guest_leaves_behind_ends_with_it(cage: Cage) -> None:
+    mark = f"sandkeep-left-{os.getpid()}"
+    code = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open("/proc/self/comm", "w") as file: file.write("{mark[:15]}")
+        time.sleep(30)
+    os._exit(0)
+os.wait()
+print("gone")
+"""
+    assert cage.run(code).stdout == "gone\n"
+    assert not [path for path in Path("/proc").glob("[0-9]*/comm") if _text(path).startswith(mark[:15])]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.claim("SK-KR-1")
+def test_a_guest_that_is_refused_without_end_holds_up_nobody(cage: Cage) -> None:
+    """The zygote answers for all of its cells, one call of each in turn."""
+    storm = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.syscall(101, 0, 0, 0, 0)"
+    stormy = [_in_background(cage.default, storm)[0] for _ in range(2)]
+    time.sleep(0.3)
+    started = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        ends = list(threads.map(lambda _: cage.run("print(1)").stdout, range(4)))
+    assert ends == ["1\n"] * 4
+    assert time.monotonic() - started < 6
+    for thread in stormy:
+        thread.join()
+
+
+@pytest.mark.claim("SK-RX-5")
+def test_a_run_outlives_its_zygote(cage: Cage) -> None:
+    backend = cage.backend()
+    assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
+    thread, ends = _in_background(backend, "import sys, time; time.sleep(1); print('there'); sys.exit(7)")
+    time.sleep(0.4)
+    (zygote,) = backend.zygote_pids
+    os.kill(zygote, signal.SIGKILL)
+    again = backend.execute_blocking(ExecRequest("python", "print('another')", 8))  # type: ignore[arg-type]
+    assert again.stdout == "another\n" and backend.zygote_pids != [zygote]
+    thread.join()
+    (end,) = ends
+    if _kernel_tells_how_others_ended() and isinstance(end, ExecResult):
+        assert (end.stdout, end.exit_code) == ("there\n", 7)
+    else:  # nobody reaped it, or the kernel does not say: told as what it is
+        assert isinstance(end, ExecutionFailed) and "before it could report" in str(end)
+
+
+@pytest.mark.claim("SK-RX-5")
+def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage) -> None:
+    backend = cage.backend(config=None)
+    assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
+    assert settled(lambda: backend.ready_cells > 0, 5.0)
+    (zygote,) = backend.zygote_pids
+    os.kill(zygote, signal.SIGKILL)
+    for number in range(6):
+        result = backend.execute_blocking(ExecRequest("python", f"print({number})", 8))  # type: ignore[arg-type]
+        assert result.stdout == f"{number}\n"

@@ -1,0 +1,111 @@
+"""The pool's numbers hold whatever happens in whatever order: nothing is made twice, forgotten, or beyond its bounds."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sandkeep.pool.state import IDLE_SECONDS, PoolState
+
+_KINDS = st.sampled_from(("python", "node", "shell"))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Plays the pool: makes what is wanted, destroys what is surplus, and keeps its own count of what exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.waiting: dict[str, int] = {}
+        self.making: list[str] = []
+        self.used = 0
+
+    @initialize(smallest=st.integers(0, 3), largest=st.integers(0, 4), total=st.integers(0, 6))
+    def start(self, smallest: int, largest: int, total: int) -> None:
+        self.state = PoolState(smallest, largest, total)
+        self.largest, self.total = largest, total
+
+    @rule(kind=_KINDS)
+    def lease(self, kind: str) -> None:
+        had = self.waiting.get(kind, 0)
+        assert self.state.lease(kind, self.now) == bool(had)
+        if had:
+            self.waiting[kind] -= 1
+            self.used += 1
+
+    @rule()
+    def order(self) -> None:
+        self.making += [str(kind) for kind in self.state.wanted()]
+        assert not self.state.wanted(), "what is being made is wanted again"
+
+    @precondition(lambda self: self.making)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        kind = self.making.pop(data.draw(st.integers(0, len(self.making) - 1)))
+        if self.state.made(kind):
+            self.waiting[kind] = self.waiting.get(kind, 0) + 1
+
+    @precondition(lambda self: self.making)
+    @rule()
+    def fail(self) -> None:
+        kind = self.making.pop()
+        self.state.failed(kind)
+        wanted = [str(other) for other in self.state.wanted()]
+        self.making += wanted
+        assert kind not in wanted, "tried again before anybody asked"
+
+    @rule(seconds=st.sampled_from((0.0, 1.0, IDLE_SECONDS + 1, 10 * IDLE_SECONDS + 1)))
+    def shrink(self, seconds: float) -> None:
+        self.now += seconds
+        for kind in self.state.surplus(self.now):
+            self.waiting[str(kind)] -= 1
+
+    @precondition(lambda self: not self.making)
+    @rule()
+    def sleep_for_long(self) -> None:
+        self.now += 10 * IDLE_SECONDS + 1
+        for kind in self.state.surplus(self.now):
+            self.waiting[str(kind)] -= 1
+        assert not any(self.waiting.values()) and not self.state.shelves
+
+    @rule()
+    def close(self) -> None:
+        self.state.clear()
+        self.waiting.clear()
+        assert not any(self.state.made(kind) for kind in self.making), "kept a cell after the end"
+        self.making.clear()
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        assert all(count >= 0 for count in self.waiting.values())
+        shelves = {str(kind): shelf for kind, shelf in self.state.shelves.items()}
+        assert {kind: count for kind, count in self.waiting.items() if count} == {
+            kind: shelf.ready for kind, shelf in shelves.items() if shelf.ready
+        }
+        assert sum(self.waiting.values()) + len(self.making) <= self.total
+        assert all(shelf.target <= self.largest for shelf in shelves.values())
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPoolState = PoolMachine.TestCase
+
+
+def test_a_burst_doubles_the_shelf_up_to_its_bound_and_idleness_shrinks_it() -> None:
+    state = PoolState(smallest=1, largest=4, total=16)
+    for expected in (2, 4, 4):
+        assert not state.lease("python", now=0)
+        assert state.shelves["python"].target == expected
+    made = state.wanted()
+    assert made == ["python"] * 4 and all(state.made(kind) for kind in made)
+    assert state.surplus(IDLE_SECONDS + 1) == ["python"] * 3
+    assert state.surplus(10 * IDLE_SECONDS + 1) == ["python"] and not state.shelves
+
+
+def test_the_kind_used_last_is_made_first_when_room_is_short() -> None:
+    state = PoolState(smallest=0, largest=4, total=1)
+    state.lease("old", now=1)
+    state.lease("new", now=2)
+    assert state.wanted() == ["new"]
