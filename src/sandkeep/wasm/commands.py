@@ -16,11 +16,12 @@ from sandkeep.wasm.request import Fetch, Preopen, RunRequest
 from sandkeep.wasm.supervisor import Supervisor
 
 DEFAULT_MEMORY_MB = 512
+#: What nearly every run of a module does: it starts, reads, prints.
 _REHEARSALS = {
-    TOOLBOX: ("sh", "-c", "echo hi | wc -c"),
-    "node": ("node", "-p", "1+1"),
+    TOOLBOX: ("sh", "-c", "printf . | cat"),
+    "node": ("node", "-e", "console.log({})"),
     "git": ("git", "--version"),
-    PYTHON: ("python3", "-c", "print(1)"),
+    PYTHON: ("python3", "-c", "import sys; sys.stdout.write('.')"),
 }
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sandkeep.wasm.worker import Worker
 
 #: Most runs are over by then; their output is read once, after the answer, instead of piece by piece.
-_FIRST_WAIT_MS = 1
+_FIRST_WAIT_MS = 2
 _WATCH_SECONDS = 0.025
 
 
@@ -60,12 +60,13 @@ class Exchange:
 
     def wait(self) -> Frame:
         """The worker's answer, or one of the exceptions above, or `Overstayed`, or `WorkerDied`."""
+        # Now, while the worker is just waking up: it costs nobody time, and nothing that the request takes is missed.
+        self._memory_before = anonymous_bytes(self._worker.pid) or 0
+        self._cpu_before = cpu_seconds(self._worker.pid) or 0.0
         if self._worker.control_poll.poll(_FIRST_WAIT_MS):
             frame = self._receive()
             if frame is not None:
                 return frame
-        self._memory_before = anonymous_bytes(self._worker.pid) or 0
-        self._cpu_before = cpu_seconds(self._worker.pid) or 0.0
         while True:
             frame = self._step()
             if frame is not None:
