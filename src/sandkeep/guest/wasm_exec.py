@@ -27,9 +27,9 @@ from wasmtime import _ffi as ffi
 MAX_DEPTH = 2
 _LEAST_MEMORY = 1 << 20
 _OUT_OF_MEMORY = 137
-#: A worker that holds more than this gives it back before it says that it is done, so that the supervisor, which
-#: measures by how much it grows, never takes one run's memory for the starting point of the next.
-_LARGE_BYTES = 128 << 20
+#: What used more than this is freed before the worker says that it is done, so that the supervisor, which measures by
+#: how much a worker grows, never takes one run's memory for the starting point of the next.
+_LARGE_BYTES = 64 << 20
 #: Less than the supervisor's grace, for a run may be waiting by then; what was touched until then is worth knowing too.
 _REHEARSAL_SECONDS = 0.1
 _REHEARSAL_BYTES = 256 << 20
@@ -74,18 +74,18 @@ class Exec:
         """Runs a module as the new innermost guest."""
         spare = None if self._specs else self._spares.take(loaded, spec.memory_bytes)
         fresh = spare or Fresh(loaded, spec.memory_bytes)
+        used_bytes = None
         try:
-            return self._run_in(fresh, spec)
+            outcome = self._run_in(fresh, spec)
+            used_bytes = outcome.memory_bytes or None
+            return outcome
         finally:
-            self._retire(fresh, has_files=bool(spec.preopens))
-
-    def _retire(self, fresh: Fresh, *, has_files: bool) -> None:
-        if self._specs or anonymous_bytes() > _LARGE_BYTES:
-            fresh.close()
-            return
-        if has_files:
-            fresh.let_go()
-        self._used.append(fresh)
+            if self._specs or (used_bytes or anonymous_bytes()) > _LARGE_BYTES:
+                fresh.close()
+            else:
+                self._used.append(fresh)
+                if spec.preopens:
+                    fresh.let_go()
 
     def _run_in(self, fresh: Fresh, spec: Spec) -> Outcome:
         self._specs.append(spec)
