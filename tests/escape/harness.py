@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +138,14 @@ class Belongings:
     groups: set[str]
     resident: int = field(compare=False)
 
+    def is_no_more_than(self, before: Belongings) -> bool:
+        """The same, but for processes that were about to end, or to become the next cell's init, at that time."""
+        return self.processes <= before.processes and replace(self, processes=before.processes) == before
+
     @classmethod
     def now(cls) -> Belongings:
         return cls(
-            processes={pid for pid in descendants(os.getpid()) if not _is_zombie(pid)},
+            processes={pid for pid in descendants(os.getpid()) if not _is_zombie(pid) and not _is_sleeper(pid)},
             descriptors=len(os.listdir("/proc/self/fd")),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
             groups=our_groups(),
@@ -149,6 +153,20 @@ class Belongings:
             segments=len(Path("/proc/sysvipc/shm").read_text().splitlines()),
             resident=memory("VmRSS"),
         )
+
+
+def spare_homes_only() -> bool:
+    """Each zygote keeps one sleeping init for its next cell, and no more."""
+    sleepers = [pid for pid in descendants(os.getpid()) if _is_sleeper(pid)]
+    parents = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in sleepers]
+    return len(parents) == len(set(parents))
+
+
+def _is_sleeper(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"init\0"
+    except OSError:
+        return False
 
 
 def _is_zombie(pid: int) -> bool:
@@ -189,6 +207,7 @@ def settled(condition: Callable[[], bool], seconds: float = 2.0) -> bool:
 
 def check_nothing_left(before: Belongings) -> None:
     """No process, descriptor, mount, control group, temporary file or segment more than before; memory flat."""
-    assert settled(lambda: Belongings.now() == before), f"left behind: {before} -> {Belongings.now()}"
+    assert settled(lambda: Belongings.now().is_no_more_than(before)), f"left behind: {before} -> {Belongings.now()}"
+    assert settled(spare_homes_only), "more than one init is left"
     growth = memory("VmHWM") - before.resident
     assert growth < _MEMORY_SLACK, f"the supervisor grew by {growth // _MIB} MiB"

@@ -17,7 +17,7 @@ from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
 import sandkeep.backends.settings
-import sandkeep.pool.zygote
+import sandkeep.pool.start
 from sandkeep.cage.plan import LaunchPlan, Watch
 from sandkeep.core.errors import EnforcerFailed
 from sandkeep.policy.builder import SandboxPolicyBuilder
@@ -47,8 +47,8 @@ class Weakened:
     def line(self, file: str, old: str, new: str) -> None:
         """Changes one line of the trusted code, in a copy of it."""
         if not self._copy.exists():
-            shutil.copytree(sandkeep.pool.zygote.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
-            self._patch.setattr(sandkeep.pool.zygote, "CAGE_DIR", str(self._copy))
+            shutil.copytree(sandkeep.pool.start.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
+            self._patch.setattr(sandkeep.pool.start, "CAGE_DIR", str(self._copy))
         text = (self._copy / file).read_text()
         assert text.count(old) == 1, f"{file} has changed: look at this test again"
         (self._copy / file).write_text(text.replace(old, new))
@@ -269,10 +269,15 @@ def test_read_only_mounts(weakened: Weakened, tmp_path: Path) -> None:
         ("linux/namespaces.py", 'flags if network == "host" else flags | CLONE_NEWNET', "flags"),
         ("linux/namespaces.py", "flags = CLONE_NEWUSER | CLONE_NEWNS | ", "flags = CLONE_NEWUSER | "),
         ("linux/cgroups.py", '        call("unshare", CLONE_NEWCGROUP)', "        pass"),
-        ("enter.py", "            capabilities.forbid_new_privileges()", "            pass"),
+        (
+            "enter.py",
+            "            capabilities.drop_all()\n            capabilities.forbid_new",
+            "            capabilities.no_new",
+        ),
         ("linux/namespaces.py", "    os.setresuid(GUEST_UID, GUEST_UID, GUEST_UID)", "    pass"),
         ("linux/mounts.py", 'call("umount2", b".", MNT_DETACH)', "pass"),
         ("linux/mounts.py", "MS_REMOUNT | MS_RDONLY | MS_NOSUID", "MS_REMOUNT | MS_NOSUID"),
+        ("linux/mounts.py", "_SEALED = _MOUNT_ATTR_RDONLY | ", "_SEALED = "),
         ("enter.py", "        return seccomp.install(kit.filter)", "        return -1"),
     ],
     ids=[
@@ -286,15 +291,24 @@ def test_read_only_mounts(weakened: Weakened, tmp_path: Path) -> None:
         "identity",
         "old root",
         "root writable",
+        "template writable",
         "seccomp",
     ],
 )
-def test_a_missing_step_is_noticed_before_the_guest_starts(weakened: Weakened, file: str, old: str, new: str) -> None:
-    """Whatever was left out, no line of the guest's code runs."""
+@pytest.mark.parametrize("has_keeper", [True, False], ids=["keeper", "sleeper"])
+def test_a_missing_step_is_noticed_before_the_guest_starts(
+    weakened: Weakened, tmp_path: Path, file: str, old: str, new: str, has_keeper: bool
+) -> None:
+    """Whatever was left out, no line of the guest's code runs, whichever way the cell is made."""
+    if {"MS_REMOUNT": not has_keeper, "_SEALED": has_keeper}.get(old.split()[0], False):
+        pytest.skip("a step of the other way")
+    policy = SandboxPolicyBuilder().allow_read(tmp_path).allow_process_spawn().build() if has_keeper else None
+    if not has_keeper:
+        weakened.without(watch=Watch())
     if "setresuid" in old and os.geteuid():
         # An ordinary user's guest has the right user from the map alone; the step is for root.
         assert weakened.run("attempt('ids', os.getresuid)") == {"ids": "ok:(1000, 1000, 1000)"}
         return
     weakened.line(file, old, new)
     with pytest.raises(EnforcerFailed):
-        weakened.run("attempt('ran', lambda: None)")
+        weakened.run("attempt('ran', lambda: None)", policy)

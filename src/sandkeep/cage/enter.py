@@ -7,6 +7,7 @@ process, just before its code. Init does as little as possible: what it does not
 from __future__ import annotations
 
 import os
+import signal
 from typing import NamedTuple, NoReturn, Tuple
 
 from .failure import CageError, step
@@ -23,24 +24,43 @@ class Kit(NamedTuple):
     trees: Tuple[int, ...]
     cgroups: Tuple[int, ...]
     outer_namespaces: dict[str, int]
+    #: The only tree is the whole root, and not one path of it.
+    has_template: bool = False
 
 
 class Home(NamedTuple):
-    """Namespaces that stand already: their first process, and the pipe that ends when it sleeps."""
+    """Namespaces that stand already: their first process, the pipe that ends when it sleeps, and its lifeline."""
 
+    pid: int
     init: int
     asleep: int
+    lifeline: int
+
+    def end(self) -> None:
+        """Init, and with it everything in its namespaces."""
+        try:
+            signal.pidfd_send_signal(self.init, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def close(self) -> None:
+        """Lets go of the descriptors. Without anybody at the other end of its lifeline, init ends."""
+        for descriptor in (self.init, self.asleep, self.lifeline):
+            os.close(descriptor)
 
 
-def sleep(plan: LaunchPlan, program: int, lifeline: int, awake: int) -> NoReturn:
-    """The first process of a cell that needs nobody to watch it: it gives up everything and sleeps.
+def sleep(network: str, program: int, lifeline: int, awake: int) -> NoReturn:
+    """The first process of a home: it furnishes it, gives up everything and sleeps.
 
     What goes wrong is told on the pipe that sleeping closes.
     """
     try:
         with step("take guest identity"):
             namespaces.become_guest()
-        _drop_privileges(plan)
+        furnish(network)
+        with step("drop capabilities"):
+            capabilities.clear()
+            capabilities.forbid_new_privileges()
         with step("put init to sleep"):
             sleeper.become(program, lifeline)
     except CageError as failure:
@@ -49,8 +69,15 @@ def sleep(plan: LaunchPlan, program: int, lifeline: int, awake: int) -> NoReturn
         os._exit(1)
 
 
+def furnish(network: str) -> None:
+    """What belongs to the namespaces and not to one guest."""
+    if network == "loopback":
+        with step("bring up loopback", "lo"):
+            namespaces.bring_up_loopback()
+
+
 def join(kit: Kit, home: Home) -> None:
-    """Into the namespaces whose first process only sleeps, and into the cgroup."""
+    """Into the namespaces of a home, and into the cgroup."""
     with step("join namespaces"):
         namespaces.join(home.init, kit.plan.network)
     share(kit)
@@ -79,20 +106,22 @@ def settle(kit: Kit) -> None:
     _drop_privileges(kit.plan)
 
 
-def build(kit: Kit) -> None:
+def build(kit: Kit, is_furnished: bool) -> None:
     """The guest's world: identity, root, host name, network, limits, and then no privileges."""
     plan = kit.plan
     if plan.isolation == "namespaces":
         with step("take guest identity"):
             namespaces.become_guest()
-        mounts.build_root(plan, kit.trees)
+        if kit.has_template:
+            mounts.build_root_from(kit.trees[0], plan)
+        else:
+            mounts.build_root(plan, kit.trees)
         with step("name host", plan.hostname):
             namespaces.set_hostname(plan.hostname)
         with step("set namespace quotas"):
             namespaces.set_quotas()
-        if plan.network == "loopback":
-            with step("bring up loopback", "lo"):
-                namespaces.bring_up_loopback()
+        if not is_furnished:
+            furnish(plan.network)
     with step("new session"):
         os.setsid()
         os.umask(0o022)

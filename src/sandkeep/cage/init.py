@@ -95,7 +95,7 @@ def lock_in(kit: enter.Kit, channels: Channels, handoff: socket.socket, home: Op
         fds.use_as_stdio(channels.stdin, channels.stdout, channels.stderr)
         if home is not None:
             enter.join(kit, home)
-        enter.build(kit)
+        enter.build(kit, is_furnished=home is not None)
         given = {}
         if home is not None:
             given = _open_for_ward(kit)

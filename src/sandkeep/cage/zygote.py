@@ -5,6 +5,7 @@ It is told what to make over one socket, never sees a guest's output, and ends w
 
 from __future__ import annotations
 
+import _imp
 import ctypes
 import functools
 import gc
@@ -14,19 +15,24 @@ import select
 import signal
 import socket
 import sys
+from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import init
 from . import plan as plans
-from .enter import Home, Kit, sleep
+from .enter import Home, Kit
 from .failure import CageError, step, tell
-from .linux import mounts, namespaces, seccomp, sleeper, usage
+from .homes import Homes, await_go
+from .linux import mounts, namespaces, seccomp, usage
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from .templates import Templates
 from .ward import Ward
 from .wire import Job, close_all, encode_job, receive_job, receive_packet, send_packet
 
-_FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; then the lifeline of an init that sleeps, and cgroups
+_FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; the rest are cgroups
+
+_QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
 
 
 def main(control_descriptor: int) -> Callable[[], None]:
@@ -34,7 +40,10 @@ def main(control_descriptor: int) -> Callable[[], None]:
     control = socket.socket(fileno=control_descriptor)
     zygote = Zygote(control)
     try:
-        zygote.prepare(receive_packet(control)[0])
+        order, _ = receive_packet(control)
+        if not order:  # started ahead of need, and not needed
+            os._exit(0)
+        zygote.prepare(order)
         send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
     except CageError as failure:
         send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
@@ -75,7 +84,7 @@ class Zygote:
         self._cells: set[int] = set()
         self._wards: Dict[int, Ward] = {}
         self._is_caging = False
-        self._sleeper = -1
+        self._newborn_waits = False
         self._pid_namespace = -1
         self._poll = select.poll()
         self._supervisor = call("pidfd_open", os.getppid(), 0)
@@ -91,7 +100,8 @@ class Zygote:
         self._is_caging = order["isolation"] == "namespaces"
         if self._is_caging:
             self._own_mounts()
-            self._sleeper = sleeper.make()
+            self._homes = Homes(self._host_id, self._cells.add)
+            self._templates = Templates(self._detach)
             self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         gc.collect()
         gc.freeze()
@@ -122,7 +132,10 @@ class Zygote:
             self._poll.register(descriptor, select.POLLIN)
         is_open = True
         while is_open or self._wards:
-            ready = dict(self._poll.poll())
+            ready = dict(self._poll.poll(None if self._is_settled else _QUIET_MS))
+            if not ready:
+                self._homes.complete()
+                continue
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
@@ -142,6 +155,10 @@ class Zygote:
                     close_all([wake, signalled])
                     return newborn
         return None
+
+    @property
+    def _is_settled(self) -> bool:
+        return not self._is_caging or self._homes.is_complete
 
     def _attend(self, ward: Ward, event: int) -> None:
         watched, has_word = ward.listens_to, bool(event & select.POLLIN)
@@ -199,16 +216,18 @@ class Zygote:
         newborn = None
         try:
             plan, program = _parse(message["plan"])
-            for bind in plan.binds:
-                trees.append(mounts.detach_tree(bind, self._id_map))
-            channels = init.Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
+            self._newborn_waits = bool(message.get("waits"))
             sleeps = bool(message.get("sleeps"))
-            groups = descriptors[_FIXED_DESCRIPTORS + sleeps :]
-            kit = Kit(plan, program, tuple(trees), tuple(groups), self._outer)
-            if sleeps:
-                newborn = self._clone_ward(kit, channels, descriptors[_FIXED_DESCRIPTORS], message["execs"])
+            template = self._templates.copy_for(plan) if sleeps else None
+            if template is not None:
+                trees.append(template)
             else:
-                newborn = self._clone(kit, channels)
+                for bind in plan.binds:
+                    trees.append(self._detach(bind))
+            channels = init.Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
+            groups = tuple(descriptors[_FIXED_DESCRIPTORS:])
+            kit = Kit(plan, program, tuple(trees), groups, self._outer, has_template=template is not None)
+            newborn = self._clone_ward(kit, channels, message["execs"]) if sleeps else self._clone(kit, channels)
         except CageError as failure:
             tell(status, failure)
         except plans.PlanError as problem:
@@ -232,7 +251,7 @@ class Zygote:
                 pidfd = call("pidfd_open", pid, 0) if pid else -1
         if pid == 0:
             os.close(go_write)
-            _await_go(go_read)
+            await_go(go_read)
             self._be_born()
             return Newborn(kit, channels)
         os.close(go_read)
@@ -250,80 +269,58 @@ class Zygote:
             close_all([go_write, pidfd])
         return None
 
-    def _clone_ward(self, kit: Kit, channels: init.Channels, lifeline: int, may_exec: bool) -> Optional[Newborn]:
-        """A cell whose init only sleeps, and beside it, in its namespaces, the guest. There: what it is to be."""
-        asleep, init_pid, pidfd = self._clone_sleeper(kit, lifeline)
+    def _clone_ward(self, kit: Kit, channels: init.Channels, may_exec: bool) -> Optional[Newborn]:
+        """A guest in a home, with this process as its parent. In the guest: what it is to be."""
+        home = self._homes.take(kit.plan.network)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         guest = guest_pidfd = -1
         try:
             with step("fork guest"):
-                namespaces.send_children_to(pidfd)
+                namespaces.send_children_to(home.init)
                 try:
                     guest = os.fork()
                 finally:
                     if guest:
                         namespaces.send_children_to(self._pid_namespace)
-            if guest:
-                guest_pidfd = call("pidfd_open", guest, 0)
-                send_packet(channels.status, {"pid": init_pid}, [pidfd, guest_pidfd])
-        except (CageError, OSError):
-            _kill(init_pid)
-            close_all([pidfd])
+            if guest == 0:
+                self._be_born()
+                ours.close()
+                return Newborn(kit, channels, theirs, home)
+            self._cells.add(guest)
+            guest_pidfd = call("pidfd_open", guest, 0)
+            send_packet(channels.status, {"pid": home.pid}, [home.init, guest_pidfd, home.lifeline])
+        except BaseException:
+            home.end()
+            close_all([home.init])
             raise
         finally:
             if guest:
                 theirs.close()
-                close_all([asleep, guest_pidfd])
-        if guest == 0:
-            self._be_born()
-            return Newborn(kit, channels, theirs, Home(pidfd, asleep))
-        self._cells.add(guest)
-        ward = Ward(kit.plan.report_path, channels.status.dup(), pidfd, guest, ours, may_exec)
+                close_all([home.asleep, home.lifeline, guest_pidfd])
+        ward = Ward(kit.plan.report_path, channels.status.dup(), home.init, guest, ours, may_exec)
         self._wards[guest] = ward
         self._poll.register(ward.listens_to, select.POLLIN)
         return None
-
-    def _clone_sleeper(self, kit: Kit, lifeline: int) -> Tuple[int, int, int]:
-        """Returns the pipe that ends when it sleeps, its pid and its pidfd."""
-        go_read, go_write = os.pipe2(os.O_CLOEXEC)
-        asleep, awake = os.pipe2(os.O_CLOEXEC)
-        try:
-            with step("clone into namespaces"):
-                pid, pidfd = namespaces.clone(namespaces.flags_for(kit.plan.network))
-            if pid == 0:
-                os.close(go_write)
-                _await_go(go_read)
-                sleep(kit.plan, self._sleeper, lifeline, awake)
-            self._cells.add(pid)
-            try:
-                with step("map user"):
-                    namespaces.map_ids(pid, self._host_id, self._host_id)
-                os.write(go_write, b"g")
-            except (CageError, OSError):
-                _kill(pid)
-                os.close(pidfd)
-                raise
-        except BaseException:
-            os.close(asleep)
-            raise
-        finally:
-            close_all([go_read, go_write, awake])
-        return asleep, pid, pidfd
 
     def _be_born(self) -> None:
         """Nothing of the zygote's own is any business of a cell."""
         signal.set_wakeup_fd(-1)
         while self._wards:
             self._wards.popitem()[1].close()
-        own = [self._control.detach(), self._supervisor, self._sleeper, self._pid_namespace]
+        if self._is_caging:
+            self._homes.let_go()
+            self._templates.let_go()
+        own = [self._control.detach(), self._supervisor, self._pid_namespace]
         close_all([*own, *self._id_maps.values()])
 
     def await_job(self, job_descriptor: int) -> Callable[[], None]:
         """In the guest's process, cage complete: waits for the job and returns what carries it out."""
         restore_signals()
         if self._worker is not None:
-            rehearse()
-            self._worker.warm_up()
+            if self._newborn_waits:
+                rehearse()
+                self._worker.warm_up()
+            self._worker.forget_the_zygote()
         try:
             job = receive_job(job_descriptor)
         except EOFError:
@@ -334,6 +331,9 @@ class Zygote:
         os.close(job_descriptor)
         return functools.partial(self._worker.run, job)
 
+    def _detach(self, bind: plans.Bind) -> int:
+        return mounts.detach_tree(bind, self._id_map)
+
     def _id_map(self, owner: mounts.Owner) -> Optional[int]:
         """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""
         if not self._is_root:
@@ -341,14 +341,6 @@ class Zygote:
         if owner not in self._id_maps:
             self._id_maps[owner] = _user_namespace(owner, self._host_id)
         return self._id_maps[owner]
-
-
-def _await_go(go_read: int) -> None:
-    """A clone has no user until its parent gave it one."""
-    signal.set_wakeup_fd(-1)
-    if os.read(go_read, 1) != b"g":
-        os._exit(1)
-    os.close(go_read)
 
 
 def _user_namespace(owner: Tuple[int, int], host_id: int) -> int:
@@ -396,8 +388,12 @@ def _parse(text: str) -> Tuple[plans.LaunchPlan, bytes]:
 def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
     """Executes the guest-side worker as a module of its own and lets it import what runs will need."""
     worker = ModuleType("sandkeep_worker")
-    with step("load worker", path), open(path, encoding="utf-8") as file:
-        code = compile(file.read(), "<sandkeep>", "exec")
+    with step("load worker", path):
+        code = SourceFileLoader("sandkeep_worker", path).get_code("sandkeep_worker")
+    if code is None:
+        raise CageError("load worker", 0, path)
+    # Guests see tracebacks, and have no business with our paths.
+    _imp._fix_co_filename(code, "<sandkeep>")  # type: ignore[attr-defined]
     exec(code, worker.__dict__)  # noqa: S102  # our own file, by its path
     problem = worker.prepare(with_site, list(preload))
     if problem:

@@ -64,7 +64,6 @@ def warm_up():
     """Runs a little of everything, so that copying the pages it touches is over before the job comes."""
     module = _main_module("/code/main.py")
     exec(compile(_WARM_UP.encode(), "/code/main.py", "exec", dont_inherit=True), module.__dict__)
-    _forget_the_zygote()
     _set_environment(dict(os.environ))
     _flush_standard_streams()
     threading.current_thread()
@@ -110,7 +109,7 @@ def _set_interpreter(path, argv):
     sys.path.insert(0, os.getcwd())
 
 
-def _forget_the_zygote():
+def forget_the_zygote():
     """What a new interpreter would not have: our own modules, the host's name, the state of generators."""
     for name in [name for name in sys.modules if name == "cage" or name.startswith("cage.")]:
         del sys.modules[name]

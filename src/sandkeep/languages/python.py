@@ -9,6 +9,7 @@ from functools import lru_cache
 from sandkeep.core.errors import BackendUnavailable
 from sandkeep.core.records import dataclass
 from sandkeep.enforcers.host import FileStamp, ask, is_program, stamp
+from sandkeep.languages.base import base_executable
 from sandkeep.languages.config import ProcessConfig
 from sandkeep.languages.program import CODE_DIR, Program
 from sandkeep.languages.toolchain import beside_usr, configured_program, install_tree, is_shared, symlink_chain
@@ -109,11 +110,6 @@ def find_interpreter(config: ProcessConfig) -> Interpreter:
             f"there is no Python interpreter at {path!r}", hint="set ProcessConfig(python_path=...) to a Python 3.9+"
         )
     return _interpreter(stamp(path), has_site)
-
-
-def base_executable() -> str:
-    """The interpreter that this one's virtual environment was made from, as a real file."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable or "")
 
 
 @lru_cache(maxsize=32)

@@ -10,11 +10,11 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from sandkeep.cage.linux.cgroups import GroupLimits, Home
 from sandkeep.cage.wire import Job
 from sandkeep.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
+from sandkeep.core.records import dataclass
 from sandkeep.pool.state import IDLE_SECONDS, PoolState
 from sandkeep.pool.zygote import ZygoteKey, ZygoteProcess
 from sandkeep.runner.cell import Cell, CellLost, live_cells
@@ -96,14 +96,19 @@ class Pool:
                 return cell
             cell.close()
 
-    def make(self, kind: CellKind) -> Cell:
+    def make(self, kind: CellKind, *, waits: bool = False) -> Cell:
         """Makes a cell now. A zygote that died is replaced; a cage that cannot be built is an error at once."""
         for attempt in range(_ATTEMPTS):
             cell = None
             try:
                 zygote = self._zygote(kind.zygote)
                 cell = zygote.order_cell(
-                    kind.plan, self._home, kind.group, has_keeper=kind.has_keeper, execs=kind.execs
+                    kind.plan,
+                    self._home,
+                    kind.group,
+                    has_keeper=kind.has_keeper,
+                    execs=kind.execs,
+                    waits=waits,
                 )
                 cell.await_ready(_READY_TIMEOUT)
                 if kind.prelude is not None:
@@ -167,7 +172,7 @@ class Pool:
 
     def _make_one(self, kind: CellKind) -> None:
         try:
-            cell = self.make(kind)
+            cell = self.make(kind, waits=True)
         except (SandboxError, OSError):
             # The next caller that needs one makes it itself and is told what is wrong.
             with self._changed:

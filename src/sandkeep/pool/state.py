@@ -6,7 +6,8 @@ Every method changes the numbers and returns what the caller must now do; nothin
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+
+from sandkeep.core.records import dataclass, field
 
 IDLE_SECONDS = 30.0
 

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import os
 import select
-import socket
-import subprocess
 import threading
-from contextlib import suppress
-from dataclasses import dataclass
 
-import sandkeep.cage
 import sandkeep.guest
 from sandkeep.cage.linux.cgroups import Group, GroupLimits, Home
 from sandkeep.cage.wire import receive_packet, send_packet
 from sandkeep.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
+from sandkeep.core.records import dataclass
+from sandkeep.pool.start import started
 from sandkeep.runner.cell import Cell, CellLost
 
-CAGE_DIR = str(sandkeep.cage.__path__[0])
 PYTHON_WORKER = os.path.join(sandkeep.guest.__path__[0], "python_worker.py")
-
-#: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down.
-_BOOT = """
-import sys
-from types import ModuleType
-package = ModuleType("cage")
-package.__path__ = [sys.argv.pop()]
-sys.modules["cage"] = package
-sys.path[:] = [entry for entry in sys.path if entry]
-from cage.zygote import main
-main(int(sys.argv[1]))()
-""".strip()
 
 _START_TIMEOUT = 60.0  # a preload such as pandas may take its time
 
@@ -55,30 +39,16 @@ class ZygoteProcess:
         self._prefix = prefix
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = self._spawn(theirs)
-        theirs.close()
+        try:
+            start = started(key.interpreter, prefix)
+        except OSError as error:
+            raise BackendUnavailable(f"could not start {key.interpreter}: {error.strerror}") from None
+        self._control, self._process = start.control, start
         try:
             self._prepare()
         except BaseException:
             self.close()
             raise
-
-    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of a pipe.
-        try:
-            return subprocess.Popen(
-                [*self._prefix, self.key.interpreter, "-I", "-S", "-c", _BOOT, str(theirs.fileno()), CAGE_DIR],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={"LANG": "C.UTF-8"},
-                cwd="/",
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise BackendUnavailable(f"could not start {self.key.interpreter}: {error.strerror}") from None
 
     def _prepare(self) -> None:
         order = {
@@ -95,7 +65,7 @@ class ZygoteProcess:
             return
         if "failed" in answer:
             raise self._refusal(*answer["failed"])
-        raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {self._last_words()}")
+        raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {self._process.last_words()}")
 
     def _is_readable(self, timeout: float) -> bool:
         poll = select.poll()
@@ -112,13 +82,6 @@ class ZygoteProcess:
             return EnforcerUnavailable(self.key.enforcer, f"user namespaces do not work here{reason}", hint=remedy())
         return EnforcerFailed(self.key.enforcer, f"could not {step}: {what}{reason}")
 
-    def _last_words(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            _, errors = self._process.communicate(timeout=2)
-            lines = errors.decode("utf-8", "replace").strip().splitlines()
-            return lines[-1] if lines else f"exit status {self._process.returncode}"
-        return "no answer"
-
     def order_cell(
         self,
         plan: str,
@@ -128,16 +91,18 @@ class ZygoteProcess:
         stdin: int | None = None,
         has_keeper: bool = True,
         execs: bool = True,
+        waits: bool = False,
     ) -> Cell:
         """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone.
 
         `stdin` is the caller's own descriptor for the guest to have as 0, in place of a pipe. `has_keeper`: its init
         watches over the run. `execs`: its job will be a program, which must be let through where processes are refused.
+        `waits`: its job comes later, so it has the time to prepare for it.
         """
         group = Group(home, f"sandkeep-{os.urandom(8).hex()}", limits) if home and limits else None
         is_caged = self.key.isolation == "namespaces"
         cell = Cell(self.key.enforcer, group, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
-        order = {"plan": plan, "sleeps": not has_keeper, "execs": execs}
+        order = {"plan": plan, "sleeps": not has_keeper, "execs": execs, "waits": waits}
         try:
             with self._lock:
                 send_packet(self._control, order, cell.descriptors_to_send())
@@ -148,7 +113,7 @@ class ZygoteProcess:
         return cell
 
     def is_alive(self) -> bool:
-        return self._owner == os.getpid() and self._process.poll() is None
+        return self._owner == os.getpid() and self._process.is_running()
 
     @property
     def pid(self) -> int:
@@ -156,22 +121,14 @@ class ZygoteProcess:
 
     def retire(self) -> None:
         """Its control channel ends, and so does it, once the runs that it still looks after have ended."""
-        self._control.close()
-        if self._owner == os.getpid():
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-                if pipe:
-                    pipe.close()
+        self._process.let_go()
 
     def close(self) -> None:
         """Retires it and waits, though not forever."""
         self.retire()
-        if self._owner != os.getpid():
-            return
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
+        if self._owner == os.getpid() and not self._process.await_end(5):
             self._process.kill()
-            self._process.wait()
+            self._process.await_end(5)
 
     def abandon(self) -> None:
         """In a forked copy of the supervisor: let go without ending what the original still uses."""

@@ -59,9 +59,6 @@ class Cell:
         self._theirs = [theirs, stdout, stderr]
         #: An init that only sleeps ends, and everything with it, when this is closed: by us, or by our death.
         self._lifeline = -1
-        if not has_keeper:
-            their_lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
-            self._theirs.append(their_lifeline)
         for descriptor in (self.stdin, self.stdout, self.stderr):
             if descriptor >= 0:
                 os.set_blocking(descriptor, False)
@@ -100,7 +97,7 @@ class Cell:
             raise EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
         if "pid" in message:
             self.pid, self.pidfd = message["pid"], descriptors[0]
-            self.guest = descriptors[1] if len(descriptors) > 1 else -1
+            self.guest, self._lifeline = descriptors[1:] or (-1, -1)
         elif "ready" in message:
             self._is_ready = True
             self.listener = descriptors[0] if descriptors else -1

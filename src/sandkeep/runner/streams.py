@@ -7,8 +7,8 @@ import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
+from sandkeep.core.records import dataclass, field
 from sandkeep.runner.cell import Cell, CellLost
 
 _CHUNK = 1 << 16

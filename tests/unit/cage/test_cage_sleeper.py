@@ -67,7 +67,7 @@ def test_nobody_of_the_same_user_can_look_into_it(asleep: tuple[int, socket.sock
     assert os.stat(f"/proc/{pid}/environ").st_uid == 0
     if os.geteuid():
         with pytest.raises(PermissionError):
-            open(f"/proc/{pid}/mem", "rb")
+            os.open(f"/proc/{pid}/mem", os.O_RDONLY)
 
 
 def test_both_machines_have_a_well_formed_program() -> None:

@@ -25,11 +25,16 @@ def drop_all() -> None:
     no_new_privs it means nothing then.
     """
     try:
-        for capability in range(last_capability() + 1):
+        for capability in range(_LAST + 1):
             prctl(PR_CAPBSET_DROP, capability)
     except PermissionError:
         if os.geteuid() == 0:
             raise
+    clear()
+
+
+def clear() -> None:
+    """All but the bounding set, which means nothing to who may not gain privileges."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     nothing = ctypes.create_string_buffer(bytes(24))
@@ -43,3 +48,6 @@ def forbid_new_privileges() -> None:
 def last_capability() -> int:
     with open("/proc/sys/kernel/cap_last_cap") as file:
         return int(file.read())
+
+
+_LAST = last_capability()

@@ -6,7 +6,8 @@ import ctypes
 import os
 import stat
 import struct
-from typing import Callable, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 from ..failure import CageError, step
 from ..plan import Bind, LaunchPlan
@@ -15,11 +16,13 @@ from .syscalls import call
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE, MS_SLAVE = 16384, 1 << 18, 1 << 19
 MNT_DETACH = 2
+_CLONE_NEWNS = 0x00020000
 
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
+_SEALED = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
 _RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 4, 2
 
 #: Shown at the same name in the guest's /dev; nothing else is there.
@@ -117,28 +120,109 @@ def build_root(plan: LaunchPlan, trees: Sequence[int]) -> None:
     """Builds the whole root under one tmpfs and moves into it; afterwards the host's files have no name in here."""
     with step("make mounts private", "/"):
         mount("none", "/", None, MS_REC | MS_PRIVATE)
-    with step("mount root", "tmpfs"):
-        mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=2k,mode=0755")
+    _enter_new_tmpfs("/tmp")
+    with step("mount scratch"):
+        _mount_scratch(plan)
+    _lay_out(plan, trees)
+    with step("mount proc"):
+        _mount_proc()
+    _pivot()
+    with step("seal root", "/"):
+        mount(None, "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def build_root_from(template: int, plan: LaunchPlan) -> None:
+    """The same, from a copy of a root that was built and sealed before; only what is the guest's own is new."""
+    with step("make mounts private", "/"):
+        mount("none", "/", None, MS_REC | MS_PRIVATE)
+    with step("mount root", "template"):
+        call("move_mount", template, b"", _AT_FDCWD, b"/tmp", _MOVE_MOUNT_F_EMPTY_PATH)
         os.chdir("/tmp")
     with step("mount scratch"):
         _mount_scratch(plan)
+    with step("mount proc"):
+        _mount_proc()
+    _pivot()
+
+
+def _enter_new_tmpfs(place: str) -> None:
+    with step("mount root", "tmpfs"):
+        mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=2k,mode=0755")
+        os.chdir(place)
+
+
+def _lay_out(plan: LaunchPlan, trees: Sequence[int]) -> None:
+    """What is the same for every guest of a plan, in the working directory."""
     with step("attach paths"):
         for bind, tree in zip(plan.binds, trees):  # noqa: B905  # `strict` came after Python 3.9
             _attach(tree, bind.target)
-    with step("mount proc"):
-        _mount_proc()
     with step("write files"):
         for path, content in plan.files:
             _write_file(path, content)
         for path, target in plan.symlinks:
             _make_parents(path)
             os.symlink(target, _inside(path))
+
+
+def _pivot() -> None:
     with step("pivot root", "/"):
         call("pivot_root", b".", b".")
         call("umount2", b".", MNT_DETACH)
         os.chdir("/")
-    with step("seal root", "/"):
-        mount(None, "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def can_be_template(plan: LaunchPlan) -> bool:
+    """Whether the root holds nothing of one caller's, and nothing that stands on what each guest gets anew."""
+    places = [path + "/" for path, _ in plan.scratch_dirs]
+    return not any(
+        bind.as_owner or bind.writable or (bind.target + "/").startswith(tuple(places)) for bind in plan.binds
+    )
+
+
+class Nest:
+    """A second mount namespace of this process's, for roots to be built in and copied from, out of everybody's way."""
+
+    def __init__(self) -> None:
+        with step("make nest"):
+            self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            call("unshare", _CLONE_NEWNS)
+            try:
+                mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=2k,mode=0755")
+                self._other = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            finally:
+                call("setns", self._own, _CLONE_NEWNS)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        with step("enter nest"):
+            call("setns", self._other, _CLONE_NEWNS)
+        try:
+            yield
+        finally:
+            call("setns", self._own, _CLONE_NEWNS)  # which also leads back to "/"
+
+    def build(self, name: str, plan: LaunchPlan, trees: Sequence[int]) -> int:
+        """A root, sealed; returns its descriptor, for `copy`."""
+        with self._inside():
+            os.mkdir(f"/tmp/{name}")
+            _enter_new_tmpfs(f"/tmp/{name}")
+            for path in ("run/scratch", "proc", *(_inside(path) for path, _ in plan.scratch_dirs)):
+                os.makedirs(path, mode=0o755, exist_ok=True)
+            _lay_out(plan, trees)
+            template = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            with step("seal root", "/"):
+                _mount_setattr(template, _SEALED, 0, recursive=False)
+            return template
+
+    def copy(self, template: int) -> int:
+        """A detached copy of the whole tree."""
+        flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
+        with self._inside(), step("copy root"):
+            return call("open_tree", template, b"", flags)
+
+    def let_go(self) -> None:
+        for descriptor in (self._own, self._other):
+            os.close(descriptor)
 
 
 def _inside(path: str) -> str:
@@ -151,14 +235,15 @@ def _make_parents(path: str) -> None:
 
 def _mount_scratch(plan: LaunchPlan) -> None:
     """One sized tmpfs holds everything that the guest may write, so that one number bounds it all."""
-    os.makedirs("run/scratch", mode=0o755)
+    os.makedirs("run/scratch", mode=0o755, exist_ok=True)
     options = f"size={plan.scratch_bytes},nr_inodes={plan.scratch_inodes},mode=0755"
     mount("tmpfs", "run/scratch", "tmpfs", MS_NOSUID | MS_NODEV, options)
     for path, mode in plan.scratch_dirs:
         store = "run/scratch/" + path.strip("/").replace("/", "-")
         os.mkdir(store)
         os.chmod(store, mode)
-        os.makedirs(_inside(path), mode=0o755, exist_ok=True)
+        if not os.path.isdir(_inside(path)):
+            os.makedirs(_inside(path), mode=0o755, exist_ok=True)
         mount(store, _inside(path), None, MS_BIND)
     call("umount2", b"run/scratch", MNT_DETACH)  # the parts keep it alive; as a whole it needs no name
 

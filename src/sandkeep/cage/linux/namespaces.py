@@ -62,11 +62,7 @@ def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID,
         ("gid_map", f"{inside_gid} {host_gid} 1"),
         ("uid_map", f"{inside_uid} {host_uid} 1"),
     ):
-        descriptor = os.open(f"{base}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        _write(f"{base}/{name}", text)
 
 
 def become_guest() -> None:
@@ -93,15 +89,22 @@ def set_quotas() -> None:
     for name, value in _QUOTAS.items():
         path = f"/proc/sys/user/max_{name}"
         if os.path.exists(path):
-            with open(path, "w") as file:
-                file.write(str(value))
+            _write(path, str(value))
+
+
+def _write(path: str, text: str) -> None:
+    """Not with `open`, whose buffers and guesses at encodings cost more than the rest of the step."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 def bring_up_loopback() -> None:
     """With small buffers: what TCP holds in flight counts for nobody, unless a cgroup of version 2 counts it."""
     for name in ("tcp_rmem", "tcp_wmem"):
-        with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
-            file.write("4096 65536 262144")
+        _write(f"/proc/sys/net/ipv4/{name}", "4096 65536 262144")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("16sh14x", b"lo", 0)
         answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)

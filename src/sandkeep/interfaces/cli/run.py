@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 def run(arguments: Namespace | SimpleNamespace) -> int:
     """Checks everything, then runs it; returns the exit status."""
+    if arguments.backend != "wasm":
+        _start_ahead()
     source = choose(arguments.target, arguments.source, arguments.code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain)
     backend = _backend_name(arguments, source.language, policy)
@@ -34,6 +36,14 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     except SandboxError as error:
         outcome = error
     return finish(outcome, arguments.json)
+
+
+def _start_ahead() -> None:
+    """A zygote takes as long to load as we do: it can do so beside us."""
+    from sandkeep.languages.base import base_executable
+    from sandkeep.pool.start import start_ahead
+
+    start_ahead(base_executable())
 
 
 def _backend_name(arguments: Namespace | SimpleNamespace, language: Language, policy: SandboxPolicy | None) -> str:

@@ -1,0 +1,99 @@
+"""Homes: namespaces with a sleeping init, for guests to move into. One of each kind is kept ready.
+
+What takes longest about a cell does not depend on its plan: new namespaces, their users, their network. So the next
+home is made when there is nothing else to do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Callable, Dict, List
+
+from .enter import Home, sleep
+from .failure import CageError, step
+from .linux import namespaces, sleeper
+from .wire import close_all
+
+
+class Homes:
+    """Owned by the zygote. `on_birth` is told the pid of every init."""
+
+    def __init__(self, host_id: int, on_birth: Callable[[int], None]) -> None:
+        self._host_id = host_id
+        self._on_birth = on_birth
+        self._program = sleeper.make()
+        self._spare: Dict[str, Home] = {}
+        self._missing: List[str] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    def take(self, network: str) -> Home:
+        """A home with that network; the caller owns its descriptors."""
+        if network not in self._missing:
+            self._missing.append(network)
+        home = self._spare.pop(network, None)
+        if home is not None and _is_there(home):
+            return home
+        if home is not None:
+            home.close()
+        return self._make(network)
+
+    def complete(self) -> None:
+        """Makes one that is missing. If that fails, whoever needs it is told why."""
+        network = self._missing.pop()
+        try:
+            self._spare[network] = self._make(network)
+        except (CageError, OSError):
+            pass
+
+    def let_go(self) -> None:
+        """In a cell: none of this is its business."""
+        os.close(self._program)
+        while self._spare:
+            self._spare.popitem()[1].close()
+
+    def _make(self, network: str) -> Home:
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        asleep, awake = os.pipe2(os.O_CLOEXEC)
+        sleeps_on, lifeline = os.pipe2(os.O_CLOEXEC)
+        try:
+            with step("clone into namespaces"):
+                pid, pidfd = namespaces.clone(namespaces.flags_for(network))
+            if pid == 0:
+                close_all([go_write, lifeline])
+                await_go(go_read)
+                sleep(network, self._program, sleeps_on, awake)
+            self._on_birth(pid)
+            home = Home(pid, pidfd, asleep, lifeline)
+            try:
+                with step("map user"):
+                    namespaces.map_ids(pid, self._host_id, self._host_id)
+                os.write(go_write, b"g")
+            except BaseException:
+                home.end()
+                raise
+        except BaseException:
+            close_all([asleep, lifeline])
+            raise
+        finally:
+            close_all([go_read, go_write, awake, sleeps_on])
+        return home
+
+
+def await_go(go_read: int) -> None:
+    """A clone has no user until its parent gave it one."""
+    signal.set_wakeup_fd(-1)
+    if os.read(go_read, 1) != b"g":
+        os._exit(1)
+    os.close(go_read)
+
+
+def _is_there(home: Home) -> bool:
+    try:
+        signal.pidfd_send_signal(home.init, 0)
+        return True
+    except ProcessLookupError:
+        return False
