@@ -91,11 +91,14 @@ class Setting:
         program = launch.program
         env = self._env(launch, place.home, way_out.env)
         warm = self.warm_worker(launch)
-        mode, argv = "exec", tuple(self._argv(program, place.home))
+        mode: str = "exec"
+        argv: tuple[str, ...] = ()
         if warm == "python":
-            mode, argv = "python", ()
+            mode = "python"
         elif warm == "node":
             argv = (os.path.basename(program.argv[-1]),)
+        else:
+            argv = tuple(self._argv(program, place.home))
         files = {**program.files, **way_out.files}
         return Job(mode, argv, env, place.home.code, files, program.main_file)
 
