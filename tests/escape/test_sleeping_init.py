@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 from tests.escape.harness import Cage, settled
+from tests.escape.payloads import guest
 
+import sandkeep.backends.settings
 from sandkeep.backends.process import ProcessBackend
-from sandkeep.core.errors import ExecutionFailed, SandboxError
+from sandkeep.cage.plan import Bind, LaunchPlan
+from sandkeep.core.errors import EnforcerFailed, ExecutionFailed, SandboxError
 from sandkeep.core.types import ExecRequest, ExecResult
 from sandkeep.enforcers.probe import cgroup_home
+from sandkeep.policy.compile import compile_plan
 
 pytestmark = pytest.mark.skipif(cgroup_home() is None, reason="without a cgroup every init keeps watch")
 
@@ -134,3 +138,47 @@ def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage) -> None:
     for number in range(6):
         result = backend.execute_blocking(ExecRequest("python", f"print({number})", 8))  # type: ignore[arg-type]
         assert result.stdout == f"{number}\n"
+
+
+@pytest.mark.claim("SK-FS-1")
+def test_what_is_replaced_on_the_host_is_replaced_in_new_cells(
+    cage: Cage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Roots are copied from one that was built before: it must not show files that are no longer there."""
+    shown = tmp_path / "shown"
+    shown.write_text("old")
+    shown.chmod(0o644)
+    bind = Bind(str(shown), "/etc/shown")
+    monkeypatch.setattr(
+        sandkeep.backends.settings,
+        "compile_plan",
+        lambda *args: _with_bind(compile_plan(*args), bind),
+    )
+    backend = cage.backend()
+    look = "print(open('/etc/shown').read())"
+    assert cage.run(look, backend=backend).stdout == "old\n"
+    assert cage.run(look, backend=backend).stdout == "old\n"
+    (tmp_path / "other").write_text("new")
+    (tmp_path / "other").chmod(0o644)
+    (tmp_path / "other").rename(shown)
+    assert cage.run(look, backend=backend).stdout == "new\n"
+    shown.unlink()
+    with pytest.raises(EnforcerFailed, match="open allowed path"):
+        cage.run(look, backend=backend)
+
+
+def _with_bind(plan: LaunchPlan, bind: Bind) -> LaunchPlan:
+    return plan._replace(binds=(*plan.binds, bind), landlock=(*plan.landlock, (bind.target, False)))
+
+
+@pytest.mark.claim("SK-FS-2")
+def test_roots_that_cells_share_carry_nothing_from_one_to_the_next(cage: Cage) -> None:
+    body = """
+for place in ("/", "/etc", "/usr", "/home", "/root", "/run/scratch", "/dev", "/var"):
+    attempt("make in " + place, lambda: open(place + "/left", "w"))
+    attempt("mode of " + place, lambda: os.chmod(place, 0o777))
+    attempt("attribute of " + place, lambda: os.setxattr(place, "user.left", b"x"))
+    attempt("time of " + place, lambda: os.utime(place, (1, 1)))
+attempt("append", lambda: open("/etc/passwd", "a"))
+"""
+    cage.run(guest(body)).refused()

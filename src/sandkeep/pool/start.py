@@ -88,6 +88,13 @@ class Start:
             return lines[-1] if lines else "without a word"
         return "no answer"
 
+    def abandon(self) -> None:
+        """In a forked copy of its owner: lets go of it without ending it."""
+        self.let_go()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
     def let_go(self) -> None:
         """Its control channel ends, and so does it."""
         self.control.close()

@@ -132,4 +132,4 @@ class ZygoteProcess:
 
     def abandon(self) -> None:
         """In a forked copy of the supervisor: let go without ending what the original still uses."""
-        self._control.close()
+        self._process.abandon()

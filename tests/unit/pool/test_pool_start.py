@@ -1,0 +1,90 @@
+"""Processes that become zygotes: started early, used once, let go without a trace."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sandkeep.languages.base import base_executable
+from sandkeep.pool import start
+from sandkeep.pool.start import Start, start_ahead, started
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_one_that_is_not_needed_ends_and_leaves_nothing() -> None:
+    before = _descriptors()
+    process = Start(base_executable())
+    assert process.is_running()
+    process.let_go()
+    assert process.await_end(10) and not process.is_running()
+    assert _descriptors() == before
+
+
+def test_one_started_ahead_is_used_once() -> None:
+    start_ahead(base_executable())
+    early = start._ahead[base_executable()]
+    assert started(base_executable(), ()) is early and base_executable() not in start._ahead
+    early.let_go()
+    assert early.await_end(10)
+
+
+def test_one_that_will_not_do_is_let_go() -> None:
+    """A scope of systemd must be around it from the beginning."""
+    start_ahead(base_executable())
+    early = start._ahead[base_executable()]
+    wrapped = started(base_executable(), ("/usr/bin/env",))
+    assert wrapped is not early and early.await_end(10)
+    wrapped.let_go()
+    assert wrapped.await_end(10)
+
+
+def test_an_interpreter_that_is_not_there_is_an_error_and_no_leak() -> None:
+    before = _descriptors()
+    with pytest.raises(FileNotFoundError):
+        Start("/nowhere/python")
+    assert _descriptors() == before
+    start_ahead("/nowhere/python")  # told when it is needed
+    assert "/nowhere/python" not in start._ahead
+
+
+def test_what_it_complains_about_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text(f"#!{sys.executable}\nraise SystemExit('no such luck')\n")
+    broken.chmod(0o755)
+    process = Start(str(broken))
+    assert process.last_words() == "no such luck"
+    process.let_go()
+    assert process.await_end(10)
+
+
+def test_it_can_be_killed_twice() -> None:
+    process = Start(base_executable())
+    process.kill()
+    assert process.await_end(10)
+    process.kill()
+    process.let_go()
+
+
+def test_it_sees_its_own_four_descriptors_even_when_low_numbers_are_free(tmp_path: Path) -> None:
+    """A caller without standard streams must not get its zygote's channels mixed up."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in range(3):
+                os.close(number)
+            process = Start(base_executable())
+            deadline = time.monotonic() + 5
+            while process.is_running() and time.monotonic() < deadline:
+                kinds = {number: os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(4)}
+                if all(kinds[number].startswith("pipe:") for number in range(3)) and kinds[3].startswith("socket:"):
+                    os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
