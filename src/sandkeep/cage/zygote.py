@@ -5,8 +5,6 @@ It is told what to make over one socket, never sees a guest's output, and ends w
 
 from __future__ import annotations
 
-import _imp
-import ctypes
 import functools
 import gc
 import json
@@ -15,20 +13,22 @@ import select
 import signal
 import socket
 import sys
-from importlib.machinery import SourceFileLoader
 from types import ModuleType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import init
 from . import plan as plans
+from .births import Births
 from .enter import Home, Kit
 from .failure import CageError, step, tell
 from .homes import Homes, await_go
+from .job import become_program, rehearse, restore_signals, write_files
 from .linux import mounts, namespaces, seccomp, usage
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from .preparation import forget_callers_signals, hide_command_line, load_worker
 from .templates import Templates
 from .ward import Ward
-from .wire import Job, close_all, encode_job, receive_job, receive_packet, send_packet
+from .wire import close_all, receive_job, receive_packet, send_packet
 
 _FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; the rest are cgroups
 
@@ -85,7 +85,6 @@ class Zygote:
         self._wards: Dict[int, Ward] = {}
         self._is_caging = False
         self._newborn_waits = False
-        self._pid_namespace = -1
         self._poll = select.poll()
         self._supervisor = call("pidfd_open", os.getppid(), 0)
 
@@ -102,7 +101,7 @@ class Zygote:
             self._own_mounts()
             self._homes = Homes(self._host_id, self._cells.add)
             self._templates = Templates(self._detach)
-            self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            self._births = Births()
         gc.collect()
         gc.freeze()
 
@@ -276,12 +275,7 @@ class Zygote:
         guest = guest_pidfd = -1
         try:
             with step("fork guest"):
-                namespaces.send_children_to(home.init)
-                try:
-                    guest = os.fork()
-                finally:
-                    if guest:
-                        namespaces.send_children_to(self._pid_namespace)
+                guest = self._births.fork_into(home.init)
             if guest == 0:
                 self._be_born()
                 ours.close()
@@ -291,6 +285,7 @@ class Zygote:
             send_packet(channels.status, {"pid": home.pid}, [home.init, guest_pidfd, home.lifeline])
         except BaseException:
             home.end()
+            ours.close()
             close_all([home.init])
             raise
         finally:
@@ -310,8 +305,8 @@ class Zygote:
         if self._is_caging:
             self._homes.let_go()
             self._templates.let_go()
-        own = [self._control.detach(), self._supervisor, self._pid_namespace]
-        close_all([*own, *self._id_maps.values()])
+            self._births.let_go()
+        close_all([self._control.detach(), self._supervisor, *self._id_maps.values()])
 
     def await_job(self, job_descriptor: int) -> Callable[[], None]:
         """In the guest's process, cage complete: waits for the job and returns what carries it out."""
@@ -383,83 +378,3 @@ def _parse(text: str) -> Tuple[plans.LaunchPlan, bytes]:
         is_watched=is_caged and bool(plan.watch.memory_bytes),
     )
     return plan, seccomp.compile_filter(profile)
-
-
-def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
-    """Executes the guest-side worker as a module of its own and lets it import what runs will need."""
-    worker = ModuleType("sandkeep_worker")
-    with step("load worker", path):
-        code = SourceFileLoader("sandkeep_worker", path).get_code("sandkeep_worker")
-    if code is None:
-        raise CageError("load worker", 0, path)
-    # Guests see tracebacks, and have no business with our paths.
-    _imp._fix_co_filename(code, "<sandkeep>")  # type: ignore[attr-defined]
-    exec(code, worker.__dict__)  # noqa: S102  # our own file, by its path
-    problem = worker.prepare(with_site, list(preload))
-    if problem:
-        raise CageError("preload", 0, problem)
-    return worker
-
-
-def hide_command_line() -> None:
-    """Guests are forks of this process: its arguments would show them where Sandkeep is installed."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
-    title = b"python3\0main.py\0"
-    if end - start > len(title):
-        ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
-
-
-def forget_callers_signals() -> None:
-    """What the caller ignored or blocked (a background job, a nohup) is its own affair, not its guests'."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in signal.valid_signals():
-        if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def restore_signals() -> None:
-    """What a program finds when a shell starts it; Python itself ignores SIGPIPE and SIGXFSZ."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def become_program(job: Any, job_descriptor: int) -> None:
-    """Writes the program's files and execs it. A failure is told on the job channel, which exec closes."""
-    try:
-        write_files(job)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        if job.mode == "prelude":  # a program that starts first and reads its job itself, from descriptor 3
-            os.dup2(job_descriptor, 3, inheritable=True)
-        else:
-            os.set_inheritable(job_descriptor, False)
-        os.execve(job.argv[0], list(job.argv), job.env)
-    except OSError as error:
-        os.write(job_descriptor, f"{job.argv[0]}: {error.strerror}".encode())
-        os._exit(126)
-
-
-def rehearse() -> None:
-    """Receives a job like any other, so that copying the pages this touches is over before the real one comes."""
-    job = Job("python", (), dict(os.environ, PATH="/usr/bin"), "/code", {"main.py": b"print(1)"}, "main.py")
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    try:
-        os.write(writer, encode_job(job))
-        receive_job(reader)
-    finally:
-        close_all([reader, writer])
-
-
-def write_files(job: Any) -> None:
-    for name, content in job.files.items():
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(os.path.join(job.code_dir, name), flags, 0o644)
-        try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
