@@ -211,7 +211,9 @@ def _kernel_usage(cell: Cell) -> KernelUsage:
     used = cell.group_usage
     if used is None:
         return KernelUsage()
-    return KernelUsage(used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals)
+    return KernelUsage(
+        used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
+    )
 
 
 def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:

@@ -202,6 +202,7 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, program: Prog
         has_worker=not is_open,
         with_site=interpreter.has_site and not is_open,
         preload=() if is_open else tuple(config.preload),
+        keeps_spares=config.pool_size > 0,
     )
 
 

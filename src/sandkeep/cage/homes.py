@@ -1,4 +1,4 @@
-"""Homes: namespaces with a sleeping init, for guests to move into. One of each kind is kept ready.
+"""Homes: namespaces with a sleeping init, for guests to move into. Where cells may wait, one home is kept ready.
 
 What takes longest about a cell does not depend on its plan: new namespaces, their users, their network. So the next
 home is made when there is nothing else to do.
@@ -19,12 +19,13 @@ from .wire import close_all
 class Homes:
     """Owned by the zygote. `on_birth` is told the pid of every init."""
 
-    def __init__(self, host_id: int, on_birth: Callable[[int], None]) -> None:
+    def __init__(self, host_id: int, on_birth: Callable[[int], None], keeps_spares: bool) -> None:
         self._host_id = host_id
         self._on_birth = on_birth
         self._program = sleeper.make()
         self._spare: Dict[str, Home] = {}
         self._missing: List[str] = []
+        self._keeps_spares = keeps_spares
 
     @property
     def is_complete(self) -> bool:
@@ -32,7 +33,7 @@ class Homes:
 
     def take(self, network: str) -> Home:
         """A home with that network; the caller owns its descriptors."""
-        if network not in self._missing:
+        if self._keeps_spares and network not in self._missing:
             self._missing.append(network)
         home = self._spare.pop(network, None)
         if home is not None and _is_there(home):

@@ -99,7 +99,7 @@ class Zygote:
         self._is_caging = order["isolation"] == "namespaces"
         if self._is_caging:
             self._own_mounts()
-            self._homes = Homes(self._host_id, self._cells.add)
+            self._homes = Homes(self._host_id, self._cells.add, keeps_spares=order.get("spares", False))
             self._templates = Templates(self._detach)
             self._births = Births()
         gc.collect()

@@ -29,6 +29,8 @@ class ZygoteKey:
     has_worker: bool = True
     with_site: bool = False
     preload: tuple[str, ...] = ()
+    #: Whether anything may wait for a run that has not been asked for.
+    keeps_spares: bool = False
 
 
 class ZygoteProcess:
@@ -56,6 +58,7 @@ class ZygoteProcess:
             "worker": PYTHON_WORKER if self.key.has_worker else "",
             "site": self.key.with_site,
             "preload": list(self.key.preload),
+            "spares": self.key.keeps_spares,
         }
         send_packet(self._control, order)
         if not self._is_readable(_START_TIMEOUT):

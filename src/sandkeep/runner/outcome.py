@@ -32,6 +32,8 @@ class KernelUsage:
     cpu_time: float = 0.0
     memory_kills: int = 0
     process_refusals: int = 0
+    #: Kills for want of memory that no limit of the run's own called for.
+    outside_kills: int = 0
 
 
 def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
@@ -41,6 +43,8 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0
     if end.status is None and not (end.is_timeout or end.is_cancelled or is_memory):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
+    if kernel.outside_kills and end.status == signal.SIGKILL:
+        raise ExecutionFailed("the guest was killed because memory around Sandkeep ran out, not its own limit")
     result = _result(end, terms, kernel, denials)
     if is_memory:
         raise MemoryExceeded(terms.memory_mb, result)

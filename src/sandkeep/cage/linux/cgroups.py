@@ -56,6 +56,8 @@ class GroupUsage(NamedTuple):
     cpu_seconds: float
     memory_kills: int
     process_refusals: int
+    #: Kills by a limit above the group, or by a host without memory.
+    outside_kills: int = 0
 
 
 class Group:
@@ -117,9 +119,12 @@ class Group:
         if self._home.version == 2:
             events, pids = self._table("", "memory.events"), self._table("", "pids.events")
             # A kill without the group itself having been full came from a limit above it or a host without memory.
-            kills = events.get("oom_kill", 0) if events.get("oom", 0) else 0
+            kills, is_own = events.get("oom_kill", 0), bool(events.get("oom", 0))
             peak = self._number("", "memory.peak")  # since Linux 5.19; 0 lets init's own figure stand
-            return GroupUsage(peak, self.cpu_seconds(), kills, pids.get("max", 0))
+            refusals = pids.get("max", 0)
+            return GroupUsage(
+                peak, self.cpu_seconds(), kills if is_own else 0, refusals, outside_kills=0 if is_own else kills
+            )
         kills = self._table("memory", "memory.oom_control").get("oom_kill", 0)
         peak = self._number("memory", "memory.max_usage_in_bytes")
         return GroupUsage(peak, self.cpu_seconds(), kills, self._table("pids", "pids.events").get("max", 0))
