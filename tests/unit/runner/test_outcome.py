@@ -1,0 +1,110 @@
+"""How a run ended is judged by a pure function: facts in, a result or the error that a limit calls for out."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from sandkeep.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
+from sandkeep.core.types import Denial, Enforced
+from sandkeep.runner.outcome import KernelUsage, Terms, cut_at_character, judge
+from sandkeep.runner.streams import Capture, Exit
+
+TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
+EXIT_3 = 3 << 8
+
+
+def capture(data: bytes = b"", cap: int = 1000) -> Capture:
+    made = Capture(cap)
+    made.add(data)
+    return made
+
+
+def end(**facts: object) -> Exit:
+    return replace(Exit(capture(b"out\n"), capture(), duration=0.5, status=0), **facts)  # type: ignore[arg-type]
+
+
+def test_an_exit_status_is_a_result() -> None:
+    result = judge(end(status=EXIT_3, cpu_time=0.25), TERMS, KernelUsage(), [Denial("syscall", "mount", "", "")])
+    assert (result.exit_code, result.signal, result.stdout) == (3, None, "out\n")
+    assert result.usage.cpu_time == 0.25 and [denial.what for denial in result.denials] == ["mount"]
+
+
+def test_a_signal_is_told_as_shells_do() -> None:
+    result = judge(end(status=int(signal.SIGSEGV)), TERMS, KernelUsage(), [])
+    assert (result.exit_code, result.signal) == (128 + signal.SIGSEGV, signal.SIGSEGV)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "number"), [("cpu", signal.SIGXCPU), ("disk", signal.SIGXFSZ)], ids=["cpu", "disk"]
+)
+def test_a_limit_that_has_a_signal_of_its_own_is_told_by_it(verdict: str, number: signal.Signals) -> None:
+    result = judge(end(status=int(signal.SIGKILL), verdict=verdict), TERMS, KernelUsage(), [])
+    assert (result.exit_code, result.signal) == (128 + number, number)
+
+
+def test_what_the_kernel_counted_comes_before_what_was_looked_at() -> None:
+    kernel = KernelUsage(peak_memory=7, cpu_time=1.5)
+    usage = judge(end(cpu_time=1.0, peak_memory=5), TERMS, kernel, []).usage
+    assert (usage.cpu_time, usage.peak_memory_bytes) == (1.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kernel"),
+    [
+        ({"verdict": "memory"}, KernelUsage()),
+        ({}, KernelUsage(memory_kills=1)),
+        ({"status": None}, KernelUsage(0, 0, 1)),
+    ],
+    ids=["seen by init", "killed by the kernel", "killed before it could report"],
+)
+def test_memory_is_an_error_with_what_there_was(facts: dict[str, object], kernel: KernelUsage) -> None:
+    with pytest.raises(MemoryExceeded) as raised:
+        judge(end(**facts), TERMS, kernel, [])
+    assert raised.value.limit_mb == 64 and raised.value.result is not None and raised.value.result.stdout == "out\n"
+
+
+def test_a_kill_for_memory_that_was_not_the_guests_is_not_its_fault() -> None:
+    with pytest.raises(ExecutionFailed, match="not its own limit"):
+        judge(end(status=int(signal.SIGKILL)), TERMS, KernelUsage(outside_kills=1), [])
+    assert judge(end(status=0), TERMS, KernelUsage(outside_kills=1), []).ok, "a child of it died, and it coped"
+
+
+def test_a_timeout_has_the_partial_output() -> None:
+    with pytest.raises(ExecutionTimeout) as raised:
+        judge(end(status=None, is_timeout=True), TERMS, KernelUsage(), [])
+    assert raised.value.result is not None and raised.value.result.stdout == "out\n"
+
+
+def test_no_report_and_no_reason_is_a_failure() -> None:
+    with pytest.raises(ExecutionFailed, match="before it could report"):
+        judge(end(status=None), TERMS, KernelUsage(), [])
+
+
+def test_a_program_that_could_not_start_says_so() -> None:
+    with pytest.raises(ExecutionFailed, match="could not start the program: nope"):
+        judge(end(start_failure="nope"), TERMS, KernelUsage(), [])
+
+
+def test_output_is_cut_between_characters_and_says_how_much_is_missing() -> None:
+    result = judge(end(stdout=capture("äöü".encode() * 10, cap=5)), TERMS, KernelUsage(), [])
+    assert result.stdout_truncated and result.stdout_bytes == "äö".encode()
+    assert result.stdout.startswith("äö\n") and "56 bytes left out" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (b"abc", b"abc"),
+        ("ä".encode()[:1], b""),
+        ("a€".encode()[:3], b"a"),
+        ("a😀".encode()[:4], b"a"),
+        ("a😀".encode(), "a😀".encode()),
+        (b"\xff\xfe", b"\xff\xfe"),
+        (b"", b""),
+    ],
+)
+def test_cutting_at_a_character(data: bytes, kept: bytes) -> None:
+    assert cut_at_character(data) == kept
