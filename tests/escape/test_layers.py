@@ -119,6 +119,9 @@ def test_a_keeper_is_shielded_even_without_landlock(weakened: Weakened, tmp_path
     weakened.line(
         "enter.py", "    _drop_privileges(kit.plan)", "    _drop_privileges(kit.plan); prctl(PR_SET_DUMPABLE, 1)"
     )
+    with pytest.raises(EnforcerFailed, match="init can be looked into"):
+        weakened.run(_LOOK_INTO_INIT, policy)
+    weakened.unchecked()
     assert all(map(_went_through, weakened.run(_LOOK_INTO_INIT, policy).values()))
 
 
@@ -127,6 +130,9 @@ def test_a_sleeping_init_is_shielded_even_without_landlock(weakened: Weakened) -
     weakened.without(landlock=(), watch=Watch())
     assert set(weakened.run(_LOOK_INTO_INIT).values()) == {"EACCES"}
     weakened.line("linux/sleeper.py", "os.fchmod(descriptor, 0o111)", "os.fchmod(descriptor, 0o555)")
+    with pytest.raises(EnforcerFailed, match="init can be looked into"):
+        weakened.run(_LOOK_INTO_INIT)
+    weakened.unchecked()
     assert all(map(_went_through, weakened.run(_LOOK_INTO_INIT).values()))
 
 

@@ -76,7 +76,9 @@ class Setting:
     def has_keeper(self) -> bool:
         """Whether init has anything to do for the run: something to watch, or connections to make in its place."""
         plan = self._plan
-        return plan.isolation != "namespaces" or plan.watch != Watch() or any(bind.as_owner for bind in plan.binds)
+        if plan.isolation != "namespaces" or not probe.can_shield_sleepers():
+            return True
+        return plan.watch != Watch() or any(bind.as_owner for bind in plan.binds)
 
     @property
     def concerns_init(self) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import contextmanager
-from typing import Iterator
+from typing import Optional
 
 from .wire import send_packet
 
@@ -24,14 +23,25 @@ class CageError(Exception):
         return f"{self.step}: {self.what}: {reason}"
 
 
-@contextmanager
-def step(name: str, what: str = "") -> Iterator[None]:
-    """Names the step that any OSError inside it belongs to."""
-    try:
-        yield
-    except OSError as error:
-        item = what or str(error.filename or error.strerror or "")
-        raise CageError(name, error.errno or 0, item) from None
+class Step:
+    """A part of the work that any OSError inside it belongs to. A class, because a cell takes some forty of these."""
+
+    __slots__ = ("_name", "_what")
+
+    def __init__(self, name: str, what: str = "") -> None:
+        self._name = name
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+        if isinstance(error, OSError):
+            item = self._what or str(error.filename or error.strerror or "")
+            raise CageError(self._name, error.errno or 0, item) from None
+
+
+step = Step
 
 
 def tell(channel: socket.socket, failure: CageError) -> None:

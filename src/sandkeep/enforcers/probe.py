@@ -67,6 +67,16 @@ def _has_seccomp() -> bool:
         return False
 
 
+@cache
+def can_shield_sleepers() -> bool:
+    """Whether a program that may not be read cannot be looked into; a host that is set up to dump all says no."""
+    try:
+        with open("/proc/sys/fs/suid_dumpable") as file:
+            return file.read().strip() != "1"
+    except OSError:
+        return False
+
+
 def remedy() -> str:
     """The setting that stands in the way of user namespaces, by name."""
 

@@ -27,6 +27,7 @@ _GOOD = Facts(
     uid_map="1000 1879048192 1",
     gid_map="1000 1879048192 1",
     ids={1000},
+    init_owner=65534,
 )
 
 pytestmark = pytest.mark.claim("SK-KR-3")
@@ -55,6 +56,10 @@ def test_a_fact_that_is_missing_counts_as_bad(name: str) -> None:
 @pytest.mark.parametrize(("name", "value"), [("NoNewPrivs", "0"), ("Seccomp", "0"), ("Seccomp", "1")])
 def test_locks_that_are_not_there(name: str, value: str) -> None:
     assert _found(_GOOD._replace(status={**_STATUS, name: value}))
+
+
+def test_an_init_that_is_not_shielded() -> None:
+    assert "init can be looked into" in _found(_GOOD._replace(init_owner=1000))
 
 
 @pytest.mark.parametrize("descriptors", [{0, 1, 2, 5, 6}, {0, 1, 2}, {0, 1, 2, 5, 255}, set()])

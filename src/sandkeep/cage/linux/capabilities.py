@@ -13,6 +13,7 @@ from .syscalls import (
     PR_SET_NO_NEW_PRIVS,
     call,
     prctl,
+    prctl_each,
 )
 
 _VERSION_3 = 0x20080522
@@ -25,8 +26,7 @@ def drop_all() -> None:
     no_new_privs it means nothing then.
     """
     try:
-        for capability in range(_LAST + 1):
-            prctl(PR_CAPBSET_DROP, capability)
+        prctl_each(PR_CAPBSET_DROP, range(_LAST + 1))
     except PermissionError:
         if os.geteuid() == 0:
             raise
