@@ -48,7 +48,7 @@ def gather() -> Facts:
         _words("/proc/self/uid_map"),
         _words("/proc/self/gid_map"),
         {*os.getresuid(), *os.getresgid()},
-        os.stat("/proc/1").st_uid,
+        os.stat("/proc/1/mem").st_uid,
     )
 
 
