@@ -69,12 +69,19 @@ def _has_seccomp() -> bool:
 
 @cache
 def can_shield_sleepers() -> bool:
-    """Whether a program that may not be read cannot be looked into; a host that is set up to dump all says no."""
+    """Whether an init that only sleeps can be had: made in memory, and out of reach because its file may not be read.
+
+    A host that is set up to dump everything, or to execute nothing from memory, gets inits that keep watch.
+    """
+    return _setting("fs/suid_dumpable") in ("0", "2") and _setting("vm/memfd_noexec") in ("", "0", "1")
+
+
+def _setting(name: str) -> str:
     try:
-        with open("/proc/sys/fs/suid_dumpable") as file:
-            return file.read().strip() != "1"
+        with open(f"/proc/sys/{name}") as file:
+            return file.read().strip()
     except OSError:
-        return False
+        return ""
 
 
 def remedy() -> str:

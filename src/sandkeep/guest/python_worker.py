@@ -65,9 +65,10 @@ def warm_up():
     module = _main_module("/code/main.py")
     exec(compile(_WARM_UP.encode(), "/code/main.py", "exec", dont_inherit=True), module.__dict__)
     _set_environment(dict(os.environ))
+    _set_interpreter("/code/main.py", ())
+    del sys.path[0]
     _flush_standard_streams()
     threading.current_thread()
-    os.getcwd()
     gc.collect(0)
 
 
