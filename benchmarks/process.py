@@ -168,9 +168,10 @@ def _proportional(pid: int) -> int:
 
 
 def leak(runs: int) -> dict[str, float]:
-    """What many runs leave in this process."""
+    """What many runs leave in this process, between two moments at which the same number of cells wait."""
 
     def state() -> tuple[int, int]:
+        until_ready(backend, 4)()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return len(os.listdir("/proc/self/fd")), resident
 
