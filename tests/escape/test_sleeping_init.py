@@ -182,3 +182,25 @@ for place in ("/", "/etc", "/usr", "/home", "/root", "/run/scratch", "/dev", "/v
 attempt("append", lambda: open("/etc/passwd", "a"))
 """
     cage.run(guest(body)).refused()
+
+
+@pytest.mark.claim("SK-RX-5")
+def test_orphans_are_reaped_though_init_sleeps(cage: Cage) -> None:
+    """More of them than processes are allowed: each must be gone when the next one comes."""
+    code = """
+import os, time
+for number in range(60):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.001)
+        os._exit(0)
+    os.wait()
+    time.sleep(0.005)
+time.sleep(0.1)
+states = []
+for name in filter(str.isdigit, os.listdir("/proc")):
+    with open(f"/proc/{name}/stat") as file:
+        states.append(file.read().rpartition(")")[2].split()[0])
+print(len(states), states.count("Z"))
+"""
+    assert cage.run(code, processes=16).stdout == "2 0\n"
