@@ -23,7 +23,7 @@ from .enter import Home, Kit
 from .failure import CageError, step, tell
 from .homes import Homes, await_go
 from .job import become_program, rehearse, restore_signals, write_files
-from .linux import mounts, namespaces, seccomp, usage
+from .linux import mounts, namespaces, pages, seccomp, usage
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
 from .preparation import forget_callers_signals, hide_command_line, load_worker
 from .templates import Templates
@@ -103,6 +103,7 @@ class Zygote:
             self._templates = Templates(self._detach)
             self._births = Births()
         gc.collect()
+        self._file_pages = pages.of_files()
         gc.freeze()
 
     def _own_mounts(self) -> None:
@@ -316,6 +317,8 @@ class Zygote:
                 rehearse()
                 self._worker.warm_up()
             self._worker.forget_the_zygote()
+            if self._newborn_waits:
+                pages.drop(self._file_pages)
         try:
             job = receive_job(job_descriptor)
         except EOFError:
