@@ -145,7 +145,7 @@ class Belongings:
     @classmethod
     def now(cls) -> Belongings:
         return cls(
-            processes={pid for pid in descendants(os.getpid()) if not _is_zombie(pid) and not _is_sleeper(pid)},
+            processes={pid for pid in descendants(os.getpid()) if not is_zombie(pid) and not _is_sleeper(pid)},
             descriptors=len(os.listdir("/proc/self/fd")),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
             groups=our_groups(),
@@ -169,7 +169,7 @@ def _is_sleeper(pid: int) -> bool:
         return False
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

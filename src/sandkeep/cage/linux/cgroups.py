@@ -99,16 +99,11 @@ class Group:
         self._write("", "cpu.max", f"{quota} {_PERIOD}")
 
     def _write(self, controller: str, name: str, value: object, optional: bool = False) -> None:
-        try:
-            descriptor = os.open(f"{self._paths[controller]}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if optional:
-                return
-            raise
-        try:
-            os.write(descriptor, str(value).encode())
-        finally:
-            os.close(descriptor)
+        path = f"{self._paths[controller]}/{name}"
+        if optional and not os.path.exists(path):
+            return
+        with open(path, "w") as file:
+            file.write(str(value))
 
     def open_procs(self) -> List[int]:
         """Descriptors through which the cell joins by itself.
