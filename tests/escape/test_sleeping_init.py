@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,13 +16,26 @@ from tests.escape.payloads import guest
 
 import sandkeep.backends.settings
 from sandkeep.backends.process import ProcessBackend
-from sandkeep.cage.plan import Bind, LaunchPlan
+from sandkeep.cage.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from sandkeep.cage.linux.usage import children
+from sandkeep.cage.plan import Bind, LaunchPlan, Watch
 from sandkeep.core.errors import EnforcerFailed, ExecutionFailed, SandboxError
 from sandkeep.core.types import ExecRequest, ExecResult
-from sandkeep.enforcers.probe import cgroup_home
 from sandkeep.policy.compile import compile_plan
 
-pytestmark = pytest.mark.skipif(cgroup_home() is None, reason="without a cgroup every init keeps watch")
+
+@pytest.fixture(autouse=True)
+def plan_without_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a cgroup every init keeps watch; here none does, so that ordinary users' sleepers are looked at too."""
+    _compile_as(monkeypatch, lambda plan: plan)
+
+
+def _compile_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[LaunchPlan], LaunchPlan]) -> None:
+    monkeypatch.setattr(
+        sandkeep.backends.settings,
+        "compile_plan",
+        lambda *args: change(compile_plan(*args)._replace(watch=Watch())),
+    )
 
 
 def _in_background(backend: ProcessBackend, code: str) -> tuple[threading.Thread, list[object]]:
@@ -45,11 +59,12 @@ def _kernel_tells_how_others_ended() -> bool:
 
 @pytest.mark.claim("SK-PR-1")
 def test_it_has_no_privileges_and_one_descriptor(cage: Cage) -> None:
-    thread, _ = _in_background(cage.default, "import time; time.sleep(1)")
+    backend = cage.backend()
+    thread, _ = _in_background(backend, "import time; time.sleep(1)")
     inits: list[Path] = []
 
     def found() -> bool:
-        zygote = cage.default.zygote_pids[0] if cage.default.zygote_pids else 0
+        zygote = backend.zygote_pids[0] if backend.zygote_pids else 0
         inits[:] = [path for path in Path("/proc").glob("[0-9]*") if _is_sleeper_of(path, zygote)]
         return bool(inits)
 
@@ -84,7 +99,7 @@ if os.fork() == 0:
 os.wait()
 print("gone")
 """
-    assert cage.run(code).stdout == "gone\n"
+    assert cage.run(code, backend=cage.backend()).stdout == "gone\n"
     assert not [path for path in Path("/proc").glob("[0-9]*/comm") if _text(path).startswith(mark[:15])]
 
 
@@ -99,32 +114,44 @@ def _text(path: Path) -> str:
 def test_a_guest_that_is_refused_without_end_holds_up_nobody(cage: Cage) -> None:
     """The zygote answers for all of its cells, one call of each in turn."""
     storm = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.syscall(101, 0, 0, 0, 0)"
-    stormy = [_in_background(cage.default, storm)[0] for _ in range(2)]
+    backend = cage.backend()
+    stormy = [_in_background(backend, storm)[0] for _ in range(2)]
     time.sleep(0.3)
     started = time.monotonic()
     with ThreadPoolExecutor(2) as threads:
-        ends = list(threads.map(lambda _: cage.run("print(1)").stdout, range(4)))
+        ends = list(threads.map(lambda _: cage.run("print(1)", backend=backend).stdout, range(4)))
     assert ends == ["1\n"] * 4
     assert time.monotonic() - started < 6
     for thread in stormy:
         thread.join()
 
 
+@pytest.fixture
+def inherits() -> Iterator[None]:
+    """What this process's descendants leave behind comes to this process, as to any host's first one."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
 @pytest.mark.claim("SK-RX-5")
+@pytest.mark.usefixtures("inherits")
 def test_a_run_outlives_its_zygote(cage: Cage) -> None:
     backend = cage.backend()
     assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
     thread, ends = _in_background(backend, "import sys, time; time.sleep(1); print('there'); sys.exit(7)")
     time.sleep(0.4)
     (zygote,) = backend.zygote_pids
+    (orphan,) = (pid for pid in children(zygote) if not _is_sleeper_of(Path(f"/proc/{pid}"), zygote))
     os.kill(zygote, signal.SIGKILL)
     again = backend.execute_blocking(ExecRequest("python", "print('another')", 8))  # type: ignore[arg-type]
     assert again.stdout == "another\n" and backend.zygote_pids != [zygote]
+    os.waitpid(orphan, 0)
     thread.join()
     (end,) = ends
-    if _kernel_tells_how_others_ended() and isinstance(end, ExecResult):
-        assert (end.stdout, end.exit_code) == ("there\n", 7)
-    else:  # nobody reaped it, or the kernel does not say: told as what it is
+    if _kernel_tells_how_others_ended():
+        assert isinstance(end, ExecResult) and (end.stdout, end.exit_code) == ("there\n", 7)
+    else:
         assert isinstance(end, ExecutionFailed) and "before it could report" in str(end)
 
 
@@ -149,11 +176,7 @@ def test_what_is_replaced_on_the_host_is_replaced_in_new_cells(
     shown.write_text("old")
     shown.chmod(0o644)
     bind = Bind(str(shown), "/etc/shown")
-    monkeypatch.setattr(
-        sandkeep.backends.settings,
-        "compile_plan",
-        lambda *args: _with_bind(compile_plan(*args), bind),
-    )
+    _compile_as(monkeypatch, lambda plan: _with_bind(plan, bind))
     backend = cage.backend()
     look = "print(open('/etc/shown').read())"
     assert cage.run(look, backend=backend).stdout == "old\n"
@@ -181,7 +204,7 @@ for place in ("/", "/etc", "/usr", "/home", "/root", "/run/scratch", "/dev", "/v
     attempt("time of " + place, lambda: os.utime(place, (1, 1)))
 attempt("append", lambda: open("/etc/passwd", "a"))
 """
-    cage.run(guest(body)).refused()
+    cage.run(guest(body), backend=cage.backend()).refused()
 
 
 @pytest.mark.claim("SK-RX-5")
@@ -203,4 +226,4 @@ for name in filter(str.isdigit, os.listdir("/proc")):
         states.append(file.read().rpartition(")")[2].split()[0])
 print(len(states), states.count("Z"))
 """
-    assert cage.run(code, processes=16).stdout == "2 0\n"
+    assert cage.run(code, backend=cage.backend(), processes=16).stdout == "2 0\n"

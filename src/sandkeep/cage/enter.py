@@ -91,7 +91,7 @@ def await_sleep(home: Home) -> None:
 
 
 def share(kit: Kit) -> None:
-    """Before the guest is forked, so that both are in it: the cgroup."""
+    """The cgroup: with a keeper before the guest is forked, so that both are in it; else the guest alone."""
     with step("join cgroup"):
         cgroups.join(kit.cgroups)
 

@@ -15,7 +15,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Set
 
 from . import enter, refusals
-from .failure import CageError, tell
+from .failure import CageError, tell, told
 from .linux import fds, usage
 from .linux.notify import Listener
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
@@ -131,8 +131,7 @@ def _await_lock(handoff: socket.socket) -> int:
     message, descriptors = receive_packet(handoff)
     handoff.close()
     if "locked" not in message:
-        failed = message.get("failed", ["lock guest", 0, "the guest's process died"])
-        raise CageError(failed[0], failed[1], failed[2])
+        raise told(message)
     return descriptors[0] if descriptors else -1
 
 

@@ -35,7 +35,7 @@ def launch(plan_text: str, command: Sequence[str]) -> Callable[[], None]:
         status.close()
         job.close()
         init.run(newborn.kit, newborn.channels)
-        return zygote.await_job(newborn.channels.job)
+        return zygote.await_job(newborn)
     _end_like(_supervise(status, job, command))
     raise AssertionError("unreachable")
 

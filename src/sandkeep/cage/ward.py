@@ -7,12 +7,12 @@ Nothing of this takes a process of its own: a waiting cell is the guest and two 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from . import refusals
-from .failure import CageError, tell
+from .enter import Home
+from .failure import tell, told
 from .linux.notify import Listener
 from .wire import close_all, receive_packet, send_packet
 
@@ -24,11 +24,11 @@ class Ward:
     """One cell, from the fork of its guest to its end."""
 
     def __init__(
-        self, report_path: str, status: socket.socket, init: int, guest: int, handoff: socket.socket, may_exec: bool
+        self, report_path: str, status: socket.socket, home: Home, guest: int, handoff: socket.socket, may_exec: bool
     ) -> None:
         self._report_name = os.path.basename(report_path)
         self._status = status
-        self._init = init
+        self._home = home
         self._guest = guest
         self._handoff = handoff
         self._may_exec = may_exec
@@ -56,9 +56,8 @@ class Ward:
             message, descriptors = {}, []
         self._handoff.close()
         if "locked" not in message:
-            step, errno, what = message.get("failed", ["lock guest", 0, "the guest's process died"])
-            tell(self._status, CageError(step, errno, what))
-            self.kill()
+            tell(self._status, told(message))
+            self._home.end()
             return
         given = dict(zip(message["locked"], descriptors))  # noqa: B905  # `strict` came after Python 3.9
         self._code_directory = given.get(CODE_DIRECTORY, -1)
@@ -71,7 +70,7 @@ class Ward:
 
     def ended(self, status: int, cpu: float, peak: int) -> None:
         """The guest was reaped: whatever it left behind ends with init, and the supervisor is told."""
-        self.kill()
+        self._home.end()
         report: Dict[str, Any] = {"exit": status, "verdict": "", "cpu": round(cpu, 6), "peak": peak}
         report["denials"] = self._listener.denials if self._listener else []
         if status and self._code_directory >= 0:
@@ -79,21 +78,14 @@ class Ward:
         self._send(report)
         self.close()
 
-    def kill(self) -> None:
-        """Init, and with it everything in its namespace."""
-        try:
-            signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
     def close(self) -> None:
         """Lets go of all descriptors; what they led to goes on."""
         for channel in (self._handoff, self._status):
             channel.close()
-        close_all([self._init, self._code_directory, *([self._listener.descriptor] if self._listener else [])])
+        close_all([self._home.init, self._code_directory, *([self._listener.descriptor] if self._listener else [])])
 
-    def _send(self, message: Dict[str, Any], descriptors: List[int] = []) -> None:  # noqa: B006  # never changed
+    def _send(self, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
             send_packet(self._status, message, descriptors)
         except OSError:  # the supervisor let go of the cell
-            self.kill()
+            self._home.end()

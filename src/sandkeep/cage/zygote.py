@@ -52,7 +52,7 @@ def main(control_descriptor: int) -> Callable[[], None]:
     if newborn is None:
         os._exit(0)
     newborn.grow()
-    return zygote.await_job(newborn.channels.job)
+    return zygote.await_job(newborn)
 
 
 class Newborn(NamedTuple):
@@ -62,6 +62,8 @@ class Newborn(NamedTuple):
     channels: init.Channels
     handoff: Optional[socket.socket] = None
     home: Optional[Home] = None
+    #: Its job comes later, so it has the time to prepare for it.
+    waits: bool = False
 
     def grow(self) -> None:
         """Returns in the guest's process, locked in."""
@@ -84,7 +86,6 @@ class Zygote:
         self._cells: set[int] = set()
         self._wards: Dict[int, Ward] = {}
         self._is_caging = False
-        self._newborn_waits = False
         self._poll = select.poll()
         self._supervisor = call("pidfd_open", os.getppid(), 0)
 
@@ -216,7 +217,6 @@ class Zygote:
         newborn = None
         try:
             plan, program = _parse(message["plan"])
-            self._newborn_waits = bool(message.get("waits"))
             sleeps = bool(message.get("sleeps"))
             template = self._templates.copy_for(plan) if sleeps else None
             if template is not None:
@@ -228,6 +228,8 @@ class Zygote:
             groups = tuple(descriptors[_FIXED_DESCRIPTORS:])
             kit = Kit(plan, program, tuple(trees), groups, self._outer, has_template=template is not None)
             newborn = self._clone_ward(kit, channels, message["execs"]) if sleeps else self._clone(kit, channels)
+            if newborn is not None:
+                newborn = newborn._replace(waits=bool(message.get("waits")))
         except CageError as failure:
             tell(status, failure)
         except plans.PlanError as problem:
@@ -284,6 +286,7 @@ class Zygote:
             self._cells.add(guest)
             guest_pidfd = call("pidfd_open", guest, 0)
             send_packet(channels.status, {"pid": home.pid}, [home.init, guest_pidfd, home.lifeline])
+            ward = Ward(kit.plan.report_path, channels.status.dup(), home, guest, ours, may_exec)
         except BaseException:
             home.end()
             ours.close()
@@ -293,7 +296,6 @@ class Zygote:
             if guest:
                 theirs.close()
                 close_all([home.asleep, home.lifeline, guest_pidfd])
-        ward = Ward(kit.plan.report_path, channels.status.dup(), home.init, guest, ours, may_exec)
         self._wards[guest] = ward
         self._poll.register(ward.listens_to, select.POLLIN)
         return None
@@ -309,16 +311,17 @@ class Zygote:
             self._births.let_go()
         close_all([self._control.detach(), self._supervisor, *self._id_maps.values()])
 
-    def await_job(self, job_descriptor: int) -> Callable[[], None]:
+    def await_job(self, newborn: Newborn) -> Callable[[], None]:
         """In the guest's process, cage complete: waits for the job and returns what carries it out."""
         restore_signals()
         if self._worker is not None:
-            if self._newborn_waits:
+            if newborn.waits:
                 rehearse()
                 self._worker.warm_up()
             self._worker.forget_the_zygote()
-            if self._newborn_waits:
+            if newborn.waits:
                 pages.drop(self._file_pages)
+        job_descriptor = newborn.channels.job
         try:
             job = receive_job(job_descriptor)
         except EOFError:

@@ -43,7 +43,7 @@ class SocketStream:
         await self._writer.drain()
 
     async def write_eof(self) -> None:
-        with contextlib.suppress(OSError, NotImplementedError):
+        with contextlib.suppress(OSError):
             if self._writer.can_write_eof():
                 self._writer.write_eof()
 

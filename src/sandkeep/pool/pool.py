@@ -23,6 +23,7 @@ _READY_TIMEOUT = 30.0
 _RUNS_PER_ZYGOTE = 10_000
 _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
+_DYING_SECONDS = 0.2  # a zygote that was killed still counts as living for a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class Pool:
         """Makes a cell now. A zygote that died is replaced; a cage that cannot be built is an error at once."""
         for attempt in range(_ATTEMPTS):
             cell = None
+            zygote = self._zygote(kind.zygote)
             try:
-                zygote = self._zygote(kind.zygote)
                 cell = zygote.order_cell(
                     kind.plan,
                     self._home,
@@ -117,6 +118,7 @@ class Pool:
             except CellLost:
                 if cell is not None:
                     cell.close()
+                zygote.await_death(_DYING_SECONDS)
                 if attempt == _ATTEMPTS - 1:
                     raise EnforcerFailed(kind.zygote.enforcer, "cells die as soon as they are made") from None
             except BaseException:

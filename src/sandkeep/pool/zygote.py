@@ -34,11 +34,10 @@ class ZygoteKey:
 
 
 class ZygoteProcess:
-    """Safe to use from many threads. `close` ends the zygote; cells that were made live on with their own channels."""
+    """Safe to use from many threads. `close` ends the zygote, once the runs that it looks after have ended."""
 
     def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = ()) -> None:
         self.key = key
-        self._prefix = prefix
         self._lock = threading.Lock()
         self._owner = os.getpid()
         try:
@@ -117,6 +116,10 @@ class ZygoteProcess:
 
     def is_alive(self) -> bool:
         return self._owner == os.getpid() and self._process.is_running()
+
+    def await_death(self, seconds: float) -> None:
+        """Where cells are lost the zygote may be dying: asking it again before it is dead would lose the next one."""
+        self._process.await_end(seconds)
 
     @property
     def pid(self) -> int:

@@ -41,9 +41,10 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
     if end.start_failure:
         raise ExecutionFailed(f"could not start the program: {end.start_failure}")
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0
-    if end.status is None and not (end.is_timeout or end.is_cancelled or is_memory):
+    was_cut_short = end.is_timeout or end.is_cancelled
+    if end.status is None and not (was_cut_short or is_memory):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
-    if kernel.outside_kills and end.status == signal.SIGKILL:
+    if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
         raise ExecutionFailed("the guest was killed because memory around Sandkeep ran out, not its own limit")
     result = _result(end, terms, kernel, denials)
     if is_memory:

@@ -11,6 +11,7 @@ import signal
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
+from . import kernel_files
 from .namespaces import CLONE_NEWCGROUP
 from .syscalls import call
 
@@ -187,20 +188,11 @@ def members(path: str) -> List[int]:
 
 
 def read(path: str) -> str:
-    """The whole of a small file that the kernel makes up; "" where there is none."""
+    """ "" where there is none: a group may go at any time."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return kernel_files.read(path)
     except OSError:
         return ""
-    try:
-        text = b""
-        while chunk := os.read(descriptor, 65_536):
-            text += chunk
-        return text.decode()
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
 
 
 def own_paths(pid: Optional[int] = None) -> Dict[str, str]:

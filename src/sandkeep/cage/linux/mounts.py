@@ -11,12 +11,12 @@ from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 from ..failure import CageError, step
 from ..plan import Bind, LaunchPlan
+from .namespaces import CLONE_NEWNS
 from .syscalls import call
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE, MS_SLAVE = 16384, 1 << 18, 1 << 19
 MNT_DETACH = 2
-_CLONE_NEWNS = 0x00020000
 
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
@@ -185,21 +185,21 @@ class Nest:
     def __init__(self) -> None:
         with step("make nest"):
             self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            call("unshare", _CLONE_NEWNS)
+            call("unshare", CLONE_NEWNS)
             try:
                 mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=2k,mode=0755")
                 self._other = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             finally:
-                call("setns", self._own, _CLONE_NEWNS)
+                call("setns", self._own, CLONE_NEWNS)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
         with step("enter nest"):
-            call("setns", self._other, _CLONE_NEWNS)
+            call("setns", self._other, CLONE_NEWNS)
         try:
             yield
         finally:
-            call("setns", self._own, _CLONE_NEWNS)  # which also leads back to "/"
+            call("setns", self._own, CLONE_NEWNS)  # which also leads back to "/"
 
     def build(self, name: str, plan: LaunchPlan, trees: Sequence[int]) -> int:
         """A root, sealed; returns its descriptor, for `copy`."""

@@ -10,6 +10,7 @@ import socket
 import struct
 from typing import Optional
 
+from . import kernel_files
 from .syscalls import call
 
 CLONE_NEWNS = 0x00020000
@@ -62,7 +63,7 @@ def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID,
         ("gid_map", f"{inside_gid} {host_gid} 1"),
         ("uid_map", f"{inside_uid} {host_uid} 1"),
     ):
-        _write(f"{base}/{name}", text)
+        kernel_files.write(f"{base}/{name}", text)
 
 
 def become_guest() -> None:
@@ -88,24 +89,15 @@ _QUOTAS = {
 def set_quotas() -> None:
     for name, value in _QUOTAS.items():
         try:
-            _write(f"/proc/sys/user/max_{name}", str(value))
+            kernel_files.write(f"/proc/sys/user/max_{name}", str(value))
         except FileNotFoundError:  # a kernel without that kind
             pass
-
-
-def _write(path: str, text: str) -> None:
-    """Not with `open`, whose buffers and guesses at encodings cost more than the rest of the step."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
 
 
 def bring_up_loopback() -> None:
     """With small buffers: what TCP holds in flight counts for nobody, unless a cgroup of version 2 counts it."""
     for name in ("tcp_rmem", "tcp_wmem"):
-        _write(f"/proc/sys/net/ipv4/{name}", "4096 65536 262144")
+        kernel_files.write(f"/proc/sys/net/ipv4/{name}", "4096 65536 262144")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("16sh14x", b"lo", 0)
         answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)

@@ -6,7 +6,7 @@ import os
 from typing import Dict, List, NamedTuple, Set
 
 from ..plan import LaunchPlan
-from . import fds, namespaces
+from . import fds, kernel_files, namespaces
 
 _HELD_SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 _CAPABILITY_SETS = (*_HELD_SETS, "CapBnd")
@@ -38,7 +38,7 @@ class Expected(NamedTuple):
 
 
 def gather() -> Facts:
-    lines = _text("/proc/self/status").split("\n")
+    lines = kernel_files.read("/proc/self/status").split("\n")
     status = dict(line.split(":\t", 1) for line in lines if line.startswith(_WANTED))
     return Facts(
         status,
@@ -53,24 +53,12 @@ def gather() -> Facts:
 
 
 def _words(path: str) -> str:
-    return " ".join(_text(path).split())
-
-
-def _text(path: str) -> str:
-    """Of a file that the kernel makes up: `open` would need more calls to the system than all the rest."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        chunks = []
-        while chunk := os.read(descriptor, 1 << 16):
-            chunks.append(chunk)
-        return b"".join(chunks).decode("utf-8", "surrogateescape")
-    finally:
-        os.close(descriptor)
+    return " ".join(kernel_files.read(path).split())
 
 
 def _mounts() -> Dict[str, bool]:
     mounts: Dict[str, bool] = {}
-    for line in _text("/proc/self/mountinfo").split("\n")[:-1]:
+    for line in kernel_files.read("/proc/self/mountinfo").split("\n")[:-1]:
         mount, _, filesystem = line.partition(" - ")
         fields = mount.split(" ", 6)
         options = (*fields[5].split(","), *filesystem.rpartition(" ")[2].split(","))
