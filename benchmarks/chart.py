@@ -20,7 +20,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, float]]) -> str:
     for index, (name, value) in enumerate(bars):
         y = _ROW * (index + 1) + 8
         width = max(1.0, value / longest * _WIDTH)
-        colour = "#2a9d8f" if name.startswith("sandkeep") else "#adb5bd"
+        colour = "#2a9d8f" if name.startswith("warmcell") else "#adb5bd"
         lines.append(f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end" fill="#888">{escape(name)}</text>')
         lines.append(f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="18" rx="2" fill="{colour}"/>')
         lines.append(f'<text x="{_LEFT + width + 6:.1f}" y="{y + 14}" fill="#888">{value:.2f}</text>')

@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-from sandkeep.net.client import SafeClient
-from sandkeep.net.proxy import EgressProxy
-from sandkeep.net.types import FetchPolicy
+from warmcell.net.client import SafeClient
+from warmcell.net.proxy import EgressProxy
+from warmcell.net.types import FetchPolicy
 
 BODY = b"x" * 1024
 PIECE = b"\0" * (1 << 18)
@@ -79,7 +79,7 @@ async def fetch_rows(server: LocalServer, count: int) -> list[tuple[str, float]]
     safe = SafeClient(FetchPolicy((f"127.0.0.1:{server.port}",)))
     async with httpx.AsyncClient(headers={"Connection": "close"}) as closing, httpx.AsyncClient() as keeping:
         ways: dict[str, Callable[[], Awaitable[object]]] = {
-            "sandkeep SafeClient.fetch": lambda: safe.fetch(url),
+            "warmcell SafeClient.fetch": lambda: safe.fetch(url),
             "httpx, a connection for each request": lambda: closing.get(url),
             "httpx, one connection kept": lambda: keeping.get(url),
         }

@@ -23,12 +23,23 @@ from typing import Any
 
 from chart import bar_chart
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.bench import Case, Figure, bare, figures, measure, ours, standard_cases, table, throughput, until_ready
-from sandkeep.core.errors import SandboxError
-from sandkeep.core.types import ExecRequest, Language
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.languages.python import find_interpreter
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.errors import SandboxError
+from warmcell.core.types import ExecRequest, Language
+from warmcell.diagnosis.bench import (
+    Case,
+    Figure,
+    bare,
+    figures,
+    measure,
+    ours,
+    standard_cases,
+    table,
+    throughput,
+    until_ready,
+)
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.python import find_interpreter
 
 RESULTS = Path(__file__).parent / "results"
 PYTHON = find_interpreter(ProcessConfig()).path
@@ -76,7 +87,7 @@ def cold() -> None:
 def hello(rounds: int) -> list[Figure]:
     with ExitStack() as stack:
         cases = standard_cases(stack)
-        cases += [Case("sandkeep, cold", cold), *peers()]
+        cases += [Case("warmcell, cold", cold), *peers()]
         return figures(measure(cases, rounds), cases[0].name)
 
 
@@ -84,13 +95,13 @@ def other_languages(rounds: int) -> list[Figure]:
     with ExitStack() as stack:
         warm = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
         cases = [Case("bare sh -c", bare("/bin/sh", "-c", "echo hi"))]
-        cases.append(Case("sandkeep shell, warm cell", ours(warm, "echo hi", Language.COMMAND), until_ready(warm)))
+        cases.append(Case("warmcell shell, warm cell", ours(warm, "echo hi", Language.COMMAND), until_ready(warm)))
         node = shutil.which("node")
         if node:
             other = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
             cases.append(Case("bare node -e", bare(node, "-e", "console.log(1)")))
             code = ours(other, "console.log(1)", Language.JAVASCRIPT)
-            cases.append(Case("sandkeep node, warm cell", code, _node_ready(other)))
+            cases.append(Case("warmcell node, warm cell", code, _node_ready(other)))
         return figures(measure(cases, rounds), cases[0].name)
 
 
@@ -114,7 +125,7 @@ def numpy_import(rounds: int) -> list[Figure]:
     with ProcessBackend(ProcessConfig(preload=["numpy"], pool_min=2)) as backend:
         cases = [
             Case("bare import numpy", bare(sys.executable, "-c", code)),
-            Case("sandkeep, numpy preloaded", ours(backend, code), until_ready(backend)),
+            Case("warmcell, numpy preloaded", ours(backend, code), until_ready(backend)),
         ]
         return figures(measure(cases, rounds), cases[0].name)
 
@@ -124,7 +135,7 @@ def cpu_bound(rounds: int) -> list[Figure]:
     with ProcessBackend(ProcessConfig(pool_min=1)) as backend:
         cases = [
             Case("bare, 3 million steps", bare(PYTHON, "-c", code)),
-            Case("sandkeep, 3 million steps", ours(backend, code)),
+            Case("warmcell, 3 million steps", ours(backend, code)),
         ]
         return figures(measure(cases, rounds), cases[0].name)
 
@@ -137,13 +148,13 @@ def sustained(seconds: float) -> list[dict[str, float]]:
         for callers in (1, 2, 8, 32):
             plain = throughput(bare(PYTHON, "-c", "print(1)"), callers, seconds)
             caged = throughput(action, callers, seconds)
-            rows.append({"callers": callers, "bare": plain, "sandkeep": caged, "ratio": caged / plain})
+            rows.append({"callers": callers, "bare": plain, "warmcell": caged, "ratio": caged / plain})
     return rows
 
 
 def command_line(rounds: int) -> list[Figure]:
-    command = [sys.executable, "-m", "sandkeep.interfaces.cli", "run", "python", "-c", "print(1)"]
-    cases = [Case("bare python3 -c", bare(PYTHON, "-c", "print(1)")), Case("sandkeep run python -c", bare(*command))]
+    command = [sys.executable, "-m", "warmcell.interfaces.cli", "run", "python", "-c", "print(1)"]
+    cases = [Case("bare python3 -c", bare(PYTHON, "-c", "print(1)")), Case("warmcell run python -c", bare(*command))]
     return figures(measure(cases, rounds), cases[0].name)
 
 
@@ -211,9 +222,9 @@ def main() -> int:
             say(f"\n{name}\n{table(rows)}")
             report[name] = [asdict(row) for row in rows]
     report["throughput"] = sustained(seconds)
-    say("\nruns per second\ncallers      bare  sandkeep   ratio")
+    say("\nruns per second\ncallers      bare  warmcell   ratio")
     for row in report["throughput"]:
-        say(f"{row['callers']:7.0f}  {row['bare']:8.1f}  {row['sandkeep']:8.1f}  {row['ratio']:6.2f}")
+        say(f"{row['callers']:7.0f}  {row['bare']:8.1f}  {row['warmcell']:8.1f}  {row['ratio']:6.2f}")
     report["idle cell"] = idle_cell_memory()
     report["leak"] = leak(runs)
     say(f"\nidle cell: {report['idle cell']}\nleak: {report['leak']}")
@@ -230,15 +241,15 @@ def reached(report: dict[str, Any]) -> list[tuple[str, float, float]]:
     bare_start, our_start = (row["p50"] for row in report["command line"])
     eight = next(row for row in report["throughput"] if row["callers"] == 8)
     found = [
-        ("warm cell, p50 of bare", rows["sandkeep, warm cell"]["ratio"], 0.12),
-        ("warm cell, p99 of bare p50", rows["sandkeep, warm cell"]["ratio_p99"], 0.5),
-        ("from the zygote, p50 of bare", rows["sandkeep, from the zygote"]["ratio"], 0.45),
+        ("warm cell, p50 of bare", rows["warmcell, warm cell"]["ratio"], 0.12),
+        ("warm cell, p99 of bare p50", rows["warmcell, warm cell"]["ratio_p99"], 0.5),
+        ("from the zygote, p50 of bare", rows["warmcell, from the zygote"]["ratio"], 0.45),
         ("bare runs of eight callers per one of ours", 1 / eight["ratio"], 1 / 2.5),
         ("idle cell, MB", report["idle cell"]["pss_mb_per_cell"], 4.0),
         ("command line, ms more than bare", our_start - bare_start, 120.0),
     ]
-    if "sandkeep, numpy preloaded" in rows:
-        found.append(("numpy preloaded, p50 of bare", rows["sandkeep, numpy preloaded"]["ratio"], 0.1))
+    if "warmcell, numpy preloaded" in rows:
+        found.append(("numpy preloaded, p50 of bare", rows["warmcell, numpy preloaded"]["ratio"], 0.1))
     return found
 
 

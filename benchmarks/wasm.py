@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sandkeep.backends.wasm import WasmBackend
-from sandkeep.core.errors import BackendUnavailable, CommandNotFound, ExecutionFailed, SandboxError
-from sandkeep.core.types import ExecRequest
-from sandkeep.wasm.commands import ToolboxRunner
-from sandkeep.wasm.request import Preopen
+from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.backends.wasm.commands import ToolboxRunner
+from warmcell.backends.wasm.request import Preopen
+from warmcell.core.errors import BackendUnavailable, CommandNotFound, ExecutionFailed, SandboxError
+from warmcell.core.types import ExecRequest
 
 HELLO = """(module
   (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))

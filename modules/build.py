@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = Path(__file__).resolve().parent
-ARTEFACTS = MODULES.parent / "src" / "sandkeep" / "toolbox"
+ARTEFACTS = MODULES.parent / "src" / "warmcell" / "toolbox"
 MANIFEST = ARTEFACTS / "modules.json"
 VERSIONS: dict[str, Any] = json.loads((MODULES / "versions.json").read_text())
 SHARED_SOURCES = ["build.py", "snapshot.py", "versions.json"]
@@ -139,7 +139,7 @@ def file_hash(path: Path) -> str:
 
 
 def build(name: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandkeep-build-") as work:
+    with tempfile.TemporaryDirectory(prefix="warmcell-build-") as work:
         BUILDERS[name](Path(work), target)
 
 
@@ -171,7 +171,7 @@ def check(name: str) -> list[str]:
 
 
 def rebuild_check(name: str) -> list[str]:
-    with tempfile.TemporaryDirectory(prefix="sandkeep-rebuild-") as folder:
+    with tempfile.TemporaryDirectory(prefix="warmcell-rebuild-") as folder:
         fresh = Path(folder) / f"{name}.wasm"
         build(name, fresh)
         if file_hash(fresh) != file_hash(ARTEFACTS / fresh.name):

@@ -16,8 +16,8 @@ for entry in (ROOT, ROOT / "tests"):
 from tests.helpers import FEATURES, require  # noqa: E402
 
 # A loaded machine must not turn a property into a wall-clock test.
-settings.register_profile("sandkeep", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("sandkeep")
+settings.register_profile("warmcell", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("warmcell")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 
-MUST_WORK = os.environ.get("SANDKEEP_MUST_WORK") == "1"
+MUST_WORK = os.environ.get("WARMCELL_MUST_WORK") == "1"
 
 
 def require(condition: object, reason: str) -> None:
@@ -19,7 +19,7 @@ def require(condition: object, reason: str) -> None:
     if condition:
         return
     if MUST_WORK:
-        pytest.fail(f"SANDKEEP_MUST_WORK=1, but: {reason}")
+        pytest.fail(f"WARMCELL_MUST_WORK=1, but: {reason}")
     pytest.skip(reason)
 
 

@@ -1,4 +1,4 @@
-"""Build the toolbox: Go sources -> WASM reactor -> snapshot -> src/sandkeep/toolbox/toolbox.wasm with its manifest.
+"""Build the toolbox: Go sources -> WASM reactor -> snapshot -> src/warmcell/toolbox/toolbox.wasm with its manifest.
 
     python3 toolbox/build.py                  build and write the artefact
     python3 toolbox/build.py --check          the artefact and its manifest belong to these sources
@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ARTEFACT = HERE.parent / "src" / "sandkeep" / "toolbox" / "toolbox.wasm"
+ARTEFACT = HERE.parent / "src" / "warmcell" / "toolbox" / "toolbox.wasm"
 MANIFEST = ARTEFACT.with_name("toolbox.json")
 PATCHED_MODULES = {"goawk": "github.com/benhoyt/goawk", "gojq": "github.com/itchyny/gojq"}
 EXTRA_FILE_DIRS = {"goawk": "interp", "gojq": "."}

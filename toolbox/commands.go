@@ -2,14 +2,14 @@ package main
 
 // Each package registers its commands when it is imported.
 import (
-	_ "sandkeep/toolbox/internal/archive"
-	_ "sandkeep/toolbox/internal/awk"
-	_ "sandkeep/toolbox/internal/calc"
-	_ "sandkeep/toolbox/internal/files"
-	_ "sandkeep/toolbox/internal/jq"
-	_ "sandkeep/toolbox/internal/network"
-	_ "sandkeep/toolbox/internal/search"
-	_ "sandkeep/toolbox/internal/sed"
-	_ "sandkeep/toolbox/internal/system"
-	_ "sandkeep/toolbox/internal/text"
+	_ "warmcell/toolbox/internal/archive"
+	_ "warmcell/toolbox/internal/awk"
+	_ "warmcell/toolbox/internal/calc"
+	_ "warmcell/toolbox/internal/files"
+	_ "warmcell/toolbox/internal/jq"
+	_ "warmcell/toolbox/internal/network"
+	_ "warmcell/toolbox/internal/search"
+	_ "warmcell/toolbox/internal/sed"
+	_ "warmcell/toolbox/internal/system"
+	_ "warmcell/toolbox/internal/text"
 )

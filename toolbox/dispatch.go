@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/host"
-	"sandkeep/toolbox/internal/shell"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/host"
+	"warmcell/toolbox/internal/shell"
 )
 
 // dispatch runs the command that argv[0] names.

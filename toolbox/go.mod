@@ -1,4 +1,4 @@
-module sandkeep/toolbox
+module warmcell/toolbox
 
 go 1.26.0
 

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func main() {

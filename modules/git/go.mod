@@ -1,4 +1,4 @@
-module sandkeep.dev/modules/git
+module warmcell.dev/modules/git
 
 go 1.26.0
 

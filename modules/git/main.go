@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-const version = "2.39.0 (sandkeep)"
+const version = "2.39.0 (warmcell)"
 
 // Git's exit statuses.
 const (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src" / "sandkeep"
+SOURCE = ROOT / "src" / "warmcell"
 LINT = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
 
 
@@ -51,7 +51,7 @@ def test_words_and_policies_need_the_standard_library_only(room: str) -> None:
     for path in modules(room):
         for level, name in imported(path):
             top = name.partition(".")[0]
-            assert level or top == "sandkeep" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
+            assert level or top == "warmcell" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
 
 
 def test_the_cage_is_made_of_the_standard_library_and_itself() -> None:
@@ -88,10 +88,10 @@ def test_nobody_imports_what_runs_inside() -> None:
     """The package itself may be imported, to find its directory; the files in it are for the guest alone."""
     for path in SOURCE.rglob("*.py"):
         for _, name in imported(path):
-            assert not name.startswith("sandkeep.guest."), f"{path.relative_to(SOURCE)} imports {name}"
+            assert not name.startswith("warmcell.guest."), f"{path.relative_to(SOURCE)} imports {name}"
 
 
 def test_what_runs_inside_imports_nothing_of_ours() -> None:
     for path in modules("guest"):
         for _, name in imported(path):
-            assert name.partition(".")[0] != "sandkeep", f"{path.name} imports {name}"
+            assert name.partition(".")[0] != "warmcell", f"{path.name} imports {name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import sandkeep
+import warmcell
 
 ROOT = Path(__file__).resolve().parents[2]
 DESIGNED = """
@@ -24,18 +24,18 @@ DESIGNED = """
 """
 
 
-@pytest.mark.parametrize("name", sandkeep.__all__)
+@pytest.mark.parametrize("name", warmcell.__all__)
 def test_every_public_name_resolves(name: str) -> None:
-    assert getattr(sandkeep, name) is not None
-    assert name in dir(sandkeep)
+    assert getattr(warmcell, name) is not None
+    assert name in dir(warmcell)
 
 
 def test_the_designed_names_are_public() -> None:
-    assert set(DESIGNED.split()) <= set(sandkeep.__all__)
+    assert set(DESIGNED.split()) <= set(warmcell.__all__)
 
 
 def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
-    tree = ast.parse((ROOT / "src/sandkeep/__init__.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "src/warmcell/__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.asname: part.module
@@ -44,26 +44,26 @@ def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
         for alias in part.names
         if alias.name != "errors"
     }
-    assert seen == sandkeep._HOME_OF
+    assert seen == warmcell._HOME_OF
 
 
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Sandbocks'"):
-        sandkeep.Sandbocks  # type: ignore[attr-defined]  # noqa: B018
+        warmcell.Sandbocks  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_errors_are_one_tree_under_two_names() -> None:
-    from sandkeep import errors
-    from sandkeep.core import errors as tree
-    from sandkeep.workspace import errors as added
+    from warmcell import errors
+    from warmcell.core import errors as tree
+    from warmcell.workspace import errors as added
 
-    assert sandkeep.errors is errors
+    assert warmcell.errors is errors
     for name in errors.__all__:
         assert getattr(errors, name) is getattr(tree, name, None) or getattr(errors, name) is getattr(added, name)
         assert issubclass(getattr(errors, name), tree.SandboxError)
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
-    script = "import sys; import sandkeep; print(*[m for m in sys.modules if m.startswith('sandkeep')])"
+    script = "import sys; import warmcell; print(*[m for m in sys.modules if m.startswith('warmcell')])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["sandkeep"]
+    assert ended.stdout.split() == ["warmcell"]

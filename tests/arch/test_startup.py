@@ -1,4 +1,4 @@
-"""`sandkeep run` loads little. Checked by the list of modules, never by the clock."""
+"""`warmcell run` loads little. Checked by the list of modules, never by the clock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ HEAVY = """
     multiprocessing concurrent unittest typing_extensions pydantic xml sqlite3 tomllib difflib
     argparse gettext platform shutil tempfile bz2 lzma zlib pathlib urllib random hashlib
 """
-OUR_HEAVY = ("sandkeep.net", "sandkeep.wasm", "sandkeep.toolbox", "sandkeep.sandbox", "sandkeep.interfaces.tool")
+OUR_HEAVY = (
+    "warmcell.net",
+    "warmcell.backends.wasm",
+    "warmcell.toolbox",
+    "warmcell.sandbox.blocking",
+    "warmcell.interfaces.tool",
+)
 HELP_NEEDS = {"argparse", "gettext"}
 
 
 def modules_of(*argv: str) -> tuple[set[str], subprocess.CompletedProcess[str]]:
-    command = [sys.executable, "-X", "importtime", "-m", "sandkeep.interfaces.cli", *argv]
+    command = [sys.executable, "-X", "importtime", "-m", "warmcell.interfaces.cli", *argv]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
     return {line.rpartition("|")[2].strip() for line in lines}, ended
@@ -42,4 +48,4 @@ def test_help_loads_no_backend() -> None:
     loaded, ended = modules_of("run", "--help")
     assert ended.returncode == 0
     assert heavy(loaded) <= HELP_NEEDS
-    assert not {name for name in loaded if name.startswith(("sandkeep.backends", "sandkeep.runner", "sandkeep.cage"))}
+    assert not {name for name in loaded if name.startswith(("warmcell.backends", "warmcell.runner", "warmcell.cage"))}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sandkeep import ExecRequest, ExecResult, Language, Limits, ProcessBackend, ProcessConfig
-from sandkeep.languages.python import find_interpreter
+from warmcell import ExecRequest, ExecResult, Language, Limits, ProcessBackend, ProcessConfig
+from warmcell.languages.python import find_interpreter
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/compatibility.md"
 #: The modules that the page promises to be complete about, and fewer tests than each of them has had for years.

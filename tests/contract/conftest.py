@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from sandkeep import ExecRequest, ExecResult, ProcessBackend
-from sandkeep.core.errors import EnforcerUnavailable
+from warmcell import ExecRequest, ExecResult, ProcessBackend
+from warmcell.core.errors import EnforcerUnavailable
 
 CLASSES = {"bare": None, "native": "native", "bubblewrap": "bubblewrap", "landlock": "landlock"}
 

@@ -12,8 +12,8 @@ import pytest
 from tests.contract.conftest import Run
 from tests.helpers import require
 
-from sandkeep import ExecRequest, ExecutionTimeout, InvalidRequest, Limits, ProcessBackend
-from sandkeep.core.errors import BackendUnavailable
+from warmcell import ExecRequest, ExecutionTimeout, InvalidRequest, Limits, ProcessBackend
+from warmcell.core.errors import BackendUnavailable
 
 MIB = 1024 * 1024
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.contract.conftest import runner
 
-from sandkeep import ProcessBackend
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.languages.python import find_interpreter
+from warmcell import ProcessBackend
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.python import find_interpreter
 
 PROGRAMS = {
     "prints": "print('hello'); print('a', 'b', sep='-', end='!\\n')",
@@ -110,7 +110,7 @@ PROGRAMS = {
     "random differs": "import random; print(0 <= random.random() < 1)",
     "help builtin": "print(repr(help)[:12], repr(copyright)[:9])",
     "globals are clean": "print([n for n in dir() if not n.startswith('__')])",
-    "sys modules have no strangers": "import sys; print([n for n in sys.modules if 'cage' in n or 'sandkeep' in n])",
+    "sys modules have no strangers": "import sys; print([n for n in sys.modules if 'cage' in n or 'warmcell' in n])",
     "trace and profile": "import sys; print(sys.gettrace(), sys.getprofile())",
     "frozen set order": "print(sorted({'a', 'b'}))",
     "walrus and match": "match (n := 3):\n    case 3: print('three', n)",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CLI_PARSER = ROOT / "src/sandkeep/interfaces/cli/parser.py"
+CLI_PARSER = ROOT / "src/warmcell/interfaces/cli/parser.py"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CLAIM = re.compile(r"^\| (SK-[A-Z]{2}-\d+) \| (.+) \| (\w+) \|$", re.M)
 
@@ -73,12 +73,12 @@ def test_the_readme_names_every_option_of_run() -> None:
 def test_every_extra_is_in_the_readme() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in extras if name != "test" and f"`sandkeep[{name}]`" not in readme] == []
+    assert [name for name in extras if name != "test" and f"`warmcell[{name}]`" not in readme] == []
 
 
 def test_every_step_of_the_cage_is_explained() -> None:
     """What an error names must be found on the page for reviewers."""
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/sandkeep/cage").rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/warmcell/cage").rglob("*.py")]
     steps = {name for text in sources for name in re.findall(r'(?:step|CageError)\(\s*"([^"]+)"', text)}
     page = " ".join((ROOT / "docs/cage.md").read_text(encoding="utf-8").split())
     assert len(steps) >= 30
@@ -95,7 +95,7 @@ def test_the_layers_on_the_page_are_tests() -> None:
 
 def test_the_security_page_knows_every_class() -> None:
     security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/sandkeep").rglob("*.py"))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/warmcell").rglob("*.py"))
     classes = set(re.findall(r'isolation_class ?= ?"([^"]+)"', sources))
     assert classes >= {"process", "process+sandbox", "landlock", "wasm"}
     assert [name for name in sorted(classes - {"fake"}) if f"| `{name}`" not in security] == []

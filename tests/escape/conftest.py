@@ -13,14 +13,14 @@ import pytest
 from tests.escape.harness import ON_DEMAND, Belongings, Cage, Canary, check_nothing_left, forget_peak
 from tests.helpers import require
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.core.errors import EnforcerUnavailable
-from sandkeep.core.types import ExecRequest, Language
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.errors import EnforcerUnavailable
+from warmcell.core.types import ExecRequest, Language
 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever Sandkeep makes in the temporary directory is then ours, and can be counted."""
+    """Whatever Warmcell makes in the temporary directory is then ours, and can be counted."""
     before = tempfile.tempdir
     tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
     yield

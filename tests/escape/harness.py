@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.cage.linux.usage import descendants
-from sandkeep.core.errors import ExecutionTimeout, MemoryExceeded
-from sandkeep.core.types import ExecRequest, ExecResult, Limits
-from sandkeep.enforcers.probe import cgroup_home
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.policy.model import SandboxPolicy
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.cage.linux.usage import descendants
+from warmcell.core.errors import ExecutionTimeout, MemoryExceeded
+from warmcell.core.types import ExecRequest, ExecResult, Limits
+from warmcell.enforcers.probe import cgroup_home
+from warmcell.languages.config import ProcessConfig
+from warmcell.policy.model import SandboxPolicy
 
 #: No waiting cells: everything that is there after a run was left by it.
 ON_DEMAND = ProcessConfig(pool_size=0, pool_min=0)
@@ -180,7 +180,7 @@ def our_groups() -> set[str]:
     """Control groups of cells; the home that holds them is this process's own."""
     home = cgroup_home()
     bases = set(home.directories.values()) if home else set()
-    return {entry.path for base in bases for entry in os.scandir(base) if entry.name.startswith("sandkeep-")}
+    return {entry.path for base in bases for entry in os.scandir(base) if entry.name.startswith("warmcell-")}
 
 
 def memory(field_name: str) -> int:

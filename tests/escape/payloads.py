@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 
-from sandkeep.cage.linux.syscalls import NUMBERS
+from warmcell.cage.linux.syscalls import NUMBERS
 
 _PRELUDE = """\
 import ctypes, errno, json, os, sys

@@ -10,14 +10,14 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-from sandkeep.core.errors import EnforcerFailed, PolicyViolation, SandboxError
-from sandkeep.core.types import ExecRequest
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.model import AllowedPath
+from warmcell.core.errors import EnforcerFailed, PolicyViolation, SandboxError
+from warmcell.core.types import ExecRequest
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import AllowedPath
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-PT-2")
+@pytest.mark.claim("WC-PT-2")
 @pytest.mark.parametrize(
     "name", ["cwd", "workdir", "work_dir", "policy", "allowed_paths", "enforcer", "mounts", "root"]
 )
@@ -27,9 +27,9 @@ def test_a_request_has_no_field_that_names_a_place(name: str) -> None:
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-PT-2")
+@pytest.mark.claim("WC-PT-2")
 def test_the_environment_moves_nothing(cage: Cage) -> None:
-    names = ("PWD", "OLDPWD", "HOME", "TMPDIR", "WORKDIR", "XDG_RUNTIME_DIR", "SANDKEEP_WORK_DIR", "PYTHONHOME")
+    names = ("PWD", "OLDPWD", "HOME", "TMPDIR", "WORKDIR", "XDG_RUNTIME_DIR", "WARMCELL_WORK_DIR", "PYTHONHOME")
     env = dict.fromkeys(names[:-1], str(cage.canary.root))
     body = """
         attempt('write', lambda: open(canary + '/sub/made', 'w'))
@@ -41,7 +41,7 @@ def test_the_environment_moves_nothing(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 @pytest.mark.parametrize("swap", ["symlink", "directory", "file", "parent symlink", "gone"])
 def test_a_path_that_was_swapped_is_refused(cage: Cage, tmp_path: Path, swap: str) -> None:
     allowed = tmp_path / "parent" / "allowed"
@@ -67,7 +67,7 @@ def test_a_path_that_was_swapped_is_refused(cage: Cage, tmp_path: Path, swap: st
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 def test_links_are_resolved_once_on_the_host(cage: Cage, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
@@ -82,7 +82,7 @@ def test_links_are_resolved_once_on_the_host(cage: Cage, tmp_path: Path) -> None
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 def test_links_that_a_guest_plants_lead_nowhere(cage: Cage, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     (shared / "inner").mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_links_that_a_guest_plants_lead_nowhere(cage: Cage, tmp_path: Path) -> N
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 @pytest.mark.parametrize("target", ["/proc", "/proc/self", "/dev", "/dev/shm", "/sys", "/"])
 def test_reserved_places_cannot_be_covered(cage: Cage, tmp_path: Path, target: str) -> None:
     (tmp_path / "data").mkdir()
@@ -108,8 +108,8 @@ def test_reserved_places_cannot_be_covered(cage: Cage, tmp_path: Path, target: s
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-FS-3")
-@pytest.mark.parametrize("path", ["/dev/null", "/", "/proc/self/root", "/nonexistent-sandkeep"])
+@pytest.mark.claim("WC-FS-3")
+@pytest.mark.parametrize("path", ["/dev/null", "/", "/proc/self/root", "/nonexistent-warmcell"])
 def test_devices_and_the_whole_root_are_refused(cage: Cage, path: str) -> None:
     with pytest.raises(SandboxError):
         cage.run("print(1)", backend=cage.backend(SandboxPolicyBuilder().allow_read_write(path, at="/data").build()))
@@ -123,7 +123,7 @@ def test_paths_that_are_not_plain_are_refused(path: str) -> None:
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 def test_odd_names_are_only_names(cage: Cage, tmp_path: Path) -> None:
     shared = tmp_path / "with space\nand newline \\ back"
     shared.mkdir()
@@ -139,7 +139,7 @@ print('made')
 
 
 @pytest.mark.attack("NW-04")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_a_host_socket_inside_an_allowed_path_answers_nobody(cage: Cage, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -156,7 +156,7 @@ def test_a_host_socket_inside_an_allowed_path_answers_nobody(cage: Cage, tmp_pat
 
 
 @pytest.mark.attack("FS-12")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 def test_a_host_fifo_inside_a_read_only_path_takes_nothing(cage: Cage, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -204,7 +204,7 @@ _RACE = """
 
 
 @pytest.mark.attack("NW-04")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 @pytest.mark.parametrize("is_open", [False, True], ids=["no network", "host network"])
 def test_a_host_socket_cannot_be_reached_by_a_race(cage: Cage, tmp_path: Path, is_open: bool) -> None:
     """The address changes between the look at it and the call that goes on."""

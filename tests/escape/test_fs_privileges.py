@@ -14,7 +14,7 @@ def _status(text: str) -> dict[str, str]:
 
 
 @pytest.mark.attack("FS-09")
-@pytest.mark.claim("SK-PR-3")
+@pytest.mark.claim("WC-PR-3")
 @pytest.mark.parametrize("language", ["python", "command"])
 def test_the_guest_holds_no_privilege(cage: Cage, language: str) -> None:
     code = "cat /proc/self/status" if language == "command" else "print(open('/proc/self/status').read())"
@@ -25,7 +25,7 @@ def test_the_guest_holds_no_privilege(cage: Cage, language: str) -> None:
 
 
 @pytest.mark.attack("FS-09")
-@pytest.mark.claim("SK-PR-3")
+@pytest.mark.claim("WC-PR-3")
 def test_privileged_programs_stay_unprivileged(cage: Cage) -> None:
     script = """
         for program in su sudo ping mount umount newuidmap newgidmap passwd chsh gpasswd pkexec; do
@@ -38,7 +38,7 @@ def test_privileged_programs_stay_unprivileged(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-09")
-@pytest.mark.claim("SK-PR-3")
+@pytest.mark.claim("WC-PR-3")
 def test_ids_and_capabilities_cannot_be_taken_back(cage: Cage) -> None:
     body = """
         import struct
@@ -61,7 +61,7 @@ def test_ids_and_capabilities_cannot_be_taken_back(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-09")
-@pytest.mark.claim("SK-PR-3")
+@pytest.mark.claim("WC-PR-3")
 def test_own_setuid_copies_give_nothing(cage: Cage) -> None:
     script = "cp /bin/cat /tmp/c; chmod 6755 /tmp/c 2>/dev/null; /tmp/c /proc/self/status"
     status = _status(cage.run(script, "command").stdout)
@@ -69,7 +69,7 @@ def test_own_setuid_copies_give_nothing(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-10")
-@pytest.mark.claim("SK-FS-4")
+@pytest.mark.claim("WC-FS-4")
 def test_dev_holds_six_nodes(cage: Cage) -> None:
     code = "import os\nfor n in sorted(os.listdir('/dev')): s = os.lstat('/dev/' + n); print(n, s.st_mode, s.st_rdev)"
     rows = [line.split() for line in cage.run(code).stdout.splitlines()]
@@ -79,7 +79,7 @@ def test_dev_holds_six_nodes(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-10")
-@pytest.mark.claim("SK-FS-4")
+@pytest.mark.claim("WC-FS-4")
 def test_devices_can_be_neither_made_nor_opened(cage: Cage) -> None:
     body = """
         for where in ('/tmp', '/dev', '/work', '/dev/shm', '/home/sandbox'):
@@ -99,7 +99,7 @@ def test_devices_can_be_neither_made_nor_opened(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-10")
-@pytest.mark.claim("SK-FS-4")
+@pytest.mark.claim("WC-FS-4")
 def test_the_six_nodes_work(cage: Cage) -> None:
     code = """
 import os

@@ -26,7 +26,7 @@ _SECRETS = (
 
 
 @pytest.mark.attack("FS-01")
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 def test_absolute_paths_lead_to_nothing(cage: Cage) -> None:
     body = """
         import glob
@@ -40,7 +40,7 @@ def test_absolute_paths_lead_to_nothing(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-01")
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 def test_generated_accounts_name_nobody_of_the_host(cage: Cage) -> None:
     outcome = cage.run("print(open('/etc/passwd').read(), open('/etc/group').read())")
     hosts = {line.split(":")[0] for line in Path("/etc/passwd").read_text().splitlines()}
@@ -50,7 +50,7 @@ def test_generated_accounts_name_nobody_of_the_host(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-01")
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 @pytest.mark.parametrize(
     "script",
     [
@@ -70,7 +70,7 @@ def test_shell_programs_find_no_host_file(cage: Cage, script: str) -> None:
 
 
 @pytest.mark.attack("FS-05")
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 def test_no_walk_leaves_the_root(cage: Cage) -> None:
     body = """
         up = '../' * 40
@@ -96,8 +96,8 @@ def test_no_walk_leaves_the_root(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-05")
-@pytest.mark.claim("SK-FS-1")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-FS-1")
+@pytest.mark.claim("WC-KR-1")
 def test_the_root_cannot_be_changed(cage: Cage) -> None:
     body = """
         os.makedirs('/tmp/new/old')
@@ -112,7 +112,7 @@ def test_the_root_cannot_be_changed(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-05")
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 def test_a_deleted_working_directory_leads_nowhere(cage: Cage) -> None:
     body = """
         os.mkdir('/tmp/gone'); os.chdir('/tmp/gone'); os.rmdir('/tmp/gone')

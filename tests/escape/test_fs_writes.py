@@ -10,13 +10,13 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 _ERRNOS = {"EROFS", "EACCES", "ENOENT", "EPERM", "EXDEV", "EBUSY", "ENOTDIR", "EINVAL"}
 
 
 @pytest.mark.attack("FS-02")
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-2")
 def test_nothing_can_be_made_outside_the_workspace(cage: Cage) -> None:
     body = """
         for base in ('/', '/etc', '/usr', '/usr/bin', '/bin', '/lib', '/opt', '/srv', '/root', '/home', '/var',
@@ -30,22 +30,22 @@ def test_nothing_can_be_made_outside_the_workspace(cage: Cage) -> None:
             attempt('fifo ' + base, lambda: os.mkfifo(path))
             attempt('tmpfile ' + base, lambda: os.open(base, os.O_TMPFILE | os.O_WRONLY))
         """
-    name = f"sandkeep-attack-{os.urandom(6).hex()}"
+    name = f"warmcell-attack-{os.urandom(6).hex()}"
     report = cage.run(guest(body, name=name, canary=str(cage.canary.root))).refused()
     assert set(report.values()) <= _ERRNOS | {"EOPNOTSUPP", "EISDIR"}
     assert not [base for base in ("/etc", "/usr/bin", "/opt", "/var/tmp", "/tmp") if (Path(base) / name).exists()]
 
 
 @pytest.mark.attack("FS-02")
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-2")
 def test_var_tmp_is_the_guests_own(cage: Cage) -> None:
-    name = f"sandkeep-attack-{os.urandom(6).hex()}"
+    name = f"warmcell-attack-{os.urandom(6).hex()}"
     assert cage.run(f"open('/var/tmp/{name}', 'w').write('x'); print('made')").stdout == "made\n"
     assert not (Path("/var/tmp") / name).exists() and not (Path("/tmp") / name).exists()
 
 
 @pytest.mark.attack("FS-02")
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-2")
 def test_system_files_cannot_be_changed_in_any_way(cage: Cage) -> None:
     body = """
         for path in ('/usr/bin/env', '/etc/passwd', '/etc/ld.so.cache', '/usr', '/etc', sys.executable, '/bin/sh'):
@@ -67,8 +67,8 @@ def test_system_files_cannot_be_changed_in_any_way(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-02")
-@pytest.mark.claim("SK-FS-2")
-@pytest.mark.claim("SK-FS-4")
+@pytest.mark.claim("WC-FS-2")
+@pytest.mark.claim("WC-FS-4")
 def test_device_nodes_of_the_host_keep_their_times(cage: Cage) -> None:
     names = [
         path for path in ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/tty") if os.path.exists(path)
@@ -87,7 +87,7 @@ def test_device_nodes_of_the_host_keep_their_times(cage: Cage) -> None:
 
 
 @pytest.mark.attack("FS-12")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 def test_a_read_only_path_stays_read_only(cage: Cage, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -138,7 +138,7 @@ def test_a_read_only_path_stays_read_only(cage: Cage, tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("FS-12")
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 def test_read_only_inside_writable_inside_read_only(cage: Cage, tmp_path: Path) -> None:
     outer = tmp_path / "outer"
     (outer / "rw" / "ro").mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_read_only_inside_writable_inside_read_only(cage: Cage, tmp_path: Path) 
 
 
 @pytest.mark.attack("FS-02")
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-2")
 def test_no_setuid_file_can_be_left_on_the_host(cage: Cage, tmp_path: Path) -> None:
     """As root the guest's files belong to the caller: one with the setuid bit would be a way to become them."""
     shared = tmp_path / "shared"

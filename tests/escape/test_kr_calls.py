@@ -10,7 +10,7 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-from sandkeep.cage.linux.syscalls import NUMBERS
+from warmcell.cage.linux.syscalls import NUMBERS
 
 _REFUSED = {"EPERM", "ENOSYS"}
 
@@ -31,7 +31,7 @@ def _each_refused(cage: Cage, names: str) -> None:
 
 
 @pytest.mark.attack("KR-01")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_mounting_old_and_new(cage: Cage) -> None:
     _each_refused(
         cage,
@@ -41,7 +41,7 @@ def test_mounting_old_and_new(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-01")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_mounting_with_arguments_that_mean_it(cage: Cage) -> None:
     body = """
         os.makedirs('/tmp/m')
@@ -61,7 +61,7 @@ def test_mounting_with_arguments_that_mean_it(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-02")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_no_new_namespace(cage: Cage) -> None:
     flags = {
         "user": 0x10000000,
@@ -100,7 +100,7 @@ def test_no_new_namespace(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-02")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_no_namespace_of_others_can_be_joined(cage: Cage) -> None:
     body = """
         for pid in ('1', 'self'):
@@ -116,8 +116,8 @@ def test_no_namespace_of_others_can_be_joined(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-04")
-@pytest.mark.claim("SK-PR-1")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-PR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_no_process_can_be_traced_or_read(cage: Cage) -> None:
     victim = subprocess.Popen(["sleep", "30"])
     try:
@@ -153,7 +153,7 @@ def test_no_process_can_be_traced_or_read(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-05")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_administration_of_the_machine(cage: Cage) -> None:
     _each_refused(
         cage,
@@ -166,7 +166,7 @@ def test_administration_of_the_machine(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-05")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_known_ways_into_the_kernel_with_real_arguments(cage: Cage) -> None:
     body = """
         import struct, fcntl, socket
@@ -174,7 +174,7 @@ def test_known_ways_into_the_kernel_with_real_arguments(cage: Cage) -> None:
         attempt('perf', lambda: syscall('perf_event_open', ctypes.create_string_buffer(120), 0, -1, -1, 0))
         attempt('userfaultfd', lambda: syscall('userfaultfd', 1))
         attempt('keyctl', lambda: syscall('keyctl', 0, -3, 1))
-        attempt('add_key', lambda: syscall('add_key', b'user', b'sandkeep', b'x', 1, -3))
+        attempt('add_key', lambda: syscall('add_key', b'user', b'warmcell', b'x', 1, -3))
         attempt('seccomp listener', lambda: syscall('seccomp', 1, 8, ctypes.create_string_buffer(16)))
         attempt('seccomp prctl', lambda: syscall('prctl', 22, 2, ctypes.create_string_buffer(16), 0, 0))
         attempt('set_mm', lambda: syscall('prctl', 35, 8, 4096, 0, 0))
@@ -197,7 +197,7 @@ def test_known_ways_into_the_kernel_with_real_arguments(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-05")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_numbers_that_nobody_knows(cage: Cage) -> None:
     """What a newer kernel adds is refused until somebody has looked at it."""
     body = """
@@ -209,7 +209,7 @@ def test_numbers_that_nobody_knows(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-06")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_io_uring_and_aio(cage: Cage) -> None:
     _each_refused(
         cage,
@@ -233,7 +233,7 @@ _MACHINE_CODE = """
 
 @_X86_ONLY
 @pytest.mark.attack("KR-01")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 @pytest.mark.parametrize("number", [20, 21, 310, 11, 120])
 def test_32_bit_calls_kill_the_guest(cage: Cage, number: int) -> None:
     """`int 0x80` with the numbers of i386: getpid, mount, unshare, execve, clone."""
@@ -244,7 +244,7 @@ def test_32_bit_calls_kill_the_guest(cage: Cage, number: int) -> None:
 
 @_X86_ONLY
 @pytest.mark.attack("KR-01")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 @pytest.mark.parametrize("number", [39, 165, 272, 520, 512, 0x3FFFFFF])
 def test_x32_calls_kill_the_guest(cage: Cage, number: int) -> None:
     outcome = cage.run(guest(f"print('GOT', libc.syscall(ctypes.c_long({0x40000000 | number})))"))
@@ -253,7 +253,7 @@ def test_x32_calls_kill_the_guest(cage: Cage, number: int) -> None:
 
 @_X86_ONLY
 @pytest.mark.attack("KR-01")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_high_halves_of_arguments_hide_nothing(cage: Cage) -> None:
     """The filter looks at 32 bits; what the kernel looks at must be the same ones."""
     body = """

@@ -13,7 +13,7 @@ import pytest
 from tests.escape.harness import Cage, Outcome
 from tests.escape.payloads import guest
 
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.attack("KR-16")
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 def test_no_signal_reaches_the_host(cage: Cage, victim: subprocess.Popen[bytes]) -> None:
     received: list[int] = []
     previous = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
@@ -93,7 +93,7 @@ def test_init_keeps_its_own_limits(cage: Cage, action: str) -> None:
 
 
 @pytest.mark.attack("KR-16")
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 @pytest.mark.parametrize("number", [9, 19, 15])
 def test_killing_everybody_kills_only_itself(cage: Cage, victim: subprocess.Popen[bytes], number: int) -> None:
     ends: list[Outcome] = []
@@ -127,7 +127,7 @@ def test_a_run_reports_its_own_death(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-16")
-@pytest.mark.claim("SK-RX-2")
+@pytest.mark.claim("WC-RX-2")
 def test_init_keeps_its_descriptors(cage: Cage, tmp_path: Path) -> None:
     """Calls that init carries out or looks at must cost it nothing that stays: a blind init watches nothing."""
     (tmp_path / "data").mkdir()

@@ -12,11 +12,11 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-import sandkeep
+import warmcell
 
 
 @pytest.mark.attack("KR-11")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_exotic_families_are_refused(cage: Cage) -> None:
     body = """
         ordinary = {1, 2, 10, 16}
@@ -29,7 +29,7 @@ def test_exotic_families_are_refused(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-11")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_raw_packet_and_netlink_sockets_are_refused(cage: Cage) -> None:
     body = """
         for flags in (0, 0x800, 0x80000, 0x80800):
@@ -49,7 +49,7 @@ def test_raw_packet_and_netlink_sockets_are_refused(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-11")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_exotic_protocols_of_ordinary_families_are_refused(cage: Cage) -> None:
     """SCTP, DCCP, MPTCP, L2TP, SMC: kernel code that no guest needs, often loaded on demand."""
     body = """
@@ -79,7 +79,7 @@ def test_ordinary_sockets_still_work(cage: Cage) -> None:
 _ON_A_TERMINAL = """
     import fcntl, os, sys, termios
     sys.path.insert(0, {source!r})
-    import sandkeep
+    import warmcell
     os.setsid()
     terminal = os.open(os.ttyname(0), os.O_RDWR)
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 1)
@@ -102,17 +102,17 @@ _ON_A_TERMINAL = """
     print("end")
     '''
     import textwrap
-    result = sandkeep.run(textwrap.dedent(code), timeout=10)
+    result = warmcell.run(textwrap.dedent(code), timeout=10)
     open({out!r}, "w").write(result.stdout + result.stderr)
     """
 
 
 @pytest.mark.attack("KR-12")
-@pytest.mark.claim("SK-KR-4")
+@pytest.mark.claim("WC-KR-4")
 def test_the_callers_terminal_cannot_be_typed_into(cage: Cage, tmp_path: object) -> None:
     """The caller runs on a terminal of its own; nothing may be pushed into its input queue."""
     master, slave = pty.openpty()
-    source, out = os.path.dirname(os.path.dirname(sandkeep.__file__)), f"{tmp_path}/out"
+    source, out = os.path.dirname(os.path.dirname(warmcell.__file__)), f"{tmp_path}/out"
     script = textwrap.dedent(_ON_A_TERMINAL).format(source=source, out=out)
     try:
         subprocess.run([sys.executable, "-c", script], stdin=slave, stdout=slave, stderr=slave, timeout=30, check=True)
@@ -128,7 +128,7 @@ def test_the_callers_terminal_cannot_be_typed_into(cage: Cage, tmp_path: object)
 
 
 @pytest.mark.attack("KR-12")
-@pytest.mark.claim("SK-KR-4")
+@pytest.mark.claim("WC-KR-4")
 def test_a_terminal_of_its_own_cannot_be_injected_either(cage: Cage) -> None:
     body = """
         import fcntl

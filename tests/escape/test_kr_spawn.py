@@ -6,7 +6,7 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-from sandkeep.policy.model import SandboxPolicy
+from warmcell.policy.model import SandboxPolicy
 
 _EXECUTE = """
     def elf():
@@ -27,7 +27,7 @@ _EXECUTE = """
 
 
 @pytest.mark.attack("KR-15")
-@pytest.mark.claim("SK-KR-2")
+@pytest.mark.claim("WC-KR-2")
 @pytest.mark.parametrize(
     "action",
     [
@@ -60,7 +60,7 @@ def test_no_process_and_no_exec_without_permission(cage: Cage, action: str) -> N
 
 
 @pytest.mark.attack("KR-15")
-@pytest.mark.claim("SK-KR-2")
+@pytest.mark.claim("WC-KR-2")
 def test_exec_from_a_thread_is_refused_too(cage: Cage) -> None:
     body = """
         import threading
@@ -78,7 +78,7 @@ def test_exec_from_a_thread_is_refused_too(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-15")
-@pytest.mark.claim("SK-KR-2")
+@pytest.mark.claim("WC-KR-2")
 def test_a_shell_without_permission_has_its_builtins_only(cage: Cage) -> None:
     script = "echo builtin; (echo subshell); ls /; exec /bin/echo RAN"
     outcome = cage.run(script, "command", backend=cage.backend(SandboxPolicy()))
@@ -86,7 +86,7 @@ def test_a_shell_without_permission_has_its_builtins_only(cage: Cage) -> None:
 
 
 @pytest.mark.attack("KR-15")
-@pytest.mark.claim("SK-KR-2")
+@pytest.mark.claim("WC-KR-2")
 def test_threads_work_without_permission(cage: Cage) -> None:
     code = """
 import threading
@@ -98,7 +98,7 @@ with ThreadPoolExecutor(8) as pool:
 
 
 @pytest.mark.attack("KR-15")
-@pytest.mark.claim("SK-PR-3")
+@pytest.mark.claim("WC-PR-3")
 def test_what_runs_from_memory_is_caged_alike(cage: Cage) -> None:
     """With permission a program from a memfd, from the workspace or through the loader gains nothing."""
     body = """

@@ -14,10 +14,10 @@ from tests.escape.harness import Cage, is_zombie
 from tests.escape.payloads import guest
 from tests.helpers import require
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.cage.linux.usage import descendants
-from sandkeep.core.errors import EnforcerUnavailable
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.cage.linux.usage import descendants
+from warmcell.core.errors import EnforcerUnavailable
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-@pytest.mark.claim("SK-PT-4")
+@pytest.mark.claim("WC-PT-4")
 def test_the_class_says_what_it_is(cage: Cage, weak: ProcessBackend) -> None:
     enforced = cage.run("print(1)", backend=weak).result.enforced
     assert enforced.isolation_class == "landlock" and enforced.enforcer == "landlock"
@@ -47,8 +47,8 @@ def test_the_class_says_what_it_is(cage: Cage, weak: ProcessBackend) -> None:
 
 @pytest.mark.attack("FS-01")
 @pytest.mark.attack("FS-02")
-@pytest.mark.claim("SK-FS-1")
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-1")
+@pytest.mark.claim("WC-FS-2")
 def test_host_files_are_neither_read_nor_changed(cage: Cage, weak: ProcessBackend) -> None:
     body = """
         file, base = canary + '/secret.txt', canary
@@ -84,10 +84,10 @@ def test_host_files_are_neither_read_nor_changed(cage: Cage, weak: ProcessBacken
 @pytest.mark.attack("NW-01")
 @pytest.mark.attack("NW-03")
 @pytest.mark.attack("NW-04")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 @pytest.mark.parametrize("is_open", [False, True], ids=["no network", "host network"])
 def test_host_sockets_are_out_of_reach(cage: Cage, tmp_path: Path, is_open: bool, weak: ProcessBackend) -> None:
-    name = f"\0sandkeep-{os.urandom(8).hex()}"
+    name = f"\0warmcell-{os.urandom(8).hex()}"
     builder = SandboxPolicyBuilder().allow_process_spawn()
     backend = cage.backend(builder.allow_network().build(), enforcer="landlock") if is_open else weak
     with socket.socket(socket.AF_UNIX) as by_path, socket.socket(socket.AF_UNIX) as by_name:
@@ -119,7 +119,7 @@ def test_host_sockets_are_out_of_reach(cage: Cage, tmp_path: Path, is_open: bool
 
 @pytest.mark.attack("KR-04")
 @pytest.mark.attack("KR-16")
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 def test_host_processes_are_left_alone(cage: Cage, weak: ProcessBackend, victim: subprocess.Popen[bytes]) -> None:
     before = (resource.prlimit(victim.pid, resource.RLIMIT_NOFILE), os.sched_getaffinity(victim.pid))
     body = """
@@ -145,22 +145,22 @@ def test_host_processes_are_left_alone(cage: Cage, weak: ProcessBackend, victim:
 
 
 @pytest.mark.attack("LK-05")
-@pytest.mark.claim("SK-LK-3")
+@pytest.mark.claim("WC-LK-3")
 def test_shared_memory_of_the_host_is_out_of_reach(cage: Cage, weak: ProcessBackend) -> None:
     """There is no IPC namespace: what is made would stay, and what is there would be reachable."""
     body = """
         attempt('shmget', lambda: syscall('shmget', 0x5a4d, 4096, 0o1600))
         attempt('semget', lambda: syscall('semget', 0x5a4d, 1, 0o1600))
         attempt('msgget', lambda: syscall('msgget', 0x5a4d, 0o1600))
-        attempt('mq_open', lambda: syscall('mq_open', b'sandkeep', 0o102, 0o600, 0))
-        attempt('dev shm', lambda: open('/dev/shm/sandkeep-x', 'w'))
+        attempt('mq_open', lambda: syscall('mq_open', b'warmcell', 0o102, 0o600, 0))
+        attempt('dev shm', lambda: open('/dev/shm/warmcell-x', 'w'))
         """
     cage.run(guest(body), backend=weak).refused()
 
 
 @pytest.mark.attack("RX-12")
 @pytest.mark.attack("RX-13")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 @pytest.mark.parametrize("timeout", [1.0, 6.0])
 def test_daemons_end_with_the_run(cage: Cage, weak: ProcessBackend, timeout: float) -> None:
     code = """
@@ -180,8 +180,8 @@ for _ in range(3):
 @pytest.mark.attack("PR-03")
 @pytest.mark.attack("KR-01")
 @pytest.mark.attack("KR-02")
-@pytest.mark.claim("SK-PR-2")
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-PR-2")
+@pytest.mark.claim("WC-KR-1")
 def test_the_kernel_is_as_closed_as_in_the_full_cage(cage: Cage, weak: ProcessBackend) -> None:
     before = Path("/proc/sys/kernel/core_pattern").read_text()
     body = """
@@ -198,10 +198,10 @@ def test_the_kernel_is_as_closed_as_in_the_full_cage(cage: Cage, weak: ProcessBa
 
 @pytest.mark.attack("LK-01")
 @pytest.mark.attack("LK-02")
-@pytest.mark.claim("SK-LK-1")
-@pytest.mark.claim("SK-LK-2")
+@pytest.mark.claim("WC-LK-1")
+@pytest.mark.claim("WC-LK-2")
 def test_no_variable_and_no_descriptor_arrives(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDKEEP_CANARY", cage.canary.secret)
+    monkeypatch.setenv("WARMCELL_CANARY", cage.canary.secret)
     backend = cage.backend(enforcer="landlock")
     secret = os.open(cage.canary.file, os.O_RDONLY)
     os.set_inheritable(secret, True)
@@ -216,7 +216,7 @@ def test_no_variable_and_no_descriptor_arrives(cage: Cage, monkeypatch: pytest.M
 
 
 @pytest.mark.attack("RX-12")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_a_long_chain_is_gone_when_the_run_returns(cage: Cage, weak: ProcessBackend) -> None:
     """Each process the child of the last: killing from the top moves the rest up, one by one."""
     cage.run("print(1)", backend=weak)
@@ -235,7 +235,7 @@ time.sleep(30)
 
 
 @pytest.mark.attack("FS-02")
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-2")
 def test_no_setuid_file_can_be_left_on_the_host_here_either(cage: Cage, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

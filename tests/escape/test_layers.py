@@ -16,13 +16,13 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-import sandkeep.backends.settings
-import sandkeep.pool.start
-from sandkeep.cage.plan import LaunchPlan, Watch
-from sandkeep.core.errors import EnforcerFailed
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.compile import compile_plan
-from sandkeep.policy.model import SandboxPolicy
+import warmcell.backends.process.settings
+import warmcell.pool.start
+from warmcell.cage.plan import LaunchPlan, Watch
+from warmcell.core.errors import EnforcerFailed
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.compile import compile_plan
+from warmcell.policy.model import SandboxPolicy
 
 Change = Callable[[LaunchPlan], LaunchPlan]
 
@@ -38,7 +38,9 @@ class Weakened:
     def plan(self, change: Change) -> None:
         original = compile_plan
         self._patch.setattr(
-            sandkeep.backends.settings, "compile_plan", lambda *args, **options: change(original(*args, **options))
+            warmcell.backends.process.settings,
+            "compile_plan",
+            lambda *args, **options: change(original(*args, **options)),
         )
 
     def without(self, **fields: object) -> None:
@@ -47,8 +49,8 @@ class Weakened:
     def line(self, file: str, old: str, new: str) -> None:
         """Changes one line of the trusted code, in a copy of it."""
         if not self._copy.exists():
-            shutil.copytree(sandkeep.pool.start.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
-            self._patch.setattr(sandkeep.pool.start, "CAGE_DIR", str(self._copy))
+            shutil.copytree(warmcell.pool.start.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
+            self._patch.setattr(warmcell.pool.start, "CAGE_DIR", str(self._copy))
         text = (self._copy / file).read_text()
         assert text.count(old) == 1, f"{file} has changed: look at this test again"
         (self._copy / file).write_text(text.replace(old, new))
@@ -76,7 +78,7 @@ def _went_through(end: str) -> bool:
     return end.startswith("ok:")
 
 
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_seccomp(weakened: Weakened) -> None:
     body = "attempt('trace', lambda: syscall('ptrace', 0, 0, 0, 0))"
     assert weakened.run(body) == {"trace": "EPERM"}
@@ -84,10 +86,10 @@ def test_seccomp(weakened: Weakened) -> None:
     assert _went_through(weakened.run(body)["trace"])
 
 
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_landlock_scopes_abstract_sockets(weakened: Weakened) -> None:
     """Where the host's network is allowed, nothing else stands before its abstract sockets."""
-    name = f"\0sandkeep-{os.urandom(8).hex()}"
+    name = f"\0warmcell-{os.urandom(8).hex()}"
     policy = SandboxPolicyBuilder().allow_network().allow_process_spawn().build()
     body = "import socket; attempt('connect', lambda: socket.socket(socket.AF_UNIX).connect(name))"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -98,7 +100,7 @@ def test_landlock_scopes_abstract_sockets(weakened: Weakened) -> None:
         assert _went_through(weakened.run(body, policy, name=name)["connect"])
 
 
-@pytest.mark.claim("SK-PR-2")
+@pytest.mark.claim("WC-PR-2")
 def test_landlock_keeps_the_guest_from_writing_to_proc(weakened: Weakened) -> None:
     body = "attempt('adjust', lambda: open('/proc/self/oom_score_adj', 'w').write('900'))"
     assert weakened.run(body) == {"adjust": "EACCES"}
@@ -111,7 +113,7 @@ _LOOK_INTO_INIT = (
 )
 
 
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 def test_a_keeper_is_shielded_even_without_landlock(weakened: Weakened, tmp_path: Path) -> None:
     policy = SandboxPolicyBuilder().allow_read(tmp_path).build()  # host paths in sight: init is one that keeps watch
     weakened.without(landlock=())
@@ -125,7 +127,7 @@ def test_a_keeper_is_shielded_even_without_landlock(weakened: Weakened, tmp_path
     assert all(map(_went_through, weakened.run(_LOOK_INTO_INIT, policy).values()))
 
 
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 def test_a_sleeping_init_is_shielded_even_without_landlock(weakened: Weakened) -> None:
     weakened.without(landlock=(), watch=Watch())
     assert set(weakened.run(_LOOK_INTO_INIT).values()) == {"EACCES"}
@@ -136,7 +138,7 @@ def test_a_sleeping_init_is_shielded_even_without_landlock(weakened: Weakened) -
     assert all(map(_went_through, weakened.run(_LOOK_INTO_INIT).values()))
 
 
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_the_network_namespace(weakened: Weakened) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -146,7 +148,7 @@ def test_the_network_namespace(weakened: Weakened) -> None:
         assert _went_through(weakened.run(body, port=port)["connect"])
 
 
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_rlimits(weakened: Weakened) -> None:
     body = "attempt('open', lambda: [os.dup(0) for _ in range(100)] and None)"
     assert weakened.run(body, open_files=64) == {"open": "EMFILE"}
@@ -154,7 +156,7 @@ def test_rlimits(weakened: Weakened) -> None:
     assert _went_through(weakened.run(body, open_files=64)["open"])
 
 
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_the_bound_on_private_places(weakened: Weakened) -> None:
     body = "attempt('fill', lambda: [open(f'/tmp/{n}', 'wb').write(bytes(4 << 20)) for n in range(8)])"
     assert weakened.run(body, disk_mb=16) == {"fill": "ENOSPC"}
@@ -162,7 +164,7 @@ def test_the_bound_on_private_places(weakened: Weakened) -> None:
     assert _went_through(weakened.run(body, disk_mb=16)["fill"])
 
 
-@pytest.mark.claim("SK-RX-2")
+@pytest.mark.claim("WC-RX-2")
 def test_the_memory_limit(cage: Cage, weakened: Weakened) -> None:
     code = "x = [bytearray(b'x') * (1 << 20) for _ in range(200)]\nimport time; time.sleep(0.3); print('GOT AWAY')"
     assert cage.run(code, memory_mb=100).status == "memory"
@@ -172,7 +174,7 @@ def test_the_memory_limit(cage: Cage, weakened: Weakened) -> None:
     assert cage.run(code, memory_mb=100, backend=backend).stdout == "GOT AWAY\n"
 
 
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_the_process_limit(cage: Cage, weakened: Weakened) -> None:
     code = """
 import os, time
@@ -194,7 +196,7 @@ print(made)
     assert int(cage.run(code, processes=16, backend=backend).stdout) == 60
 
 
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_namespace_quotas(weakened: Weakened) -> None:
     body = "attempt('inotify', lambda: [syscall('inotify_init1', 0) for _ in range(48)] and None)"
     assert weakened.run(body) == {"inotify": "EMFILE"}
@@ -202,7 +204,7 @@ def test_namespace_quotas(weakened: Weakened) -> None:
     assert _went_through(weakened.run(body)["inotify"])
 
 
-@pytest.mark.claim("SK-KR-2")
+@pytest.mark.claim("WC-KR-2")
 def test_the_spawn_rule(weakened: Weakened) -> None:
     body = "attempt('fork', lambda: os.fork() or os._exit(0))"
     assert weakened.run(body, SandboxPolicy()) == {"fork": "EPERM"}
@@ -210,8 +212,8 @@ def test_the_spawn_rule(weakened: Weakened) -> None:
     assert _went_through(weakened.run(body, SandboxPolicy())["fork"])
 
 
-@pytest.mark.claim("SK-PR-3")
-@pytest.mark.claim("SK-KR-3")
+@pytest.mark.claim("WC-PR-3")
+@pytest.mark.claim("WC-KR-3")
 def test_capabilities(weakened: Weakened) -> None:
     """Kept, they are found and refused. Unseen, they would let the guest configure its network."""
     body = """
@@ -227,8 +229,8 @@ def test_capabilities(weakened: Weakened) -> None:
     assert _went_through(weakened.run(body)["down"])
 
 
-@pytest.mark.claim("SK-LK-2")
-@pytest.mark.claim("SK-KR-3")
+@pytest.mark.claim("WC-LK-2")
+@pytest.mark.claim("WC-KR-3")
 def test_descriptors(weakened: Weakened) -> None:
     """Kept, they are found and refused. Unseen, the guest would hold the channels of its own supervisor."""
     body = """
@@ -247,8 +249,8 @@ def test_descriptors(weakened: Weakened) -> None:
     assert _went_through(weakened.run(body)["held"])
 
 
-@pytest.mark.claim("SK-FS-3")
-@pytest.mark.claim("SK-KR-3")
+@pytest.mark.claim("WC-FS-3")
+@pytest.mark.claim("WC-KR-3")
 def test_read_only_mounts(weakened: Weakened, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -288,7 +290,7 @@ _STEPS = [
 ]
 
 
-@pytest.mark.claim("SK-KR-3")
+@pytest.mark.claim("WC-KR-3")
 @pytest.mark.parametrize(
     ("file", "old", "new", "has_keeper"),
     [

@@ -13,12 +13,12 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-import sandkeep
-from sandkeep.core.errors import SandboxError
-from sandkeep.languages.config import ProcessConfig
+import warmcell
+from warmcell.core.errors import SandboxError
+from warmcell.languages.config import ProcessConfig
 
 _NAMES = (
-    "SANDKEEP_CANARY",
+    "WARMCELL_CANARY",
     "AWS_SECRET_ACCESS_KEY",
     "OPENAI_API_KEY",
     "GITHUB_TOKEN",
@@ -28,7 +28,7 @@ _NAMES = (
 
 
 @pytest.mark.attack("LK-01")
-@pytest.mark.claim("SK-LK-1")
+@pytest.mark.claim("WC-LK-1")
 @pytest.mark.parametrize("language", ["python", "command", "javascript"])
 def test_no_variable_of_the_caller_arrives(cage: Cage, monkeypatch: pytest.MonkeyPatch, language: str) -> None:
     for name in _NAMES:
@@ -48,13 +48,13 @@ def test_no_variable_of_the_caller_arrives(cage: Cage, monkeypatch: pytest.Monke
 
 
 @pytest.mark.attack("LK-01")
-@pytest.mark.claim("SK-LK-1")
+@pytest.mark.claim("WC-LK-1")
 def test_variables_that_were_passed_arrive(cage: Cage) -> None:
     assert cage.run("import os; print(os.environ['GIVEN'])", env={"GIVEN": "yes"}).stdout == "yes\n"
 
 
 @pytest.mark.attack("LK-02")
-@pytest.mark.claim("SK-LK-2")
+@pytest.mark.claim("WC-LK-2")
 @pytest.mark.parametrize("language", ["python", "command"])
 def test_no_descriptor_of_the_caller_arrives(cage: Cage, language: str) -> None:
     secret = os.open(cage.canary.file, os.O_RDONLY)
@@ -88,7 +88,7 @@ def test_no_descriptor_of_the_caller_arrives(cage: Cage, language: str) -> None:
 
 
 @pytest.mark.attack("LK-02")
-@pytest.mark.claim("SK-LK-2")
+@pytest.mark.claim("WC-LK-2")
 def test_the_guests_streams_are_pipes_of_its_own(cage: Cage) -> None:
     """Reopening them leads to the same pipes, not to what the caller has there."""
     body = """
@@ -101,7 +101,7 @@ def test_the_guests_streams_are_pipes_of_its_own(cage: Cage) -> None:
 
 
 @pytest.mark.attack("LK-03")
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 def test_credentials_in_home_are_not_there(cage: Cage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = (
         ".ssh/id_rsa .aws/credentials .config/gcloud/credentials.db .kube/config .docker/config.json .netrc "
@@ -125,7 +125,7 @@ def test_credentials_in_home_are_not_there(cage: Cage, tmp_path: Path, monkeypat
 
 
 @pytest.mark.attack("LK-04")
-@pytest.mark.claim("SK-LK-4")
+@pytest.mark.claim("WC-LK-4")
 def test_the_host_has_no_name(cage: Cage) -> None:
     code = """
 import getpass, os, platform, socket, uuid
@@ -148,11 +148,11 @@ for path in ('/etc/hostname', '/etc/hosts', '/etc/machine-id', '/var/lib/dbus/ma
     for path in ("/etc/machine-id", "/proc/cmdline"):
         secret = Path(path).read_text().strip() if Path(path).exists() else ""
         assert not secret or secret not in text
-    assert "sandkeep-" not in text
+    assert "warmcell-" not in text
 
 
 @pytest.mark.attack("LK-04")
-@pytest.mark.claim("SK-LK-4")
+@pytest.mark.claim("WC-LK-4")
 def test_the_boot_has_no_id(cage: Cage) -> None:
     path = "/proc/sys/kernel/random/boot_id"
     code = f"print(open('{path}').read().strip())"
@@ -160,7 +160,7 @@ def test_the_boot_has_no_id(cage: Cage) -> None:
 
 
 @pytest.mark.attack("LK-05")
-@pytest.mark.claim("SK-LK-3")
+@pytest.mark.claim("WC-LK-3")
 @pytest.mark.parametrize(
     "config", [ProcessConfig(pool_size=0, pool_min=0), ProcessConfig()], ids=["on demand", "pooled"]
 )
@@ -195,7 +195,7 @@ def test_nothing_stays_for_the_next_run(cage: Cage, config: ProcessConfig) -> No
 
 
 @pytest.mark.attack("LK-06")
-@pytest.mark.claim("SK-LK-3")
+@pytest.mark.claim("WC-LK-3")
 def test_concurrent_runs_do_not_see_each_other(cage: Cage) -> None:
     ends: list[str] = []
     owner = guest(
@@ -227,11 +227,11 @@ def test_concurrent_runs_do_not_see_each_other(cage: Cage) -> None:
     assert ends == ["[True, True, True, True]\n"] and cage.canary.secret not in outcome.everything
 
 
-_SOURCE = str(Path(sandkeep.__file__).parent)
+_SOURCE = str(Path(warmcell.__file__).parent)
 
 
 @pytest.mark.attack("LK-11")
-@pytest.mark.claim("SK-LK-5")
+@pytest.mark.claim("WC-LK-5")
 @pytest.mark.parametrize(
     "code",
     [
@@ -258,10 +258,10 @@ def test_errors_name_no_place_of_the_host(cage: Cage, code: str) -> None:
 
 
 @pytest.mark.attack("LK-11")
-@pytest.mark.claim("SK-LK-5")
+@pytest.mark.claim("WC-LK-5")
 def test_frames_and_objects_lead_to_no_secret(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guest is a fork of the zygote: what that held in memory, the guest can read."""
-    monkeypatch.setenv("SANDKEEP_CANARY", cage.canary.secret)
+    monkeypatch.setenv("WARMCELL_CANARY", cage.canary.secret)
     body = """
         import gc
         frame, names = sys._getframe(), []
@@ -290,7 +290,7 @@ def test_frames_and_objects_lead_to_no_secret(cage: Cage, monkeypatch: pytest.Mo
 
 
 @pytest.mark.attack("LK-11")
-@pytest.mark.claim("SK-LK-5")
+@pytest.mark.claim("WC-LK-5")
 def test_a_report_that_the_guest_forges_stays_data(cage: Cage) -> None:
     """The worker's note about refused paths lies where the guest can write it."""
     forged = [
@@ -304,18 +304,18 @@ def test_a_report_that_the_guest_forges_stays_data(cage: Cage) -> None:
         "",
     ]
     for text in forged:
-        outcome = cage.run(f"open('/code/.sandkeep-report', 'w').write({text!r}); print('end')")
+        outcome = cage.run(f"open('/code/.warmcell-report', 'w').write({text!r}); print('end')")
         assert outcome.stdout == "end\n" and outcome.result.exit_code == 0
         for denial in outcome.result.denials:
             assert len(denial.what.encode()) <= 4096 and "\0" not in denial.what
     for code in ("os.mkfifo", "os.mkdir"):
-        assert cage.run(f"import os; {code}('/code/.sandkeep-report'); print('end')").stdout == "end\n"
-    planted = f"import os; os.symlink('{cage.canary.file}', '/code/.sandkeep-report'); print('end')"
+        assert cage.run(f"import os; {code}('/code/.warmcell-report'); print('end')").stdout == "end\n"
+    planted = f"import os; os.symlink('{cage.canary.file}', '/code/.warmcell-report'); print('end')"
     assert cage.run(planted).stdout == "end\n"
 
 
 @pytest.mark.attack("LK-11")
-@pytest.mark.claim("SK-LK-5")
+@pytest.mark.claim("WC-LK-5")
 def test_an_unknown_program_is_named_as_the_guest_knows_it(cage: Cage) -> None:
     try:
         text = cage.run("definitely-not-a-program --x", "command").everything

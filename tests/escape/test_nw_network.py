@@ -14,9 +14,9 @@ from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 from tests.helpers import ALONE, ALONE_IN_SHELL
 
-from sandkeep.core.errors import InvalidRequest, PolicyViolation
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.model import NetworkRule, SandboxPolicy
+from warmcell.core.errors import InvalidRequest, PolicyViolation
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import NetworkRule, SandboxPolicy
 
 
 class Ear:
@@ -82,7 +82,7 @@ _CONNECT = """
 
 
 @pytest.mark.attack("NW-01")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_listeners_of_the_host_hear_nothing(cage: Cage, ear: Ear) -> None:
     hosts = ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1", "localhost", *_own_addresses()]
     with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def test_listeners_of_the_host_hear_nothing(cage: Cage, ear: Ear) -> None:
 
 
 @pytest.mark.attack("NW-02")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_metadata_services_are_unreachable(cage: Cage) -> None:
     hosts = ["169.254.169.254", "fd00:ec2::254", "169.254.170.2", "100.100.100.200", "metadata.google.internal"]
     report = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=80)).refused()
@@ -100,11 +100,11 @@ def test_metadata_services_are_unreachable(cage: Cage) -> None:
 
 
 @pytest.mark.attack("NW-03")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 @pytest.mark.parametrize("is_open", [False, True], ids=["no network", "host network"])
 def test_abstract_sockets_of_the_host_are_unreachable(cage: Cage, is_open: bool) -> None:
     """With the host's network allowed, abstract names are still no network."""
-    name = f"\0sandkeep-{os.urandom(8).hex()}"
+    name = f"\0warmcell-{os.urandom(8).hex()}"
     stream, datagram = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with stream, datagram:
         stream.bind(name)
@@ -129,7 +129,7 @@ def test_abstract_sockets_of_the_host_are_unreachable(cage: Cage, is_open: bool)
 
 
 @pytest.mark.attack("NW-04")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_pathname_sockets_of_the_host_are_not_there(cage: Cage, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         path = str(tmp_path / "s")
@@ -161,7 +161,7 @@ def test_pathname_sockets_of_the_host_are_not_there(cage: Cage, tmp_path: Path) 
 
 
 @pytest.mark.attack("NW-06")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_no_name_is_asked_for_outside(cage: Cage) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as resolver:
         resolver.bind(("127.0.0.1", 0))
@@ -195,7 +195,7 @@ def test_no_name_is_asked_for_outside(cage: Cage) -> None:
 
 
 @pytest.mark.attack("NW-07")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_every_protocol_fails_at_once(cage: Cage, ear: Ear) -> None:
     hosts = ["192.0.2.1", "198.51.100.7", "2001:db8::1", "10.0.0.1", "192.168.1.1", "224.0.0.1", "255.255.255.255"]
     outcome = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=ear.port))
@@ -204,7 +204,7 @@ def test_every_protocol_fails_at_once(cage: Cage, ear: Ear) -> None:
 
 
 @pytest.mark.attack("NW-07")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_programs_reach_nothing(cage: Cage, ear: Ear) -> None:
     script = f"""
         port={ear.port}
@@ -226,7 +226,7 @@ def test_programs_reach_nothing(cage: Cage, ear: Ear) -> None:
 
 
 @pytest.mark.attack("NW-07")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_the_network_cannot_be_configured(cage: Cage) -> None:
     body = """
         import fcntl, socket, struct
@@ -251,7 +251,7 @@ def test_the_network_cannot_be_configured(cage: Cage) -> None:
 
 
 @pytest.mark.attack("NW-08")
-@pytest.mark.claim("SK-NW-2")
+@pytest.mark.claim("WC-NW-2")
 @pytest.mark.parametrize(
     "text",
     ["{}", '{"networkRules": []}', '{"networkRules": [], "allowNetwork": false}', '{"allowedPaths": []}'],
@@ -264,7 +264,7 @@ def test_an_empty_list_allows_nothing(cage: Cage, ear: Ear, text: str) -> None:
 
 
 @pytest.mark.attack("NW-08")
-@pytest.mark.claim("SK-NW-2")
+@pytest.mark.claim("WC-NW-2")
 @pytest.mark.parametrize(
     "text",
     [
@@ -289,7 +289,7 @@ def test_a_malformed_list_is_refused(text: str) -> None:
 
 
 @pytest.mark.attack("NW-08")
-@pytest.mark.claim("SK-NW-2")
+@pytest.mark.claim("WC-NW-2")
 @pytest.mark.parametrize("domain", ["", "*", "*.", "http://a.b", "a b", "a/b", "user@host", "a\0b", "*.*.com"])
 def test_a_malformed_domain_is_refused(domain: str) -> None:
     with pytest.raises((InvalidRequest, PolicyViolation)):
@@ -297,7 +297,7 @@ def test_a_malformed_domain_is_refused(domain: str) -> None:
 
 
 @pytest.mark.attack("NW-08")
-@pytest.mark.claim("SK-NW-3")
+@pytest.mark.claim("WC-NW-3")
 def test_rules_open_the_proxy_and_nothing_else(cage: Cage, ear: Ear) -> None:
     """One allowed name: every other way out is as closed as before."""
     policy = SandboxPolicyBuilder().allow_domain("example.com").allow_process_spawn().build()
@@ -314,7 +314,7 @@ def test_rules_open_the_proxy_and_nothing_else(cage: Cage, ear: Ear) -> None:
 
 
 @pytest.mark.attack("NW-01")
-@pytest.mark.claim("SK-NW-1")
+@pytest.mark.claim("WC-NW-1")
 def test_two_runs_do_not_meet_on_loopback(cage: Cage) -> None:
     server = (
         "import socket, time\ns = socket.create_server(('127.0.0.1', 47123))\ns.settimeout(1.2)\n"

@@ -12,10 +12,10 @@ from tests.escape.payloads import guest
 
 
 @pytest.mark.attack("PR-01")
-@pytest.mark.claim("SK-LK-1")
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-LK-1")
+@pytest.mark.claim("WC-PR-1")
 def test_no_environment_of_anybody_can_be_read(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDKEEP_CANARY", cage.canary.secret)
+    monkeypatch.setenv("WARMCELL_CANARY", cage.canary.secret)
     body = """
         for pid in [*filter(str.isdigit, os.listdir('/proc')), 'self', 'thread-self', str(os.getppid())]:
             for name in ('environ', 'cmdline', 'maps', 'mem', 'auxv', 'stack', 'syscall', 'io'):
@@ -27,19 +27,19 @@ def test_no_environment_of_anybody_can_be_read(cage: Cage, monkeypatch: pytest.M
     assert cage.canary.secret not in outcome.everything
     parents = {name: end for name, end in outcome.report().items() if name.startswith("1 ")}
     assert [name for name, end in parents.items() if end.startswith("ok:")] == ["1 cmdline"]
-    assert "sandkeep" not in parents["1 cmdline"]
+    assert "warmcell" not in parents["1 cmdline"]
 
 
 @pytest.mark.attack("PR-01")
-@pytest.mark.claim("SK-LK-1")
+@pytest.mark.claim("WC-LK-1")
 def test_children_find_no_environment_either(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDKEEP_CANARY", cage.canary.secret)
+    monkeypatch.setenv("WARMCELL_CANARY", cage.canary.secret)
     script = 'env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null; sh -c \'tr "\\0" "\\n" < /proc/self/environ\''
     assert cage.canary.secret not in cage.run(script, "command").everything
 
 
 @pytest.mark.attack("PR-02")
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 def test_only_own_processes_exist(cage: Cage) -> None:
     victim = subprocess.Popen(["sleep", "30"])
     try:
@@ -69,7 +69,7 @@ def test_only_own_processes_exist(cage: Cage) -> None:
 
 
 @pytest.mark.attack("PR-03")
-@pytest.mark.claim("SK-PR-2")
+@pytest.mark.claim("WC-PR-2")
 def test_no_kernel_setting_can_be_changed(cage: Cage) -> None:
     settings = (
         "sys/kernel/core_pattern sys/kernel/modprobe sys/kernel/hotplug sys/kernel/sysrq sys/kernel/hostname "
@@ -107,7 +107,7 @@ def _value(name: str) -> str:
 
 
 @pytest.mark.attack("PR-03")
-@pytest.mark.claim("SK-PR-2")
+@pytest.mark.claim("WC-PR-2")
 def test_there_is_no_sysfs_and_no_cgroup_to_write(cage: Cage) -> None:
     body = """
         for path in ('/sys/kernel', '/sys/fs/cgroup', '/sys/fs/cgroup/memory', '/sys/kernel/debug', '/sys/firmware'):
@@ -119,7 +119,7 @@ def test_there_is_no_sysfs_and_no_cgroup_to_write(cage: Cage) -> None:
 
 
 @pytest.mark.attack("PR-03")
-@pytest.mark.claim("SK-PR-2")
+@pytest.mark.claim("WC-PR-2")
 def test_a_crash_starts_no_handler_of_the_host(cage: Cage) -> None:
     """Where core_pattern names a program, the kernel starts it outside, as root, unless the limit is exactly 1."""
     code = "import os, resource; print(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()"

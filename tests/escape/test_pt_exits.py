@@ -8,11 +8,11 @@ import pytest
 from tests.escape.harness import Cage
 from tests.helpers import require
 
-from sandkeep.core.errors import BackendUnavailable
+from warmcell.core.errors import BackendUnavailable
 
 
 @pytest.mark.attack("PT-06")
-@pytest.mark.claim("SK-PT-5")
+@pytest.mark.claim("WC-PT-5")
 @pytest.mark.parametrize(
     ("code", "exit_code", "number"),
     [
@@ -41,7 +41,7 @@ def test_python_ends(cage: Cage, code: str, exit_code: int, number: int | None) 
 
 
 @pytest.mark.attack("PT-06")
-@pytest.mark.claim("SK-PT-5")
+@pytest.mark.claim("WC-PT-5")
 @pytest.mark.parametrize(
     ("code", "exit_code", "number"),
     [
@@ -58,7 +58,7 @@ def test_shell_ends(cage: Cage, code: str, exit_code: int, number: int | None) -
 
 
 @pytest.mark.attack("PT-06")
-@pytest.mark.claim("SK-RX-1")
+@pytest.mark.claim("WC-RX-1")
 def test_a_timeout_is_a_timeout_and_memory_is_memory(cage: Cage) -> None:
     late = cage.run("print('part', flush=True)\nimport time; time.sleep(20)", timeout=0.8)
     assert (late.status, late.stdout) == ("timeout", "part\n")
@@ -100,7 +100,7 @@ _ESCAPES = {
 
 
 @pytest.mark.attack("PT-08")
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 @pytest.mark.parametrize("name", list(_ESCAPES))
 def test_interpreter_tricks_gain_nothing(cage: Cage, name: str) -> None:
     code = f"path = {str(cage.canary.file)!r}\n{_ESCAPES[name]}\ntry:\n    print(read())\nexcept BaseException as e:\n    print(repr(e))"
@@ -108,7 +108,7 @@ def test_interpreter_tricks_gain_nothing(cage: Cage, name: str) -> None:
 
 
 @pytest.mark.attack("PT-08")
-@pytest.mark.claim("SK-FS-5")
+@pytest.mark.claim("WC-FS-5")
 @pytest.mark.parametrize(
     ("language", "code"),
     [
@@ -139,7 +139,7 @@ def test_module_loaders_see_the_guests_world(cage: Cage, language: str, code: st
 
 
 @pytest.mark.attack("PT-08")
-@pytest.mark.claim("SK-FS-5")
+@pytest.mark.claim("WC-FS-5")
 @pytest.mark.needs("rustc")
 @pytest.mark.parametrize("macro", ["include_str!", "include_bytes!", "include!"])
 def test_compilers_see_the_guests_world(cage: Cage, macro: str) -> None:

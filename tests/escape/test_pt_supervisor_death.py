@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from tests.escape.harness import settled
 
-import sandkeep
-from sandkeep.cage.linux.usage import descendants
+import warmcell
+from warmcell.cage.linux.usage import descendants
 
-_SOURCE = os.path.dirname(os.path.dirname(sandkeep.__file__))
+_SOURCE = os.path.dirname(os.path.dirname(warmcell.__file__))
 
 _SUPERVISOR = """
     import os, signal, sys, threading, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
     sys.path.insert(0, {source!r})
-    from sandkeep.backends.process import ProcessBackend
-    from sandkeep.core.types import ExecRequest
-    from sandkeep.languages.config import ProcessConfig
+    from warmcell.backends.process.backend import ProcessBackend
+    from warmcell.core.types import ExecRequest
+    from warmcell.languages.config import ProcessConfig
     backend = ProcessBackend(ProcessConfig(pool_size={pool}, pool_min={pool}), enforcer={enforcer!r})
     code = '''
     import os, signal, time
@@ -88,7 +88,7 @@ def _end(process: subprocess.Popen[str], spare: set[int] = frozenset()) -> None:
 
 
 @pytest.mark.attack("PT-11")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 @pytest.mark.parametrize(
     "options",
     [
@@ -124,7 +124,7 @@ def _is_fork_of(parent: int, pid: int) -> bool:
 
 
 @pytest.mark.attack("PT-11")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGABRT, signal.SIGHUP])
 def test_other_deaths_leave_nothing_either(number: int) -> None:
     process, guests = _start(runs=1, pool=1, settle=0.8)
@@ -136,7 +136,7 @@ def test_other_deaths_leave_nothing_either(number: int) -> None:
 
 
 @pytest.mark.attack("PT-11")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_a_stopped_supervisor_keeps_nothing_alive_when_killed() -> None:
     process, guests = _start(runs=2, pool=1)
     process.send_signal(signal.SIGSTOP)
@@ -146,7 +146,7 @@ def test_a_stopped_supervisor_keeps_nothing_alive_when_killed() -> None:
 
 
 @pytest.mark.attack("PT-11")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_cells_without_their_zygote_end_with_the_supervisor() -> None:
     process, below = _start(runs=2)
     zygotes = [pid for pid in below if _parent(pid) == process.pid]

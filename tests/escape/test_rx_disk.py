@@ -10,7 +10,7 @@ import pytest
 from tests.escape.harness import Cage, forget_peak, memory
 from tests.escape.payloads import guest
 
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 _FILLS = {
     "one file": "f = open('x', 'wb')\nfor _ in range(80): f.write(bytes(MB)); f.flush(); time.sleep(.01)",
@@ -49,7 +49,7 @@ def _used(directory: Path) -> int:
 
 
 @pytest.mark.attack("RX-06")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("name", list(_FILLS))
 def test_a_persistent_directory_cannot_be_filled(cage: Cage, shared: Path, name: str) -> None:
     code = f"import os, time\nMB = 1 << 20\nos.chdir({str(shared)!r})\n{_FILLS[name]}\ntime.sleep(1)\nprint('GOT AWAY')"
@@ -63,7 +63,7 @@ def test_a_persistent_directory_cannot_be_filled(cage: Cage, shared: Path, name:
 
 
 @pytest.mark.attack("RX-06")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_a_single_huge_file_is_refused(cage: Cage, shared: Path) -> None:
     body = """
         import signal, resource
@@ -85,8 +85,8 @@ def test_a_single_huge_file_is_refused(cage: Cage, shared: Path) -> None:
 
 
 @pytest.mark.attack("RX-07")
-@pytest.mark.claim("SK-RX-3")
-@pytest.mark.claim("SK-WS-2")
+@pytest.mark.claim("WC-RX-3")
+@pytest.mark.claim("WC-WS-2")
 def test_a_sparse_terabyte_cannot_be_made(cage: Cage, shared: Path) -> None:
     body = """
         import signal
@@ -101,7 +101,7 @@ def test_a_sparse_terabyte_cannot_be_made(cage: Cage, shared: Path) -> None:
 
 
 @pytest.mark.attack("RX-08")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("kind", ["files", "directories", "links"])
 def test_inodes_of_private_places_are_bounded(cage: Cage, kind: str) -> None:
     action = {"files": "os.mknod(str(i))", "directories": "os.mkdir(str(i))", "links": "os.symlink('x', str(i))"}[kind]
@@ -119,7 +119,7 @@ except OSError as error:
 
 
 @pytest.mark.attack("RX-08")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_inodes_of_a_persistent_directory_are_bounded(cage: Cage, shared: Path) -> None:
     code = f"""
 import os, time
@@ -135,7 +135,7 @@ print('GOT AWAY')
 
 
 @pytest.mark.attack("RX-09")
-@pytest.mark.claim("SK-RX-4")
+@pytest.mark.claim("WC-RX-4")
 @pytest.mark.parametrize(
     ("language", "code"),
     [
@@ -160,7 +160,7 @@ def test_floods_are_capped_and_never_stall(cage: Cage, language: str, code: str)
 
 
 @pytest.mark.attack("RX-09")
-@pytest.mark.claim("SK-RX-4")
+@pytest.mark.claim("WC-RX-4")
 def test_a_finite_flood_lets_the_guest_finish(cage: Cage) -> None:
     code = "import sys\nfor _ in range(200): sys.stdout.write('x' * 100_000)\nprint('end', file=sys.stderr)"
     outcome = cage.run(code, output_bytes=10_000)
@@ -169,7 +169,7 @@ def test_a_finite_flood_lets_the_guest_finish(cage: Cage) -> None:
 
 
 @pytest.mark.attack("RX-11")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize(
     "action",
     [
@@ -200,7 +200,7 @@ except OSError as error:
 
 
 @pytest.mark.attack("RX-11")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_the_ceiling_of_descriptors_cannot_be_raised(cage: Cage) -> None:
     body = """
         import resource
@@ -215,7 +215,7 @@ def test_the_ceiling_of_descriptors_cannot_be_raised(cage: Cage) -> None:
 
 
 @pytest.mark.attack("RX-11")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_descriptors_in_flight_are_freed_with_the_run(cage: Cage) -> None:
     """Sockets that hold each other's descriptors are garbage that only the kernel can find."""
     code = """

@@ -171,7 +171,7 @@ _BOMBS = {
 
 
 @pytest.mark.attack("RX-02")
-@pytest.mark.claim("SK-RX-2")
+@pytest.mark.claim("WC-RX-2")
 @pytest.mark.parametrize("name", list(_BOMBS))
 def test_memory_is_bounded_wherever_it_is(cage: Cage, name: str) -> None:
     body = _TOOLS.rstrip(" ") + _indented(_BOMBS[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
@@ -190,7 +190,7 @@ def _indented(text: str) -> str:
 
 
 @pytest.mark.attack("RX-02")
-@pytest.mark.claim("SK-RX-2")
+@pytest.mark.claim("WC-RX-2")
 def test_the_partial_result_survives(cage: Cage) -> None:
     code = "print('so far', flush=True)\nx = [bytearray(b'x') * (1 << 20) for _ in range(400)]"
     outcome = cage.run(code, memory_mb=100)
@@ -199,7 +199,7 @@ def test_the_partial_result_survives(cage: Cage) -> None:
 
 
 @pytest.mark.attack("RX-02")
-@pytest.mark.claim("SK-RX-2")
+@pytest.mark.claim("WC-RX-2")
 @pytest.mark.parametrize(
     "script", ["tail /dev/zero", "sort /dev/zero", "x=$(head -c 400000000 /dev/zero | tr '\\0' x); echo $x"]
 )
@@ -228,7 +228,7 @@ print([os.waitpid(pid, 0)[1] for pid in children])
 
 
 @pytest.mark.attack("RX-04")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/home/sandbox", "/work", "/code", "/var/tmp"])
 def test_every_private_place_is_bounded(cage: Cage, place: str) -> None:
     script = f"dd if=/dev/zero of={place}/fill bs=1M count=100 2>&1; stat -c %s {place}/fill"
@@ -237,7 +237,7 @@ def test_every_private_place_is_bounded(cage: Cage, place: str) -> None:
 
 
 @pytest.mark.attack("RX-04")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 def test_all_private_places_share_one_bound(cage: Cage) -> None:
     script = """
         for place in /tmp /dev/shm /home/sandbox /work /code; do

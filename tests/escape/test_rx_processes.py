@@ -12,7 +12,7 @@ import pytest
 from tests.escape.harness import Cage, Outcome
 from tests.escape.payloads import guest
 
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 _BOMBS = {
     "fork": """
@@ -80,7 +80,7 @@ _BOMBS = {
 
 
 @pytest.mark.attack("RX-01")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("name", list(_BOMBS))
 def test_bombs_hit_the_limit(cage: Cage, name: str) -> None:
     body = "import threading, time\n" + textwrap.dedent(_BOMBS[name]) + "\nos._exit(0)\n"
@@ -90,7 +90,7 @@ def test_bombs_hit_the_limit(cage: Cage, name: str) -> None:
 
 
 @pytest.mark.attack("RX-01")
-@pytest.mark.claim("SK-RX-1")
+@pytest.mark.claim("WC-RX-1")
 @pytest.mark.parametrize(
     ("language", "code"),
     [
@@ -156,36 +156,36 @@ def _daemon(keeps: bool, delay: float) -> str:
 
 
 @pytest.mark.attack("RX-12")
-@pytest.mark.claim("SK-RX-1")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-1")
+@pytest.mark.claim("WC-RX-5")
 def test_a_daemon_does_not_survive_the_timeout(cage: Cage, marker: Path) -> None:
     body = _daemon(keeps=False, delay=1.3) + "    time.sleep(20)\n"
     assert _marking(cage, marker, body, 1.0).status == "timeout"
 
 
 @pytest.mark.attack("RX-13")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_a_background_child_does_not_survive_a_normal_exit(cage: Cage, marker: Path) -> None:
     outcome = _marking(cage, marker, _daemon(keeps=False, delay=0.5) + "    print('done')\n", 5.0)
     assert outcome.stdout == "done\n" and outcome.result.exit_code == 0
 
 
 @pytest.mark.attack("RX-14")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_a_child_that_keeps_the_pipes_holds_nobody_up(cage: Cage, marker: Path) -> None:
     outcome = _marking(cage, marker, _daemon(keeps=True, delay=3) + "    print('done')\n", 6.0)
     assert outcome.stdout == "done\n" and outcome.elapsed < 2.5
 
 
 @pytest.mark.attack("RX-14")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_shell_background_jobs_hold_nobody_up(cage: Cage) -> None:
     outcome = cage.run("(sleep 30; echo late) & echo now", "command", timeout=6)
     assert outcome.stdout == "now\n" and outcome.elapsed < 2.5
 
 
 @pytest.mark.attack("RX-14")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_a_fork_of_the_caller_holds_nobody_up(cage: Cage) -> None:
     """A copy of the caller, made while a run is under way, must not keep that run's pipes open."""
     ends: list[Outcome] = []
@@ -206,7 +206,7 @@ def test_a_fork_of_the_caller_holds_nobody_up(cage: Cage) -> None:
 
 
 @pytest.mark.attack("RX-15")
-@pytest.mark.claim("SK-RX-1")
+@pytest.mark.claim("WC-RX-1")
 @pytest.mark.parametrize(
     "body",
     [
@@ -233,7 +233,7 @@ def test_nothing_puts_off_the_deadline(cage: Cage, body: str) -> None:
 
 
 @pytest.mark.attack("RX-16")
-@pytest.mark.claim("SK-RX-1")
+@pytest.mark.claim("WC-RX-1")
 def test_a_spinning_run_leaves_room_for_others(cage: Cage) -> None:
     ends: list[Outcome] = []
     count = 4 * (os.cpu_count() or 1)
@@ -257,7 +257,7 @@ burn()
 
 
 @pytest.mark.attack("RX-16")
-@pytest.mark.claim("SK-RX-1")
+@pytest.mark.claim("WC-RX-1")
 @pytest.mark.parametrize("way", ["one process", "threads", "children", "children that nobody waits for"])
 def test_cpu_time_is_bounded_for_the_whole_tree(cage: Cage, way: str) -> None:
     burn = "def burn(s):\n    end = time.thread_time() + s\n    while time.thread_time() < end: pass\n"
@@ -278,7 +278,7 @@ def test_cpu_time_is_bounded_for_the_whole_tree(cage: Cage, way: str) -> None:
 
 
 @pytest.mark.attack("RX-16")
-@pytest.mark.claim("SK-RX-3")
+@pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("way", ["inotify", "queued signals"])
 def test_quotas_of_the_user_are_not_used_up(cage: Cage, way: str) -> None:
     """Some kernel quotas count per user, across namespaces: one guest must not take them all from everybody."""

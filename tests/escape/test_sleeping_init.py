@@ -14,14 +14,14 @@ import pytest
 from tests.escape.harness import Cage, settled
 from tests.escape.payloads import guest
 
-import sandkeep.backends.settings
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.cage.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
-from sandkeep.cage.linux.usage import children
-from sandkeep.cage.plan import Bind, LaunchPlan, Watch
-from sandkeep.core.errors import EnforcerFailed, ExecutionFailed, SandboxError
-from sandkeep.core.types import ExecRequest, ExecResult
-from sandkeep.policy.compile import compile_plan
+import warmcell.backends.process.settings
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.cage.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from warmcell.cage.linux.usage import children
+from warmcell.cage.plan import Bind, LaunchPlan, Watch
+from warmcell.core.errors import EnforcerFailed, ExecutionFailed, SandboxError
+from warmcell.core.types import ExecRequest, ExecResult
+from warmcell.policy.compile import compile_plan
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def plan_without_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _compile_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[LaunchPlan], LaunchPlan]) -> None:
     monkeypatch.setattr(
-        sandkeep.backends.settings,
+        warmcell.backends.process.settings,
         "compile_plan",
         lambda *args: change(compile_plan(*args)._replace(watch=Watch())),
     )
@@ -57,7 +57,7 @@ def _kernel_tells_how_others_ended() -> bool:
     return (int(release[0]), int(release[1].split("-")[0])) >= (6, 15)
 
 
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 def test_it_has_no_privileges_and_one_descriptor(cage: Cage) -> None:
     backend = cage.backend()
     thread, _ = _in_background(backend, "import time; time.sleep(1)")
@@ -85,9 +85,9 @@ def _is_sleeper_of(path: Path, zygote: int) -> bool:
         return False
 
 
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_what_the_guest_leaves_behind_ends_with_it(cage: Cage) -> None:
-    mark = f"sandkeep-left-{os.getpid()}"
+    mark = f"warmcell-left-{os.getpid()}"
     code = f"""
 import os, time
 if os.fork() == 0:
@@ -110,7 +110,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_a_guest_that_is_refused_without_end_holds_up_nobody(cage: Cage) -> None:
     """The zygote answers for all of its cells, one call of each in turn."""
     storm = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.syscall(101, 0, 0, 0, 0)"
@@ -134,7 +134,7 @@ def inherits() -> Iterator[None]:
     prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 @pytest.mark.usefixtures("inherits")
 def test_a_run_outlives_its_zygote(cage: Cage) -> None:
     backend = cage.backend()
@@ -155,7 +155,7 @@ def test_a_run_outlives_its_zygote(cage: Cage) -> None:
         assert isinstance(end, ExecutionFailed) and "before it could report" in str(end)
 
 
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage) -> None:
     backend = cage.backend(config=None)
     assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage) -> None:
         assert result.stdout == f"{number}\n"
 
 
-@pytest.mark.claim("SK-FS-1")
+@pytest.mark.claim("WC-FS-1")
 def test_what_is_replaced_on_the_host_is_replaced_in_new_cells(
     cage: Cage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -194,7 +194,7 @@ def _with_bind(plan: LaunchPlan, bind: Bind) -> LaunchPlan:
     return plan._replace(binds=(*plan.binds, bind), landlock=(*plan.landlock, (bind.target, False)))
 
 
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-2")
 def test_roots_that_cells_share_carry_nothing_from_one_to_the_next(cage: Cage) -> None:
     body = """
 for place in ("/", "/etc", "/usr", "/home", "/root", "/run/scratch", "/dev", "/var"):
@@ -207,7 +207,7 @@ attempt("append", lambda: open("/etc/passwd", "a"))
     cage.run(guest(body), backend=cage.backend()).refused()
 
 
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_orphans_are_reaped_though_init_sleeps(cage: Cage) -> None:
     """More of them than processes are allowed: each must be gone when the next one comes."""
     code = """

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.escape.harness import Cage, memory, settled
 
-from sandkeep.core.errors import SandboxError
-from sandkeep.core.types import ExecRequest, Limits
+from warmcell.core.errors import SandboxError
+from warmcell.core.types import ExecRequest, Limits
 
-_RUNS = int(os.environ.get("SANDKEEP_STRESS_RUNS", "200"))
+_RUNS = int(os.environ.get("WARMCELL_STRESS_RUNS", "200"))
 
 _BAD = (
     ("python", "import os; os.kill(os.getpid(), 9)"),
@@ -54,7 +54,7 @@ def _misbehave(cage: Cage, number: int) -> None:
 
 
 @pytest.mark.attack("RX-01")
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_many_misbehaving_runs_leave_nothing(cage: Cage) -> None:
     """The fixture compares before and after; memory must not grow with the number of runs."""
     with ThreadPoolExecutor(4) as threads:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-pytest.importorskip("wasmtime") if not os.environ.get("SANDKEEP_MUST_WORK") else __import__("wasmtime")
+pytest.importorskip("wasmtime") if not os.environ.get("WARMCELL_MUST_WORK") else __import__("wasmtime")
 
 from harness import Guest  # noqa: E402
 

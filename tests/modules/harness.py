@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import wasmtime
 
-TOOLBOX = Path(__file__).resolve().parents[2] / "src" / "sandkeep" / "toolbox"
+TOOLBOX = Path(__file__).resolve().parents[2] / "src" / "warmcell" / "toolbox"
 MANIFEST = json.loads((TOOLBOX / "modules.json").read_text()) if (TOOLBOX / "modules.json").exists() else {}
 NETWORKING_OFF = -2
 NO_NETWORK = json.dumps(
@@ -118,7 +118,7 @@ def define_fetch(linker: wasmtime.Linker, fetch: Fetch) -> None:
 def need(program: str) -> str:
     """The path of a real program that ours is compared with; skips on a laptop, fails where everything must work."""
     found = shutil.which(program)
-    if found is None and os.environ.get("SANDKEEP_MUST_WORK"):
+    if found is None and os.environ.get("WARMCELL_MUST_WORK"):
         pytest.fail(f"{program} is needed here")
     if found is None:
         pytest.skip(f"{program} is not installed")

@@ -29,5 +29,5 @@ def test_a_module_imports_and_exports_only_what_the_host_knows() -> None:
 def test_no_path_of_the_build_machine_is_in_an_artefact() -> None:
     for entry in MANIFEST.values():
         data = (TOOLBOX / entry["file"]).read_bytes()
-        for marker in (b"/home/", b"/root/", b"/tmp/sandkeep-build"):
+        for marker in (b"/home/", b"/root/", b"/tmp/warmcell-build"):
             assert marker not in data, (entry["file"], marker)

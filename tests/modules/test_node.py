@@ -180,7 +180,7 @@ def test_recursion_is_a_range_error(node: Guest, code: str) -> None:
 
 
 def test_more_stack_when_the_host_gives_it(node: Guest) -> None:
-    count = "let d=0;function f(){d++;f()};try{f()}catch{};console.log(d, 'SANDKEEP_WASM_STACK' in process.env)"
-    small = node.run("-e", count, env={"SANDKEEP_WASM_STACK": str(1 << 20)}).stdout.split()
+    count = "let d=0;function f(){d++;f()};try{f()}catch{};console.log(d, 'WARMCELL_WASM_STACK' in process.env)"
+    small = node.run("-e", count, env={"WARMCELL_WASM_STACK": str(1 << 20)}).stdout.split()
     usual = node.run("-e", count).stdout.split()
     assert int(small[0]) < int(usual[0]) and small[1] == "false"

@@ -17,7 +17,7 @@ import wasmtime
 import wasmtime.component
 from harness import TOOLBOX, Outcome
 
-MUST_WORK = bool(os.environ.get("SANDKEEP_MUST_WORK"))
+MUST_WORK = bool(os.environ.get("WARMCELL_MUST_WORK"))
 
 
 def load(name: str):
@@ -214,7 +214,7 @@ def test_missing_builder_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise python_component.importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr(python_component.importlib.metadata, "version", missing)
-    with pytest.raises(python_component.ComponentUnavailable, match=r"pip install \"sandkeep\[wasm-python\]\""):
+    with pytest.raises(python_component.ComponentUnavailable, match=r"pip install \"warmcell\[wasm-python\]\""):
         python_component.ensure_component()
 
 
@@ -235,7 +235,7 @@ def test_cache_is_private_and_built_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for thread in threads:
         thread.join()
     assert len(built) == 1
-    assert (tmp_path / "sandkeep" / "components").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "warmcell" / "components").stat().st_mode & 0o777 == 0o700
     assert python_component.ensure_component(lambda text: pytest.fail(text)).read_bytes() == b"made"
 
 
@@ -245,4 +245,4 @@ def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(python_component.sys, "executable", "/bin/false")
     with pytest.raises(python_component.ComponentUnavailable, match="failed"):
         python_component.ensure_component()
-    assert [f.name for f in (tmp_path / "sandkeep" / "components").iterdir() if f.suffix != ".lock"] == []
+    assert [f.name for f in (tmp_path / "warmcell" / "components").iterdir() if f.suffix != ".lock"] == []

@@ -11,10 +11,10 @@ import pytest
 from tests.helpers import require
 from tests.net.servers import StubResolver
 
-from sandkeep.core.types import Denial
-from sandkeep.net.authority import SandboxAuthority
-from sandkeep.net.hosts import Host
-from sandkeep.net.proxy import EgressProxy, Rules
+from warmcell.core.types import Denial
+from warmcell.net.authority import SandboxAuthority
+from warmcell.net.hosts import Host
+from warmcell.net.proxy import EgressProxy, Rules
 
 AMBIENT = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 
-from sandkeep.net.proxy import EgressProxy
+from warmcell.net.proxy import EgressProxy
 
 
 @dataclass

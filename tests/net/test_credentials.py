@@ -9,10 +9,10 @@ import gzip
 import pytest
 from tests.net.servers import StubResolver, policy_for, redirect, reply, serving
 
-from sandkeep.core.errors import FetchFailed
-from sandkeep.net.client import SafeClient
-from sandkeep.net.secrets import SecretRef
-from sandkeep.net.types import FetchRequest
+from warmcell.core.errors import FetchFailed
+from warmcell.net.client import SafeClient
+from warmcell.net.secrets import SecretRef
+from warmcell.net.types import FetchRequest
 
 SECRET = "canary-s3cr3t-value"
 INJECT = {"site.test": {"Authorization": SecretRef(lambda: SECRET, format="Bearer {}")}}

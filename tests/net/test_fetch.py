@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
-from sandkeep.core.errors import FetchFailed
-from sandkeep.core.types import Denial
-from sandkeep.net.authority import SandboxAuthority
-from sandkeep.net.client import SafeClient
-from sandkeep.net.hosts import Host
-from sandkeep.net.types import FetchPolicy, FetchRequest, RateLimit
-from sandkeep.policy.model import NetworkRule
+from warmcell.core.errors import FetchFailed
+from warmcell.core.types import Denial
+from warmcell.net.authority import SandboxAuthority
+from warmcell.net.client import SafeClient
+from warmcell.net.hosts import Host
+from warmcell.net.types import FetchPolicy, FetchRequest, RateLimit
+from warmcell.policy.model import NetworkRule
 
 
 async def failure(client: SafeClient, request: FetchRequest | str) -> FetchFailed:
@@ -312,9 +312,9 @@ async def test_a_server_that_breaks_http_is_an_error(resolver: StubResolver, ans
         assert (await failure(client, f"http://site.test:{server.port}/")).reason == "connect"
 
 
-def test_importing_sandkeep_imports_no_http() -> None:
+def test_importing_warmcell_imports_no_http() -> None:
     code = (
-        "import sys, sandkeep, sandkeep.net; from sandkeep.net import FetchPolicy; FetchPolicy(('a.test',)); "
+        "import sys, warmcell, warmcell.net; from warmcell.net import FetchPolicy; FetchPolicy(('a.test',)); "
         "heavy = ('h11', 'idna', 'ssl', 'httpcore', 'brotli', 'cryptography', 'asyncio'); "
         "print([name for name in heavy if name in sys.modules])"
     )
@@ -325,9 +325,9 @@ def test_importing_sandkeep_imports_no_http() -> None:
 def test_without_the_extra_the_error_names_it() -> None:
     code = (
         "import sys; sys.modules['h11'] = None\n"
-        "import asyncio\nfrom sandkeep.net import SafeClient, FetchPolicy\n"
+        "import asyncio\nfrom warmcell.net import SafeClient, FetchPolicy\n"
         "async def refuse(addresses, port):\n raise SystemExit('dialled')\n"
         "try:\n    SafeClient(FetchPolicy(('a.test',)))\nexcept Exception as error:\n    print(error)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "sandkeep[net]" in ended.stdout
+    assert "warmcell[net]" in ended.stdout

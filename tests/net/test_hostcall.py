@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
-from sandkeep.net.client import SafeClient
-from sandkeep.net.hostcall import MAX_REQUEST_BYTES, HostCallError, handle_fetch_json, parse_request
-from sandkeep.net.types import FetchPolicy
+from warmcell.net.client import SafeClient
+from warmcell.net.hostcall import MAX_REQUEST_BYTES, HostCallError, handle_fetch_json, parse_request
+from warmcell.net.types import FetchPolicy
 
 
 async def call(client: SafeClient | None, **request: Any) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from tests.helpers import require
 from tests.net.in_cage import World, named, refused, run, world
 from tests.net.test_real_clients import _has, node_with_env_proxy, program, wheel
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.core.types import ExecRequest, ExecResult, Language
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.net.authority import SandboxAuthority
-from sandkeep.net.hosts import Host
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.types import ExecRequest, ExecResult, Language
+from warmcell.languages.config import ProcessConfig
+from warmcell.net.authority import SandboxAuthority
+from warmcell.net.hosts import Host
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 NOT_ALLOWED = "default: what is not allowed is denied"
 
@@ -152,7 +152,7 @@ print(urllib.request.urlopen(url).read().decode())
 try:
     urllib.request.urlopen(evil)
 except urllib.error.HTTPError as error:
-    print(error.code, error.headers["X-Sandkeep-Error"], "allow evil.test" in error.read().decode())
+    print(error.code, error.headers["X-Warmcell-Error"], "allow evil.test" in error.read().decode())
 for name in ("requests", "httpx"):
     if importlib.util.find_spec(name):
         client = __import__(name)

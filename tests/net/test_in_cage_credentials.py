@@ -12,13 +12,13 @@ from tests.net.in_cage import TALK, World, run, world
 from tests.net.site import Site
 from tests.net.test_real_clients import _has, node_with_env_proxy, program
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.core.types import ExecRequest, ExecResult, Language
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.net.authority import SandboxAuthority
-from sandkeep.net.hosts import Host
-from sandkeep.net.secrets import SecretRef
-from sandkeep.net.types import FetchPolicy
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.types import ExecRequest, ExecResult, Language
+from warmcell.languages.config import ProcessConfig
+from warmcell.net.authority import SandboxAuthority
+from warmcell.net.hosts import Host
+from warmcell.net.secrets import SecretRef
+from warmcell.net.types import FetchPolicy
 
 SECRET = "canary-s3cr3t-value-0123456789"
 HEADER = f"Bearer {SECRET}"
@@ -53,7 +53,7 @@ print("keys", keys)
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch, client_tls: ssl.SSLContext) -> Iterator[World]:
-    monkeypatch.setattr("sandkeep.net.proxy.client_tls", lambda: client_tls)
+    monkeypatch.setattr("warmcell.net.proxy.client_tls", lambda: client_tls)
     monkeypatch.setenv("CANARY_TOKEN", SECRET)
     with world(monkeypatch) as made:
         yield made

@@ -14,9 +14,9 @@ from tests.escape.payloads import guest
 from tests.helpers import ALONE, ALONE_IN_SHELL
 from tests.net.in_cage import PROXY_PORT, Ear, World, named, refused, run, world
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.net.types import FetchPolicy
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.net.types import FetchPolicy
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 CONNECT = """
     import socket, time
@@ -209,7 +209,7 @@ def test_programs_that_do_not_ask_the_proxy(backend: ProcessBackend, ear: Ear) -
 
 @pytest.mark.attack("NW-03")
 def test_abstract_sockets_of_the_host(backend: ProcessBackend) -> None:
-    name = f"\0sandkeep-{os.urandom(8).hex()}"
+    name = f"\0warmcell-{os.urandom(8).hex()}"
     with socket.socket(socket.AF_UNIX) as stream, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram:
         stream.bind(name)
         stream.listen()

@@ -11,11 +11,11 @@ import pytest
 from tests.net.in_cage import TALK, World, named, refused, run, world
 from tests.net.test_real_clients import program
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.core.types import ExecRequest, ExecResult, Language
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.net.types import FetchPolicy
-from sandkeep.policy.builder import SandboxPolicyBuilder
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.types import ExecRequest, ExecResult, Language
+from warmcell.languages.config import ProcessConfig
+from warmcell.net.types import FetchPolicy
+from warmcell.policy.builder import SandboxPolicyBuilder
 
 NOT_ALLOWED = "default: what is not allowed is denied"
 PUBLIC_ONLY = "public addresses only"

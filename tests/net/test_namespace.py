@@ -15,9 +15,9 @@ from tests.helpers import require
 from tests.net.servers import StubResolver
 from tests.net.site import Site
 
-from sandkeep.core.types import Denial
-from sandkeep.net.guest_env import proxy_environment
-from sandkeep.net.proxy import EgressProxy
+from warmcell.core.types import Denial
+from warmcell.net.guest_env import proxy_environment
+from warmcell.net.proxy import EgressProxy
 
 # Runs inside the namespace: loopback up, listen, hand the listener out, wait for the word, become the program.
 INSIDE = """

@@ -14,11 +14,11 @@ from tests.net.conftest import Proxies
 from tests.net.proxy_talk import connected, get, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
-from sandkeep.net.proxy import EgressProxy
-from sandkeep.net.proxy_limits import ProxyLimits
-from sandkeep.net.secrets import SecretRef
-from sandkeep.net.types import FetchPolicy
-from sandkeep.policy.model import NetworkRule
+from warmcell.net.proxy import EgressProxy
+from warmcell.net.proxy_limits import ProxyLimits
+from warmcell.net.secrets import SecretRef
+from warmcell.net.types import FetchPolicy
+from warmcell.policy.model import NetworkRule
 
 Start = Callable[..., EgressProxy]
 
@@ -301,7 +301,7 @@ async def test_nothing_is_left_of_a_proxy(start_proxy: Start) -> None:
             if len(list(Path("/proc/self/fd").iterdir())) <= descriptors:
                 break
         # The pool thread that `to_thread` used stays; it is not the proxy's.
-        assert "sandkeep egress proxy" not in {thread.name for thread in threading.enumerate()}
+        assert "warmcell egress proxy" not in {thread.name for thread in threading.enumerate()}
         assert threading.active_count() <= threads + 1
         assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 

@@ -14,14 +14,14 @@ from tests.net.conftest import Proxies
 from tests.net.proxy_talk import Talk, connected
 from tests.net.servers import Server, policy_for, reply, serving
 
-from sandkeep.core.errors import PolicyViolation
-from sandkeep.net.authority import SandboxAuthority
-from sandkeep.net.hosts import Host
-from sandkeep.net.proxy import EgressProxy
-from sandkeep.net.proxy_limits import ProxyLimits
-from sandkeep.net.secrets import SecretRef
-from sandkeep.net.types import FetchPolicy
-from sandkeep.policy.model import NetworkRule
+from warmcell.core.errors import PolicyViolation
+from warmcell.net.authority import SandboxAuthority
+from warmcell.net.hosts import Host
+from warmcell.net.proxy import EgressProxy
+from warmcell.net.proxy_limits import ProxyLimits
+from warmcell.net.secrets import SecretRef
+from warmcell.net.types import FetchPolicy
+from warmcell.policy.model import NetworkRule
 
 Start = Callable[..., EgressProxy]
 SECRET = "canary-s3cr3t-value"
@@ -185,8 +185,8 @@ def test_the_bundle_holds_the_root_too() -> None:
 def test_without_the_extra_the_error_names_it() -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from sandkeep.net import SandboxAuthority\n"
+        "from warmcell.net import SandboxAuthority\n"
         "try:\n    SandboxAuthority(['a.test'])\nexcept Exception as error:\n    print(error)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "sandkeep[net-tls]" in ended.stdout
+    assert "warmcell[net-tls]" in ended.stdout

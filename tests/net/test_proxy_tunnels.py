@@ -13,10 +13,10 @@ from tests.net.conftest import Proxies
 from tests.net.proxy_talk import Talk, connected, socks, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
-from sandkeep.net.proxy import EgressProxy
-from sandkeep.net.proxy_limits import ProxyLimits
-from sandkeep.net.types import FetchPolicy
-from sandkeep.policy.model import NetworkRule
+from warmcell.net.proxy import EgressProxy
+from warmcell.net.proxy_limits import ProxyLimits
+from warmcell.net.types import FetchPolicy
+from warmcell.policy.model import NetworkRule
 
 Start = Callable[..., EgressProxy]
 

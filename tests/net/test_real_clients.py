@@ -22,12 +22,12 @@ from tests.net.conftest import Proxies
 from tests.net.servers import StubResolver
 from tests.net.site import Site
 
-from sandkeep.net.authority import SandboxAuthority
-from sandkeep.net.guest_env import authority_environment, proxy_environment
-from sandkeep.net.hosts import Host
-from sandkeep.net.proxy import EgressProxy
-from sandkeep.net.secrets import SecretRef
-from sandkeep.net.types import FetchPolicy
+from warmcell.net.authority import SandboxAuthority
+from warmcell.net.guest_env import authority_environment, proxy_environment
+from warmcell.net.hosts import Host
+from warmcell.net.proxy import EgressProxy
+from warmcell.net.secrets import SecretRef
+from warmcell.net.types import FetchPolicy
 
 Start = Callable[..., EgressProxy]
 

@@ -8,9 +8,9 @@ import ssl
 import pytest
 from tests.net.servers import StubResolver, policy_for, redirect, reply, serving
 
-from sandkeep.core.errors import FetchFailed
-from sandkeep.net.client import SafeClient
-from sandkeep.net.types import FetchPolicy, FetchRequest
+from warmcell.core.errors import FetchFailed
+from warmcell.net.client import SafeClient
+from warmcell.net.types import FetchPolicy, FetchRequest
 
 
 async def refused(client: SafeClient, request: FetchRequest | str) -> FetchFailed:
@@ -127,7 +127,7 @@ async def test_the_method_after_a_redirect(
 
 
 async def test_a_method_that_the_next_host_does_not_allow_is_refused_there(resolver: StubResolver) -> None:
-    from sandkeep.policy.model import NetworkRule
+    from warmcell.policy.model import NetworkRule
 
     async with serving(reply()) as end, serving(redirect(f"http://other.test:{end.port}/", 307)) as server:
         rules = (NetworkRule("site.test", (server.port,)), NetworkRule("other.test", (end.port,), ("GET",)))

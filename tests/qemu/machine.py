@@ -21,7 +21,7 @@ from tests.qemu.root import BUSYBOX, MANAGER, find_interpreter, initramfs
 EMULATOR = "qemu-system-x86_64"
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
 BOOT_SECONDS = 600  # a minute and a half where nothing else runs; a hang must still end
-MARK = "SANDKEEP "
+MARK = "WARMCELL "
 # Emulated processors leak nothing, and guarding against it makes every system call flush the emulator's caches.
 _KERNEL_OPTIONS = "console=ttyS0 loglevel=2 panic=-1 mitigations=off random.trust_cpu=on"
 # Its clock counts instructions, so that a busy host slows the machine down without the machine noticing.
@@ -43,7 +43,7 @@ class Report:
 
 
 def cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandkeep-qemu"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warmcell-qemu"
 
 
 def find_kernel() -> Path:
@@ -101,7 +101,7 @@ def boot(arguments: str = "") -> Report:
     if missing:
         raise CannotBoot(missing)
     kernel = find_kernel()
-    with tempfile.NamedTemporaryFile(prefix="sandkeep-initramfs-") as image:
+    with tempfile.NamedTemporaryFile(prefix="warmcell-initramfs-") as image:
         image.write(initramfs())
         image.flush()
         console = _run(kernel, image.name, arguments)

@@ -1,4 +1,4 @@
-"""The small system that boots: busybox, a Python with its standard library, Sandkeep, and the checks."""
+"""The small system that boots: busybox, a Python with its standard library, Warmcell, and the checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.qemu.archive import Entry, write_archive
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parent.parent / "src" / "sandkeep"
+SOURCE = HERE.parent.parent / "src" / "warmcell"
 BUSYBOX = "/bin/busybox"
 MANAGER = "/usr/lib/systemd/systemd"
 _TOOLS = (MANAGER, "/usr/bin/systemd-run", "/usr/bin/env", "/usr/bin/cat")
@@ -96,10 +96,10 @@ def _root() -> bytes:
 def _add_package(tar: tarfile.TarFile, program: str) -> None:
     """Compiled on the way, by the interpreter that will run it: the emulated one would take seconds for that."""
     with tempfile.TemporaryDirectory() as work:
-        shutil.copytree(SOURCE, f"{work}/sandkeep", ignore=shutil.ignore_patterns("__pycache__", "*.wasm"))
-        options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", work, "-p", "/sandkeep"]
+        shutil.copytree(SOURCE, f"{work}/warmcell", ignore=shutil.ignore_patterns("__pycache__", "*.wasm"))
+        options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", work, "-p", "/warmcell"]
         subprocess.run([program, "-I", "-m", "compileall", *options, work], check=True)
-        tar.add(f"{work}/sandkeep", "sandkeep/sandkeep", filter=_for_everybody)
+        tar.add(f"{work}/warmcell", "warmcell/warmcell", filter=_for_everybody)
 
 
 def _add_directory(tar: tarfile.TarFile, name: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.fakes import Factory
 
-from sandkeep.sandbox import Sandbox
+from warmcell.sandbox.blocking import Sandbox
 
 
 @pytest.fixture

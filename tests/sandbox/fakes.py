@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sandkeep.core.errors import CommandNotFound
-from sandkeep.core.types import ExecResult, Language
-from sandkeep.guests import GuestConfig, Job
+from warmcell.core.errors import CommandNotFound
+from warmcell.core.types import ExecResult, Language
+from warmcell.sandbox.guests import GuestConfig, Job
 
 
 class FakeGuest:

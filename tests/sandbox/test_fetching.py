@@ -11,8 +11,8 @@ import pytest
 from tests.helpers import require
 from tests.sandbox.fakes import Factory
 
-from sandkeep.core.errors import FetchFailed, SandboxDestroyed
-from sandkeep.sandbox import AsyncSandbox, Sandbox
+from warmcell.core.errors import FetchFailed, SandboxDestroyed
+from warmcell.sandbox.blocking import AsyncSandbox, Sandbox
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -27,7 +27,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    require(importlib.util.find_spec("h11"), "the extra sandkeep[net] is not installed")
+    require(importlib.util.find_spec("h11"), "the extra warmcell[net] is not installed")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -38,7 +38,7 @@ def port() -> Iterator[int]:
 
 
 def test_what_the_policy_allows_is_fetched_and_the_rest_is_not(port: int, factory: Factory) -> None:
-    from sandkeep.net import FetchPolicy, FetchRequest
+    from warmcell.net import FetchPolicy, FetchRequest
 
     policy = FetchPolicy(allowed_domains=(f"127.0.0.1:{port}",), deny_private_ips=False)
     with Sandbox(fetch_policy=policy, guest_factory=factory) as sandbox:
@@ -51,7 +51,7 @@ def test_what_the_policy_allows_is_fetched_and_the_rest_is_not(port: int, factor
 
 
 async def test_a_guest_asks_in_json(port: int, factory: Factory) -> None:
-    from sandkeep.net import FetchPolicy
+    from warmcell.net import FetchPolicy
 
     policy = FetchPolicy(allowed_domains=(f"127.0.0.1:{port}",), deny_private_ips=False)
     async with AsyncSandbox(fetch_policy=policy, guest_factory=factory):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.core.types import Limits
-from sandkeep.guests import GuestConfig, command_script, in_directory, quoted, sandbox_policy
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.model import AccessMode, AllowedPath, SandboxPolicy
-from sandkeep.workspace.places import MountPoint
+from warmcell.core.types import Limits
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.sandbox.guests import GuestConfig, command_script, in_directory, quoted, sandbox_policy
+from warmcell.workspace.places import MountPoint
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_command_runs_as_one_program(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("a b|; exit 3|", 0)
     missing = subprocess.run(["sh", "-c", command_script(["no-such-command"], "/")], capture_output=True, text=True)
-    assert (missing.returncode, missing.stderr) == (127, "sandkeep: no such command: no-such-command\n")
+    assert (missing.returncode, missing.stderr) == (127, "warmcell: no such command: no-such-command\n")
 
 
 def test_a_script_keeps_its_line_numbers() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.fakes import Factory
 
-from sandkeep.core.errors import (
+from warmcell.core.errors import (
     CommandNotFound,
     InvalidRequest,
     NetworkingDisabled,
@@ -21,8 +21,8 @@ from sandkeep.core.errors import (
     SandboxDestroyed,
     SnapshotNotFound,
 )
-from sandkeep.sandbox import AsyncSandbox, FsChange, MountPoint, Sandbox
-from sandkeep.workspace.errors import LimitExceeded
+from warmcell.sandbox.blocking import AsyncSandbox, FsChange, MountPoint, Sandbox
+from warmcell.workspace.errors import LimitExceeded
 
 
 def test_a_private_work_directory_comes_and_goes(factory: Factory) -> None:
@@ -344,7 +344,7 @@ async def test_a_cancelled_file_operation_is_waited_for(factory: Factory, monkey
         done.set()
         return b""
 
-    monkeypatch.setattr("sandkeep.workspace.files.read_file", slow)
+    monkeypatch.setattr("warmcell.workspace.files.read_file", slow)
     sandbox = AsyncSandbox(guest_factory=factory)
     reading = asyncio.ensure_future(sandbox.read_file("a"))
     await asyncio.sleep(0.1)

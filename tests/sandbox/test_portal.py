@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from sandkeep.core.errors import InvalidRequest
-from sandkeep.portal import Portal, portal
+from warmcell.core.errors import InvalidRequest
+from warmcell.lifetime.portal import Portal, portal
 
 
 async def double(value: int, *, wait: float = 0.0) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.core.errors import (
+from warmcell.core.errors import (
     CommandNotFound,
     ExecutionTimeout,
     InvalidRequest,
@@ -19,9 +19,9 @@ from sandkeep.core.errors import (
     SandboxDestroyed,
     SandboxError,
 )
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.sandbox import AsyncSandbox, MountPoint, Sandbox
-from sandkeep.workspace.errors import WorkspaceError
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox
+from warmcell.workspace.errors import WorkspaceError
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from sandkeep.core.errors import CommandNotFound, ExecutionTimeout, PathTraversal, SandboxDestroyed
-from sandkeep.sandbox import MountPoint, Sandbox
-from sandkeep.toolbox.loader import toolbox_commands
-from sandkeep.workspace.errors import WorkspaceError
+from warmcell.core.errors import CommandNotFound, ExecutionTimeout, PathTraversal, SandboxDestroyed
+from warmcell.sandbox.blocking import MountPoint, Sandbox
+from warmcell.toolbox.loader import toolbox_commands
+from warmcell.workspace.errors import WorkspaceError
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.sandbox.fakes import Factory
 
-from sandkeep.core.errors import InvalidRequest, PathTraversal, PolicyViolation, SandboxError
-from sandkeep.sandbox import AsyncSandbox, MountPoint, Sandbox
-from sandkeep.workspace.errors import LimitExceeded, WorkspaceError
+from warmcell.core.errors import InvalidRequest, PathTraversal, PolicyViolation, SandboxError
+from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox
+from warmcell.workspace.errors import LimitExceeded, WorkspaceError
 
 Call = Callable[[Sandbox, str], Any]
 READS: dict[str, Call] = {
@@ -46,7 +46,7 @@ PATHS = [
     "/{out}/secret",
     "",
     "..",
-    "~/sandkeep-canary",
+    "~/warmcell-canary",
     "C:\\x",
     "C:/x",
     "a\\..\\..\\x",
@@ -312,7 +312,7 @@ def test_more_names_than_anyone_wants_end_typed(sandbox: Sandbox, monkeypatch: p
     assert len(sandbox.list_dir("many", max_entries=20_000)) == 10_001
     with pytest.raises(LimitExceeded):
         sandbox.download()
-    monkeypatch.setattr("sandkeep.workspace.tree.TreeLimits.__init__.__defaults__", (5_000, 1 << 30))
+    monkeypatch.setattr("warmcell.workspace.tree.TreeLimits.__init__.__defaults__", (5_000, 1 << 30))
     for call in (sandbox.diff, sandbox.snapshot, sandbox.fork):
         with pytest.raises(LimitExceeded):
             call()

@@ -15,8 +15,8 @@ import pytest
 wasmtime = pytest.importorskip("wasmtime")
 
 ROOT = Path(__file__).resolve().parents[2]
-ARTEFACT = ROOT / "src" / "sandkeep" / "toolbox" / "toolbox.wasm"
-MUST_WORK = os.environ.get("SANDKEEP_MUST_WORK") == "1"
+ARTEFACT = ROOT / "src" / "warmcell" / "toolbox" / "toolbox.wasm"
+MUST_WORK = os.environ.get("WARMCELL_MUST_WORK") == "1"
 
 
 @dataclass(frozen=True)

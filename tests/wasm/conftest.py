@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from sandkeep.backends.wasm import WasmBackend
-from sandkeep.core.types import ExecRequest, ExecResult
-from sandkeep.wasm.cache import ModuleCache
-from sandkeep.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.backends.wasm.cache import ModuleCache
+from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.core.types import ExecRequest, ExecResult
 
 Run = Callable[..., ExecResult]
 

@@ -14,8 +14,8 @@ import pytest
 from tests.wasm import guests
 from tests.wasm.conftest import Run
 
-from sandkeep.backends.wasm import WasmBackend
-from sandkeep.core.errors import (
+from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
     FuelExhausted,
@@ -23,7 +23,7 @@ from sandkeep.core.errors import (
     MemoryExceeded,
     SandboxError,
 )
-from sandkeep.core.types import ExecRequest, Limits
+from warmcell.core.types import ExecRequest, Limits
 
 HELLO = guests.prints("hello\n")
 
@@ -165,7 +165,7 @@ def test_modules_have_a_size_limit() -> None:
 
 @pytest.mark.attack("WA-09")
 def test_compiling_has_a_memory_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandkeep.wasm.loading.COMPILE_MEMORY_MB", 16)
+    monkeypatch.setattr("warmcell.backends.wasm.loading.COMPILE_MEMORY_MB", 16)
     with pytest.raises(MemoryExceeded) as caught:
         run(_compile_bomb(151), 60)
     assert caught.value.limit_mb == 16
@@ -198,7 +198,7 @@ def test_an_endless_flood_ends_at_the_deadline_with_what_was_written(run: Run) -
 def test_only_the_given_environment_and_a_fixed_argv_are_seen(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.wasm.probe import Probe
 
-    monkeypatch.setenv("SANDKEEP_CANARY", "canary")
+    monkeypatch.setenv("WARMCELL_CANARY", "canary")
     probe = Probe()
     probe.call("environ_sizes_get", 1024, 1028)
     probe.call("environ_get", 1100, 1200)

@@ -13,10 +13,10 @@ import pytest
 from tests.wasm import guests
 from tests.wasm.conftest import Run
 
-from sandkeep.backends.wasm import WasmBackend
-from sandkeep.core.contracts import SandboxBackend
-from sandkeep.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
-from sandkeep.core.types import ExecRequest, Language, Limits
+from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.core.contracts import SandboxBackend
+from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
+from warmcell.core.types import ExecRequest, Language, Limits
 
 HELLO = guests.prints("hello\n")
 
@@ -229,8 +229,8 @@ def test_a_killed_supervisor_leaves_no_worker(tmp_path: Path) -> None:
     """The supervisor dies in the middle of a run of endless code; its worker notices and ends."""
     script = f"""
 import sys, threading, time
-from sandkeep.backends.wasm import WasmBackend
-from sandkeep.core.types import ExecRequest
+from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.core.types import ExecRequest
 backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
 run = lambda: backend.execute_blocking(ExecRequest("wasm", {guests.LOOP!r}, 60))
 threading.Thread(target=run, daemon=True).start()
@@ -248,7 +248,7 @@ time.sleep(60)
 
 
 def test_a_worker_has_nothing_of_ours(backend: WasmBackend, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDKEEP_CANARY", "canary")
+    monkeypatch.setenv("WARMCELL_CANARY", "canary")
     with Path(os.devnull).open() as inherited:
         os.set_inheritable(inherited.fileno(), True)
         fresh = WasmBackend()
@@ -265,7 +265,7 @@ def test_a_worker_has_nothing_of_ours(backend: WasmBackend, run: Run, monkeypatc
 
 
 def test_wasmtime_is_never_imported_here() -> None:
-    code = "import sys, sandkeep.backends.wasm as m; m.WasmBackend().close(); print('wasmtime' in sys.modules)"
+    code = "import sys, warmcell.backends.wasm.backend as m; m.WasmBackend().close(); print('wasmtime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

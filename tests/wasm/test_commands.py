@@ -12,7 +12,10 @@ import pytest
 from tests.helpers import require
 from tests.wasm import guests
 
-from sandkeep.core.errors import (
+from warmcell.backends.wasm.commands import ToolboxRunner
+from warmcell.backends.wasm.guest import WasmGuest
+from warmcell.backends.wasm.request import Preopen
+from warmcell.core.errors import (
     BackendUnavailable,
     CommandNotFound,
     ExecutionTimeout,
@@ -20,12 +23,9 @@ from sandkeep.core.errors import (
     InvalidRequest,
     MemoryExceeded,
 )
-from sandkeep.core.types import ExecResult, Language
-from sandkeep.guests import GuestConfig, Job
-from sandkeep.toolbox import loader
-from sandkeep.wasm.commands import ToolboxRunner
-from sandkeep.wasm.guest import WasmGuest
-from sandkeep.wasm.request import Preopen
+from warmcell.core.types import ExecResult, Language
+from warmcell.sandbox.guests import GuestConfig, Job
+from warmcell.toolbox import loader
 
 Command = Callable[..., ExecResult]
 
@@ -126,7 +126,7 @@ class TestGit:
 class TestPython:
     @pytest.fixture(autouse=True)
     def _module(self) -> None:
-        from sandkeep.toolbox import python_component
+        from warmcell.toolbox import python_component
 
         # Building it takes half a minute, so that on a laptop only one that was built before is used.
         require(python_component.is_cached(), "the Python component was not built yet")

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tests.wasm import guests
 
-from sandkeep.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
-from sandkeep.core.types import ExecResult
-from sandkeep.wasm.cache import ModuleCache
-from sandkeep.wasm.module_source import ModuleSource, source_from_code
-from sandkeep.wasm.request import RunRequest
-from sandkeep.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.cache import ModuleCache
+from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
+from warmcell.backends.wasm.request import RunRequest
+from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
+from warmcell.core.types import ExecResult
 
 CALLS = "\n".join(
     f"""(import "sandbox" "__sandbox_{what}" (func ${what} (param i32 i32) (result i32)))
@@ -29,7 +29,7 @@ CALLS = "\n".join(
 
 
 def own(wat: str) -> ModuleSource:
-    """A module as if Sandkeep shipped it."""
+    """A module as if Warmcell shipped it."""
     return ModuleSource("wat", wat.encode, f"own:{hashlib.sha256(wat.encode()).hexdigest()}", "run", is_own=True)
 
 

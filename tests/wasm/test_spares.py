@@ -11,11 +11,11 @@ from tests.helpers import require
 from tests.wasm.conftest import Run
 from tests.wasm.guests import EXIT, PRINT, WRITE
 
-from sandkeep.core.errors import MemoryExceeded
-from sandkeep.core.types import ExecResult
-from sandkeep.wasm.module_source import source_from_code
-from sandkeep.wasm.request import Preopen, RunRequest
-from sandkeep.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.module_source import source_from_code
+from warmcell.backends.wasm.request import Preopen, RunRequest
+from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.core.errors import MemoryExceeded
+from warmcell.core.types import ExecResult
 
 #: Exits with how often it was run in this memory and with this global, and fills its memory with marks.
 COUNTER = f"""(module {EXIT} (memory (export "memory") 4) (global $runs (mut i32) (i32.const 0)) (data (i32.const 0) "\\00")

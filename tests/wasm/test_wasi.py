@@ -29,11 +29,11 @@ from tests.wasm.probe import (
     Probe,
 )
 
-from sandkeep.core.errors import ExecutionFailed, InvalidRequest
-from sandkeep.core.types import ExecResult
-from sandkeep.wasm.module_source import source_from_code
-from sandkeep.wasm.request import Preopen, RunRequest
-from sandkeep.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.module_source import source_from_code
+from warmcell.backends.wasm.request import Preopen, RunRequest
+from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.core.errors import ExecutionFailed, InvalidRequest
+from warmcell.core.types import ExecResult
 
 CANARY = b"canary of the test, outside of every preopen"
 #: Where a probe keeps the descriptor that a call opened.
@@ -295,7 +295,7 @@ def test_a_preopen_must_be_a_directory(supervisor: Supervisor, world: Path) -> N
 def test_a_preopen_that_is_swapped_while_the_run_starts_is_refused(
     supervisor: Supervisor, world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sandkeep.wasm import supervisor as module
+    from warmcell.backends.wasm import supervisor as module
 
     real = module.open_preopens
 

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import PathTraversal, SandboxError
-from sandkeep.workspace.archive import read_archive
-from sandkeep.workspace.errors import ArchiveRejected, WrongKind
-from sandkeep.workspace.members import ArchiveLimits
-from sandkeep.workspace.workspace import Workspace
+from warmcell.core.errors import PathTraversal, SandboxError
+from warmcell.workspace.archive import read_archive
+from warmcell.workspace.errors import ArchiveRejected, WrongKind
+from warmcell.workspace.members import ArchiveLimits
+from warmcell.workspace.workspace import Workspace
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_what_is_there_is_overwritten_and_the_rest_stays(workspace: Workspace) -
 BAD_NAMES = [
     "../x",
     "a/../../x",
-    "/tmp/sandkeep-evil",
-    "//tmp/sandkeep-evil",
+    "/tmp/warmcell-evil",
+    "//tmp/warmcell-evil",
     "..",
     "a/..",
     "~/x",
@@ -116,7 +116,7 @@ BAD_NAMES = [
 ]
 BAD_TARS: dict[str, tuple[object, ...]] = {
     **{f"name {name[:12]!a}": (("ok.txt", b"1"), (name, b"2")) for name in BAD_NAMES},
-    "symlink": (("ok.txt", b"1"), info("link", tarfile.SYMTYPE, "/tmp"), ("link/sandkeep-evil", b"2")),
+    "symlink": (("ok.txt", b"1"), info("link", tarfile.SYMTYPE, "/tmp"), ("link/warmcell-evil", b"2")),
     "symlink inside": (info("link", tarfile.SYMTYPE, "ok.txt"),),
     "hard link out": (("ok.txt", b"1"), info("hard", tarfile.LNKTYPE, "/etc/passwd")),
     "hard link in": (("ok.txt", b"1"), info("hard", tarfile.LNKTYPE, "ok.txt")),

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers import require
 
-from sandkeep.core.errors import PathTraversal, SandboxError
-from sandkeep.workspace import patching
-from sandkeep.workspace.diff import FsChange
-from sandkeep.workspace.errors import PatchRejected, WorkspaceError
-from sandkeep.workspace.hunks import apply_hunks, split_lines
-from sandkeep.workspace.patch import parse_patch
-from sandkeep.workspace.workspace import Workspace
+from warmcell.core.errors import PathTraversal, SandboxError
+from warmcell.workspace import patching
+from warmcell.workspace.diff import FsChange
+from warmcell.workspace.errors import PatchRejected, WorkspaceError
+from warmcell.workspace.hunks import apply_hunks, split_lines
+from warmcell.workspace.patch import parse_patch
+from warmcell.workspace.workspace import Workspace
 
 
 @pytest.fixture
@@ -123,15 +123,15 @@ def new_file(name: str, mode: str = "100644", content: str = "+x") -> str:
 BAD = {
     "up": new_file("b/../../evil"),
     "up without prefix": "--- /dev/null\n+++ ../evil\n@@ -0,0 +1 @@\n+x\n",
-    "absolute": new_file("/tmp/sandkeep-evil"),
-    "absolute after prefix": new_file("b//tmp/sandkeep-evil"),
+    "absolute": new_file("/tmp/warmcell-evil"),
+    "absolute after prefix": new_file("b//tmp/warmcell-evil"),
     "home": new_file("b/~/evil"),
     "backslash": new_file("b/..\\evil"),
     "quoted up": new_file('"b/\\056\\056/evil"'),
     "quoted NUL": new_file('"b/x\\000y"'),
     "rename out": "diff --git a/a.txt b/../evil\nsimilarity index 100%\nrename from a.txt\nrename to ../evil\n",
     "rename in": "diff --git a/x b/x\nrename from ../secret\nrename to x\n",
-    "copy out": "diff --git a/a.txt b/x\ncopy from a.txt\ncopy to /tmp/sandkeep-evil\n",
+    "copy out": "diff --git a/a.txt b/x\ncopy from a.txt\ncopy to /tmp/warmcell-evil\n",
     "copy in": "diff --git a/x b/x\ncopy from /etc/hostname\ncopy to x\n",
     "rename names others": "rename from a.txt\nrename to b\n--- a/a.txt\n+++ b/c\n@@ -1 +1 @@\n-one\n+1\n",
     "symlink": new_file("b/link", "120000", "+/tmp"),
@@ -139,10 +139,10 @@ BAD = {
     "submodule": new_file("b/sub", "160000", "+Subproject commit 0"),
     "setuid mode": new_file("b/su", "104755"),
     "mode change to link": "diff --git a/a.txt b/a.txt\nold mode 100644\nnew mode 120000\n",
-    "ed script": "1,2c\nhello\n.\n!touch sandkeep-evil\nw\n",
-    "ed script with header": "--- a/a.txt\n+++ b/a.txt\n1c\n!touch sandkeep-evil\n.\n",
-    "ed script before": "!touch sandkeep-evil\n" + CHANGE,
-    "ed script after": CHANGE + "!touch sandkeep-evil\n",
+    "ed script": "1,2c\nhello\n.\n!touch warmcell-evil\nw\n",
+    "ed script with header": "--- a/a.txt\n+++ b/a.txt\n1c\n!touch warmcell-evil\n.\n",
+    "ed script before": "!touch warmcell-evil\n" + CHANGE,
+    "ed script after": CHANGE + "!touch warmcell-evil\n",
     "context diff": "*** a.txt\n--- a.txt\n***************\n*** 1 ****\n! one\n--- 1 ----\n! 1\n",
     "carriage returns in headers": CHANGE.replace("\n", "\r\n"),
     "carriage return in a name": "--- a/a.txt\r\n+++ b/a.txt\r\n@@ -1 +1 @@\n-one\n+1\n",
@@ -180,7 +180,7 @@ def test_a_bad_patch_changes_nothing(workspace: Workspace, tmp_path: Path, patch
     assert workspace.read_text("a.txt") == "one\ntwo\nthree\n"
     assert workspace.read_text("good") == "1\n"
     assert os.listdir(tmp_path) == ["ws"]
-    assert not os.path.exists("/tmp/sandkeep-evil")
+    assert not os.path.exists("/tmp/warmcell-evil")
 
 
 @pytest.mark.attack("WS-13")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from sandkeep.core.errors import PathTraversal
-from sandkeep.workspace import diff, files, openat2, tree
-from sandkeep.workspace.copy import copy_tree
-from sandkeep.workspace.errors import WorkspaceError
-from sandkeep.workspace.paths import Root
+from warmcell.core.errors import PathTraversal
+from warmcell.workspace import diff, files, openat2, tree
+from warmcell.workspace.copy import copy_tree
+from warmcell.workspace.errors import WorkspaceError
+from warmcell.workspace.paths import Root
 
 ROUNDS = 2_000
 CANARY = b"canary-of-the-host"

@@ -160,7 +160,7 @@
   function synthetic(value) {
     const names = value !== null && (typeof value === 'object' || typeof value === 'function') ? Object.keys(value).filter(isBinding) : [];
     const lines = names.map((name, i) => `const v${i} = m.${name}; export { v${i} as ${name} };`);
-    return `const m = import.meta.sandkeepExports(); export default m;\n${lines.join('\n')}`;
+    return `const m = import.meta.warmcellExports(); export default m;\n${lines.join('\n')}`;
   }
 
   function existing(name) {
@@ -191,7 +191,7 @@
     } else meta.url = name;
     meta.resolve = (specifier) => { const target = resolveImport(name, specifier); return target.startsWith('/') ? internal('url').pathToFileURL(target).href : target; };
     const load = existing(name);
-    if (load) meta.sandkeepExports = load;
+    if (load) meta.warmcellExports = load;
   }
 
   Object.assign(exports, { compileWrapped, makeRequire, createRequire, makeModule, loadFile, resolveImport, loadImport, fillImportMeta, isEsm, readSource, looksLikeModule, asFile, asDirectory });

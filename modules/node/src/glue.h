@@ -1,6 +1,6 @@
 /* What the C files of node.wasm share. The JavaScript half lives in ../lib. */
-#ifndef SANDKEEP_GLUE_H
-#define SANDKEEP_GLUE_H
+#ifndef WARMCELL_GLUE_H
+#define WARMCELL_GLUE_H
 
 #include <stddef.h>
 #include <stdint.h>

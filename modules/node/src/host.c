@@ -95,7 +95,7 @@ NATIVE(native_args)
 }
 
 /* A host that gives more stack than the default (`max_wasm_stack`) says so here; scripts do not see it. */
-#define STACK_VARIABLE "SANDKEEP_WASM_STACK="
+#define STACK_VARIABLE "WARMCELL_WASM_STACK="
 
 size_t host_native_stack(size_t fallback)
 {

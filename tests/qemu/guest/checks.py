@@ -13,14 +13,14 @@ from pathlib import Path
 
 from tests.qemu.guest import payloads
 
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.cage.linux import cgroups
-from sandkeep.cage.linux.usage import descendants
-from sandkeep.core.errors import EnforcerUnavailable, ExecutionFailed, ExecutionTimeout, MemoryExceeded, SandboxError
-from sandkeep.core.types import ExecRequest, ExecResult, Language, Limits
-from sandkeep.enforcers import probe
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.policy.model import SandboxPolicy
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.cage.linux import cgroups
+from warmcell.cage.linux.usage import descendants
+from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, ExecutionTimeout, MemoryExceeded, SandboxError
+from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
+from warmcell.enforcers import probe
+from warmcell.languages.config import ProcessConfig
+from warmcell.policy.model import SandboxPolicy
 
 ON_DEMAND = ProcessConfig(python_path="/usr/bin/python3", pool_size=0, pool_min=0)
 PATIENCE = 90.0  # by the machine's own clock, which a busy host does not hurry
@@ -136,7 +136,7 @@ def attacks_fail(bench: Bench) -> None:
 
 def _attack(backend: ProcessBackend) -> ExecResult:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
-        name = f"sandkeep-{os.getpid()}"
+        name = f"warmcell-{os.getpid()}"
         abstract.bind(f"\0{name}")
         abstract.listen()
         port, owned, readable = server.getsockname()[1], _owned("/tmp"), _owned("/usr/share/everybody")
@@ -150,7 +150,7 @@ def _attack(backend: ProcessBackend) -> ExecResult:
 
 
 def _owned(directory: str) -> str:
-    """A file of whoever runs Sandkeep: only the cage stands between it and a guest with the same user."""
+    """A file of whoever runs Warmcell: only the cage stands between it and a guest with the same user."""
     path = Path(directory, f"owned-{os.getpid()}")
     path.write_text("precious")
     return str(path)
@@ -208,7 +208,7 @@ def nothing_is_left(bench: Bench) -> None:
     home = probe.cgroup_home()
     directories = [Path(path) for path in home.directories.values()] if home else []
     left = [str(path) for directory in directories for path in directory.iterdir() if path.is_dir()]
-    assert not [path for path in left if "sandkeep-" in os.path.basename(path)], left
+    assert not [path for path in left if "warmcell-" in os.path.basename(path)], left
     deadline = time.monotonic() + 10
     most = 2 if home and home.prefix else 1  # the process that keeps a scope is no guest's
     while len(found := list(descendants(os.getpid()))) > most and time.monotonic() < deadline:
@@ -217,7 +217,7 @@ def nothing_is_left(bench: Bench) -> None:
 
 
 def lies_in_our_own_group(bench: Bench) -> None:
-    """So that a limit on the service that Sandkeep is part of holds for its guests as well."""
+    """So that a limit on the service that Warmcell is part of holds for its guests as well."""
     home = _home()
     assert home.is_relative_to(CGROUPS / bench.group), home
     bench.run("pass")
@@ -262,7 +262,7 @@ def _in_a_fork(end: Callable[[], None]) -> str:
     pid = os.fork()
     if pid == 0:
         found = cgroups.find_home()
-        group = cgroups.Group(found, "sandkeep-x", cgroups.GroupLimits(32 << 20, 8)) if found else None
+        group = cgroups.Group(found, "warmcell-x", cgroups.GroupLimits(32 << 20, 8)) if found else None
         os.write(writing, next(iter(group._paths.values())).encode() if group else b"")
         end()
         os._exit(0)

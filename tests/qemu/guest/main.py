@@ -17,13 +17,13 @@ from tests.qemu.guest.checks import ON_DEMAND, Bench, Check
 from tests.qemu.guest.plan import AFTERWARDS, PLAN
 from tests.qemu.guest.settings import Setting
 
-import sandkeep
-from sandkeep.backends.process import ProcessBackend
-from sandkeep.cage.linux.landlock import abi
+import warmcell
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.cage.linux.landlock import abi
 
 
 def say(**record: object) -> None:
-    print("SANDKEEP " + json.dumps(record), flush=True)
+    print("WARMCELL " + json.dumps(record), flush=True)
 
 
 def run(setting: Setting, name: str, check: Check, bench: Bench) -> None:
@@ -81,7 +81,7 @@ def run_checks(setting: Setting, checks: dict[str, Check]) -> None:
 
 
 def look_afterwards(setting: Setting, company: int) -> None:
-    left = [str(path) for path in Path("/sys/fs/cgroup").rglob("sandkeep*")]
+    left = [str(path) for path in Path("/sys/fs/cgroup").rglob("warmcell*")]
     assert not left, left
     if company:
         assert str(company) in (setting.path / "cgroup.procs").read_text().split(), "was not moved back"
@@ -93,7 +93,7 @@ def main() -> None:
     Path("/usr/share/everybody").mkdir(parents=True)
     Path("/usr/share/everybody").chmod(0o777)
     controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
-    say(kernel=platform.release(), controllers=controllers, landlock_abi=abi(), sandkeep=sandkeep.__name__)
+    say(kernel=platform.release(), controllers=controllers, landlock_abi=abi(), warmcell=warmcell.__name__)
     for setting, checks in PLAN:
         if not chosen or setting.name in chosen:
             run_setting(setting, checks)

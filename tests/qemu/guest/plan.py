@@ -64,7 +64,7 @@ SCOPE = _some(
 )
 WITHOUT_CPU = _some("hello", "names its mechanism", "memory: one process") | _REFUSED
 
-#: What is seen only after Sandkeep has ended.
+#: What is seen only after Warmcell has ended.
 AFTERWARDS = "leaves no group and moves everybody back"
 
 PLAN: tuple[tuple[Setting, dict[str, Check]], ...] = (

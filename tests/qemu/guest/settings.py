@@ -1,4 +1,4 @@
-"""Who runs Sandkeep, and in which control group, and the few steps that bring a process there."""
+"""Who runs Warmcell, and in which control group, and the few steps that bring a process there."""
 
 from __future__ import annotations
 

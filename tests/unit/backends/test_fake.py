@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandkeep import (
+from warmcell import (
     BackendUnavailable,
     ExecRequest,
     ExecResult,
@@ -19,7 +19,7 @@ from sandkeep import (
     MemoryExceeded,
     SandboxBackend,
 )
-from sandkeep.backends.fake import FakeDelay, FakeMemoryExceeded, FakeTimeout
+from warmcell.backends.fake import FakeDelay, FakeMemoryExceeded, FakeTimeout
 
 
 def request(code: str = "x", language: str = "python", timeout: float = 5, **more: Any) -> ExecRequest:

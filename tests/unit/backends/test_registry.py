@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sandkeep.backends import registry
-from sandkeep.backends.fake import FakeBackend
-from sandkeep.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.backends import registry
+from warmcell.backends.fake import FakeBackend
+from warmcell.core.errors import BackendUnavailable, InvalidRequest
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_the_fake_by_name_with_options(plugins: dict[str, str]) -> None:
 
 
 def test_a_plugin_joins_by_entry_point(plugins: dict[str, str]) -> None:
-    plugins["mine"] = "sandkeep.backends.fake:FakeBackend"
+    plugins["mine"] = "warmcell.backends.fake:FakeBackend"
     assert isinstance(registry.get_backend("mine"), FakeBackend)
     assert "mine" in registry.backend_names()
 
@@ -54,7 +54,7 @@ def test_names_are_text(name: Any) -> None:
         registry.get_backend(name)
 
 
-@pytest.mark.parametrize("target", ["no_such_module_here:X", "sandkeep.backends.fake:Nothing"])
+@pytest.mark.parametrize("target", ["no_such_module_here:X", "warmcell.backends.fake:Nothing"])
 def test_a_broken_plugin_says_which(plugins: dict[str, str], target: str) -> None:
     plugins["broken"] = target
     with pytest.raises(BackendUnavailable, match="broken"):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import sandkeep.cage
+import warmcell.cage
 
 _LOOK = """
 import ctypes, json, sys
@@ -35,7 +35,7 @@ print(json.dumps({"places": len(places), "overlaps": overlaps, "before": before,
 
 
 def test_what_is_let_go_comes_back() -> None:
-    directory = str(Path(sandkeep.cage.__path__[0]))
+    directory = str(Path(warmcell.cage.__path__[0]))
     said = subprocess.run([sys.executable, "-I", "-S", "-c", _LOOK, directory], capture_output=True, check=True)
     facts = json.loads(said.stdout)
     assert facts["places"] > 3 and facts["overlaps"] == []
@@ -61,7 +61,7 @@ raise SystemExit
 def test_relocated_data_is_not_let_go() -> None:
     """It lies in a file's mapping, may only be read, and is not what the file says."""
     code = _LOOK.replace("pages.drop(places)", _CHANGED)
-    command = [sys.executable, "-I", "-S", "-c", code, sandkeep.cage.__path__[0]]
+    command = [sys.executable, "-I", "-S", "-c", code, warmcell.cage.__path__[0]]
     facts = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert facts["changed"], "every library has some"
     for start, end in facts["changed"]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.cage.plan import Bind, LaunchPlan, PlanError, Watch, decode, encode
+from warmcell.cage.plan import Bind, LaunchPlan, PlanError, Watch, decode, encode
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 _NUMBER = st.integers(0, 1 << 62)

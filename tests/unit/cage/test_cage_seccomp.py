@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sandkeep.cage.linux import seccomp, tables
-from sandkeep.cage.linux.seccomp import Profile
+from warmcell.cage.linux import seccomp, tables
+from warmcell.cage.linux.seccomp import Profile
 
 _KILL, _ALLOW, _NOTIFY, _ERRNO = 0x80000000, 0x7FFF0000, 0x7FC00000, 0x00050000
 EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = (_ERRNO | number for number in (1, 38, 93, 97))
@@ -68,7 +68,7 @@ def _names(text: str, filter_: Filter) -> list[str]:
     return [name for name in text.split() if name in filter_.numbers]
 
 
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 @pytest.mark.parametrize("profile", _PROFILES, ids=lambda profile: "".join("FT"[flag] for flag in profile))
 def test_every_number_has_a_verdict(machine: str, profile: Profile) -> None:
     """Nothing is let through by accident: whatever is not listed gets ENOSYS, whatever its arguments."""
@@ -85,7 +85,7 @@ def test_every_number_has_a_verdict(machine: str, profile: Profile) -> None:
             assert verdict == filter_.verdict(number, *[(1 << 64) - 1] * 6) == expected, name or number
 
 
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 @pytest.mark.parametrize("profile", _PROFILES, ids=lambda profile: "".join("FT"[flag] for flag in profile))
 def test_dangerous_calls_never_pass(machine: str, profile: Profile) -> None:
     filter_ = _filter(machine, profile)
@@ -107,7 +107,7 @@ def test_dangerous_calls_never_pass(machine: str, profile: Profile) -> None:
             assert filter_.verdict(name, *[value] * 6) in (EPERM, ENOSYS, _NOTIFY), name
 
 
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_foreign_architectures_are_killed(machine: str) -> None:
     filter_ = _filter(machine, Profile(True))
     ours = _ARCHITECTURES[machine][0]
@@ -117,7 +117,7 @@ def test_foreign_architectures_are_killed(machine: str) -> None:
             assert (verdict == _KILL) == (architecture != ours)
 
 
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 def test_x32_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seccomp, "MACHINE", "x86_64")
     monkeypatch.setattr(seccomp, "NUMBERS", tables.X86_64)
@@ -127,7 +127,7 @@ def test_x32_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filter_.verdict(0xFFFFFFFF) == _KILL
 
 
-@pytest.mark.claim("SK-KR-2")
+@pytest.mark.claim("WC-KR-2")
 def test_processes_and_threads(machine: str) -> None:
     thread = 0x3D0F00  # what libc asks for
     namespaces = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x80)
@@ -156,7 +156,7 @@ def _verdicts(filter_: Filter, family: int, kinds: Sequence[int], protocols: Seq
     }
 
 
-@pytest.mark.claim("SK-KR-1")
+@pytest.mark.claim("WC-KR-1")
 @pytest.mark.parametrize("profile", _PROFILES, ids=lambda profile: "".join("FT"[flag] for flag in profile))
 def test_sockets(machine: str, profile: Profile) -> None:
     filter_ = _filter(machine, profile)
@@ -180,8 +180,8 @@ def test_sockets(machine: str, profile: Profile) -> None:
         assert filter_.verdict("socketpair", family, 1) == EPERM
 
 
-@pytest.mark.claim("SK-KR-1")
-@pytest.mark.claim("SK-KR-4")
+@pytest.mark.claim("WC-KR-1")
+@pytest.mark.claim("WC-KR-4")
 def test_arguments_that_are_looked_at(machine: str) -> None:
     filter_ = _filter(machine, Profile(True))
     for request in (0x5412, 0x541C, 1 << 32 | 0x5412):
@@ -200,8 +200,8 @@ def test_arguments_that_are_looked_at(machine: str) -> None:
         assert filter_.verdict("sendto", 3, 1, 1, 0, address, 16) == _NOTIFY
 
 
-@pytest.mark.claim("SK-FS-2")
-@pytest.mark.claim("SK-FS-4")
+@pytest.mark.claim("WC-FS-2")
+@pytest.mark.claim("WC-FS-4")
 def test_set_id_bits_and_devices(machine: str) -> None:
     filter_ = _filter(machine, Profile(True, shows_host=True))
     at = {
@@ -234,7 +234,7 @@ def test_set_id_bits_and_devices(machine: str) -> None:
                 assert filter_.verdict(name, *[0] * index, kind | 0o666) == _ALLOW
 
 
-@pytest.mark.claim("SK-PR-1")
+@pytest.mark.claim("WC-PR-1")
 def test_init_is_out_of_reach(machine: str) -> None:
     filter_ = _filter(machine, Profile(True))
     for name in ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity"):
@@ -246,7 +246,7 @@ def test_init_is_out_of_reach(machine: str) -> None:
             assert filter_.verdict(name, which, 0) == EPERM
 
 
-@pytest.mark.claim("SK-FS-2")
+@pytest.mark.claim("WC-FS-2")
 def test_without_namespaces_more_is_refused(machine: str) -> None:
     filter_ = _filter(machine, Profile(True, allow_internet=False, is_caged=False))
     for name in _names(

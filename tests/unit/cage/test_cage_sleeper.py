@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandkeep.cage.linux import sleeper
-from sandkeep.cage.linux.syscalls import MACHINE
+from warmcell.cage.linux import sleeper
+from warmcell.cage.linux.syscalls import MACHINE
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandkeep.cage.linux import verify
-from sandkeep.cage.linux.verify import Expected, Facts
-from sandkeep.cage.plan import Bind, LaunchPlan
+from warmcell.cage.linux import verify
+from warmcell.cage.linux.verify import Expected, Facts
+from warmcell.cage.plan import Bind, LaunchPlan
 
 _OUTER = {"user": 1, "mnt": 2, "pid": 3, "net": 4, "ipc": 5, "uts": 6, "cgroup": 7}
 _PLAN = LaunchPlan(
@@ -30,7 +30,7 @@ _GOOD = Facts(
     init_owner=65534,
 )
 
-pytestmark = pytest.mark.claim("SK-KR-3")
+pytestmark = pytest.mark.claim("WC-KR-3")
 
 
 def _found(facts: Facts, expected: Expected = _EXPECTED) -> str:

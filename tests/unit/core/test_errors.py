@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from sandkeep import errors
-from sandkeep.core.types import ExecResult
+from warmcell import errors
+from warmcell.core.types import ExecResult
 
 PARTIAL = ExecResult(stdout="so far")
 EXAMPLES: list[tuple[errors.SandboxError, str]] = [
@@ -44,7 +44,7 @@ def test_codes_are_stable(error: errors.SandboxError, code: str) -> None:
 
 def test_every_error_has_an_example_and_its_own_code() -> None:
     every = {getattr(errors, name) for name in errors.__all__}
-    kinds = {kind for kind in every if kind.__module__ == "sandkeep.core.errors"}
+    kinds = {kind for kind in every if kind.__module__ == "warmcell.core.errors"}
     assert {type(error) for error, _ in EXAMPLES} == kinds
     assert len({kind.code for kind in kinds}) == len(kinds)
 

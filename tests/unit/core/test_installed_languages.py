@@ -6,12 +6,12 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from sandkeep.core import types
-from sandkeep.core.errors import InvalidRequest
+from warmcell.core import types
+from warmcell.core.errors import InvalidRequest
 
 
 def test_installed_languages_are_accepted_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    ruby = EntryPoint("ruby", "some_package:Ruby", "sandkeep.languages")
+    ruby = EntryPoint("ruby", "some_package:Ruby", "warmcell.languages")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [ruby])
     types.installed_languages.cache_clear()
     try:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import InvalidRequest
-from sandkeep.core.types import Enforced, EnforcedLimits, ExecResult, Limits
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.types import Enforced, EnforcedLimits, ExecResult, Limits
 
 WHOLE = ("memory_mb", "processes", "open_files", "disk_mb", "output_bytes")
 NUMBERS = ("cpu_seconds", "cpus")
@@ -19,7 +19,7 @@ NUMBERS = ("cpu_seconds", "cpus")
 @pytest.mark.attack("PT-04")
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("value", [0, -1, 1.0, math.nan, math.inf, "1", True, None, 1 << 50], ids=repr)
-@pytest.mark.claim("SK-PT-1")
+@pytest.mark.claim("WC-PT-1")
 def test_whole_limits_refuse_everything_else(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Limits(**{name: value})  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def _as_number(value: Any) -> float:
 
 
 @given(limits, limits)
-@pytest.mark.claim("SK-PT-2")
+@pytest.mark.claim("WC-PT-2")
 def test_a_cap_never_widens(wanted: Limits, ceiling: Limits) -> None:
     capped = wanted.capped_by(ceiling)
     for name in WHOLE + NUMBERS:
@@ -69,7 +69,7 @@ def test_output_is_one_mebibyte_by_default() -> None:
     assert Limits().output_bytes == 1_048_576
 
 
-@pytest.mark.claim("SK-PT-5")
+@pytest.mark.claim("WC-PT-5")
 def test_nothing_is_enforced_unless_somebody_says_so() -> None:
     assert not any(getattr(EnforcedLimits(), name) for name in EnforcedLimits.__dataclass_fields__)
     assert Enforced().isolation_class == "none"

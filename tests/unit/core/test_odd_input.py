@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sandkeep.core.errors import SandboxError
-from sandkeep.core.types import ExecRequest, Language, Limits
-from sandkeep.policy.model import AllowedPath, NetworkRule, SandboxPolicy
+from warmcell.core.errors import SandboxError
+from warmcell.core.types import ExecRequest, Language, Limits
+from warmcell.policy.model import AllowedPath, NetworkRule, SandboxPolicy
 
 REFUSED: dict[str, Callable[[], object]] = {
     "timeout of 400 digits": lambda: ExecRequest(Language.PYTHON, "x", 10**400),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandkeep.core import records
+from warmcell.core import records
 
 
 @records.dataclass(frozen=True, slots=True)
@@ -124,6 +124,6 @@ def test_others_may_extend_it() -> None:
 
 
 def test_it_brings_nothing_along() -> None:
-    script = "import sys, sandkeep.core.types; print([n for n in ('dataclasses', 'inspect') if n in sys.modules])"
+    script = "import sys, warmcell.core.types; print([n for n in ('dataclasses', 'inspect') if n in sys.modules])"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

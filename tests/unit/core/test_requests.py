@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import InvalidRequest
-from sandkeep.core.types import MAX_CODE_BYTES, MAX_TIMEOUT, ExecRequest, Language, Limits
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.types import MAX_CODE_BYTES, MAX_TIMEOUT, ExecRequest, Language, Limits
 
 
 def request(**changes: Any) -> ExecRequest:
@@ -46,7 +46,7 @@ def test_every_language_is_accepted_by_name(language: Language) -> None:
         ({"env": {"A": "x\0y"}}, "env['A']"),
     ],
 )
-@pytest.mark.claim("SK-PT-1")
+@pytest.mark.claim("WC-PT-1")
 def test_nul_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
     error = refusal(**changes)
     assert error.field == field
@@ -84,7 +84,7 @@ def test_empty_code_is_refused(code: str) -> None:
 
 
 @pytest.mark.attack("PT-03")
-@pytest.mark.claim("SK-PT-1")
+@pytest.mark.claim("WC-PT-1")
 def test_huge_code_is_refused_with_a_remedy() -> None:
     error = refusal(code="x" * (100 * 1024 * 1024))
     assert error.field == "code"
@@ -119,7 +119,7 @@ BAD_NUMBERS = [0, -1, 0.0, -0.0, math.nan, math.inf, -math.inf, 1e308, "5", "", 
 
 @pytest.mark.attack("PT-04")
 @pytest.mark.parametrize("timeout", BAD_NUMBERS, ids=repr)
-@pytest.mark.claim("SK-PT-1")
+@pytest.mark.claim("WC-PT-1")
 def test_no_timeout_is_unlimited(timeout: object) -> None:
     assert refusal(timeout=timeout).field == "timeout"
 
@@ -144,7 +144,7 @@ def test_memory_limits_are_whole_and_bounded(memory: object) -> None:
 @pytest.mark.parametrize(
     "language", ["perl", "Python", "PYTHON", "../../bin/sh", "", " python", "python ", 42, None, True, [], b"python"]
 )
-@pytest.mark.claim("SK-PT-1")
+@pytest.mark.claim("WC-PT-1")
 def test_unknown_languages_are_refused(language: object) -> None:
     error = refusal(language=language)
     assert error.field == "language"

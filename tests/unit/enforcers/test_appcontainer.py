@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.contracts import SandboxEnforcer
-from sandkeep.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
-from sandkeep.core.types import Limits
-from sandkeep.enforcers import appcontainer_launcher as launcher
-from sandkeep.enforcers.appcontainer import (
+from warmcell.core.contracts import SandboxEnforcer
+from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
+from warmcell.core.types import Limits
+from warmcell.enforcers import appcontainer_launcher as launcher
+from warmcell.enforcers.appcontainer import (
     INTERNET_CLIENT,
     LAUNCHER,
     PRIVATE_NETWORK,
@@ -33,7 +33,7 @@ from sandkeep.enforcers.appcontainer import (
     quoted_argument,
     windows_path,
 )
-from sandkeep.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
+from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
 
 PYTHON = r"C:\Python\python.exe"
 CLOSED = SandboxPolicy()
@@ -184,7 +184,7 @@ def test_moved_paths_are_refused() -> None:
 
 def test_a_profile_name_is_valid_and_belongs_to_one_run() -> None:
     names = {profile_name(CLOSED, "a"), profile_name(CLOSED, "b"), profile_name(SandboxPolicy(allow_network=True), "a")}
-    assert len(names) == 3 and all(len(name) <= 64 and name.startswith("sandkeep.") for name in names)
+    assert len(names) == 3 and all(len(name) <= 64 and name.startswith("warmcell.") for name in names)
     assert profile_name(CLOSED, "a") == profile_name(SandboxPolicy(), "a")
 
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers import require
 
-from sandkeep.core.contracts import SandboxEnforcer
-from sandkeep.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
-from sandkeep.core.types import Limits
-from sandkeep.enforcers import bubblewrap
-from sandkeep.enforcers.bubblewrap import BubblewrapEnforcer, bwrap_options, checked_command, find_bwrap
-from sandkeep.enforcers.layout import SystemLayout
-from sandkeep.enforcers.mounts import Mount
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.core.contracts import SandboxEnforcer
+from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
+from warmcell.core.types import Limits
+from warmcell.enforcers import bubblewrap
+from warmcell.enforcers.bubblewrap import BubblewrapEnforcer, bwrap_options, checked_command, find_bwrap
+from warmcell.enforcers.layout import SystemLayout
+from warmcell.enforcers.mounts import Mount
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 
 OPEN = SandboxPolicy(allow_process_spawn=True)
 LAYOUT = SystemLayout((Mount("/usr", "/usr"),), (("/bin", "usr/bin"),))
@@ -247,9 +247,9 @@ def test_nothing_of_the_hosts_files(cage: BubblewrapEnforcer, tmp_path: Path) ->
 @pytest.mark.attack("FS-02")
 def test_nothing_outside_can_be_written(cage: BubblewrapEnforcer) -> None:
     places = "/ /etc /usr /usr/bin /opt /var /dev /proc /home"
-    script = f'for p in {places}; do (echo x >"$p/sandkeep-canary") 2>/dev/null && echo "WROTE $p"; done; echo done'
+    script = f'for p in {places}; do (echo x >"$p/warmcell-canary") 2>/dev/null && echo "WROTE $p"; done; echo done'
     assert run(cage, script).stdout == "done\n"
-    assert not any(Path(place, "sandkeep-canary").exists() for place in places.split())
+    assert not any(Path(place, "warmcell-canary").exists() for place in places.split())
 
 
 @pytest.mark.attack("PR-03")
@@ -306,7 +306,7 @@ for family, address in ((socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), (sock
     except OSError as error:
         print(type(error).__name__)
 """
-    name = f"sandkeep-canary-{os.getpid()}"
+    name = f"warmcell-canary-{os.getpid()}"
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind("\0" + name)
         abstract.listen()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sandkeep.core.errors import EnforcerUnavailable
-from sandkeep.enforcers import bubblewrap_probe
-from sandkeep.enforcers.bubblewrap import Bwrap
-from sandkeep.enforcers.bubblewrap_probe import NAMESPACES, find_problems, probe, remedy
+from warmcell.core.errors import EnforcerUnavailable
+from warmcell.enforcers import bubblewrap_probe
+from warmcell.enforcers.bubblewrap import Bwrap
+from warmcell.enforcers.bubblewrap_probe import NAMESPACES, find_problems, probe, remedy
 
 HOST = {name: f"{name}:[1]" for name in NAMESPACES}
 GOOD = "\n".join(
@@ -83,7 +83,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A bwrap that answers as this says."""
     answer: dict[str, Any] = {"returncode": 0, "stdout": b"", "stderr": b""}
     probe.cache_clear()
-    monkeypatch.setattr("sandkeep.enforcers.bubblewrap.find_bwrap", lambda: Bwrap("/fake/bwrap", frozenset()))
+    monkeypatch.setattr("warmcell.enforcers.bubblewrap.find_bwrap", lambda: Bwrap("/fake/bwrap", frozenset()))
     monkeypatch.setattr(
         bubblewrap_probe.subprocess,
         "run",

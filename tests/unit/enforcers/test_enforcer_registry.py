@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sandkeep.core.contracts import SandboxEnforcer
-from sandkeep.core.errors import EnforcerUnavailable, InvalidRequest
-from sandkeep.enforcers import registry
-from sandkeep.enforcers.registry import enforcer_names, get_enforcer
+from warmcell.core.contracts import SandboxEnforcer
+from warmcell.core.errors import EnforcerUnavailable, InvalidRequest
+from warmcell.enforcers import registry
+from warmcell.enforcers.registry import enforcer_names, get_enforcer
 
 
 class Working:
@@ -58,7 +58,7 @@ def test_the_first_that_works_is_chosen(enforcers: dict[str, str]) -> None:
 
 
 def test_none_that_works_names_every_reason_and_remedy(enforcers: dict[str, str]) -> None:
-    enforcers["bubblewrap"] = "sandkeep.no_such_module:Thing"
+    enforcers["bubblewrap"] = "warmcell.no_such_module:Thing"
     with pytest.raises(EnforcerUnavailable) as caught:
         get_enforcer()
     assert "broken: does not work here" in caught.value.message and "bubblewrap: is not part" in caught.value.message

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import PolicyViolation
-from sandkeep.enforcers.layout import resolver_mounts, system_layout
-from sandkeep.enforcers.mounts import Mount, canonical_target, check_target, resolve_mounts
-from sandkeep.policy.model import AccessMode, AllowedPath
+from warmcell.core.errors import PolicyViolation
+from warmcell.enforcers.layout import resolver_mounts, system_layout
+from warmcell.enforcers.mounts import Mount, canonical_target, check_target, resolve_mounts
+from warmcell.policy.model import AccessMode, AllowedPath
 
 LINKS = (("/bin", "usr/bin"), ("/lib", "usr/lib"))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sandkeep.enforcers import namespaces_probe
+from warmcell.enforcers import namespaces_probe
 
 pytestmark = pytest.mark.needs("linux")
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.contracts import SandboxEnforcer
-from sandkeep.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
-from sandkeep.enforcers.seatbelt import ProfilePath, SeatbeltEnforcer, parents, quoted, seatbelt_profile
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.model import NetworkRule, SandboxPolicy
+from warmcell.core.contracts import SandboxEnforcer
+from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
+from warmcell.enforcers.seatbelt import ProfilePath, SeatbeltEnforcer, parents, quoted, seatbelt_profile
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import NetworkRule, SandboxPolicy
 
 CLOSED = SandboxPolicy()
 

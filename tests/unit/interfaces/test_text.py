@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.interfaces.text import cap, scrub
+from warmcell.interfaces.text import cap, scrub
 
 
 @given(st.text(), st.integers(1, 50))
@@ -37,7 +37,7 @@ def test_a_cap_keeps_both_ends(text: str, limit: int) -> None:
         ("C:\\Users\\a\\b", "<path>"),
     ],
 )
-@pytest.mark.claim("SK-LK-5")
+@pytest.mark.claim("WC-LK-5")
 def test_scrubbing(text: str, shown: str) -> None:
     assert scrub(text) == shown
 

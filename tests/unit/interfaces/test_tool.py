@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep import (
+from warmcell import (
     BackendUnavailable,
     Denial,
     EnforcerUnavailable,
@@ -25,7 +25,7 @@ from sandkeep import (
     SandboxTool,
     Usage,
 )
-from sandkeep.backends.fake import Answer, FakeMemoryExceeded, FakeTimeout
+from warmcell.backends.fake import Answer, FakeMemoryExceeded, FakeTimeout
 
 GOOD = {"language": "python", "code": "print(1)"}
 
@@ -175,7 +175,7 @@ async def test_good_timeouts(timeout: float | None, expected: float) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-@pytest.mark.claim("SK-PT-3")
+@pytest.mark.claim("WC-PT-3")
 async def test_malformed_arguments_are_data_that_name_the_field(args: Any, field: str) -> None:
     backend = FakeBackend()
     answer = await SandboxTool(backend).execute(args)
@@ -185,7 +185,7 @@ async def test_malformed_arguments_are_data_that_name_the_field(args: Any, field
 
 
 @pytest.mark.attack("FS-03")
-@pytest.mark.claim("SK-PT-2")
+@pytest.mark.claim("WC-PT-2")
 async def test_unknown_arguments_reach_nothing_and_are_named() -> None:
     backend = FakeBackend()
     wide = {
@@ -220,7 +220,7 @@ arguments = json_values | st.dictionaries(
 
 
 @given(arguments)
-@pytest.mark.claim("SK-PT-3")
+@pytest.mark.claim("WC-PT-3")
 def test_anything_gets_an_answer_that_is_json(args: Any) -> None:
     answer = asyncio.run(SandboxTool(FakeBackend()).execute(args))
     assert answer["status"] in {"success", "error"}
@@ -266,7 +266,7 @@ async def test_lone_surrogates_do_not_break_json() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-@pytest.mark.claim("SK-LK-5")
+@pytest.mark.claim("WC-LK-5")
 async def test_errors_tell_nothing_about_the_host(error: BaseException) -> None:
     answer = await answer_to(error)
     assert answer["status"] == "error"
@@ -276,9 +276,9 @@ async def test_errors_tell_nothing_about_the_host(error: BaseException) -> None:
 
 
 async def test_errors_keep_what_a_model_can_act_on() -> None:
-    answer = await answer_to(BackendUnavailable("rustc is not installed", hint="pip install 'sandkeep[js]'"))
+    answer = await answer_to(BackendUnavailable("rustc is not installed", hint="pip install 'warmcell[js]'"))
     assert "rustc is not installed" in answer["stderr"]
-    assert "sandkeep[js]" in answer["stderr"]
+    assert "warmcell[js]" in answer["stderr"]
 
 
 async def test_a_backend_that_returns_rubbish_is_an_error() -> None:
@@ -298,7 +298,7 @@ async def test_cancellation_and_exits_pass_through(error: BaseException) -> None
 
 @pytest.mark.attack("PT-09")
 async def test_a_cancelled_call_is_cancelled() -> None:
-    from sandkeep.backends.fake import FakeDelay
+    from warmcell.backends.fake import FakeDelay
 
     task = asyncio.create_task(SandboxTool(FakeBackend([FakeDelay(25)])).execute(GOOD))
     await asyncio.sleep(0)

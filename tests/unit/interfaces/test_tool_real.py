@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.helpers import require
 
-from sandkeep import EnforcerUnavailable, ProcessBackend, SandboxTool
+from warmcell import EnforcerUnavailable, ProcessBackend, SandboxTool
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_two_mebibytes_of_output(tool: SandboxTool) -> None:
     assert len(answer["stdout"]) < 31_000
 
 
-@pytest.mark.claim("SK-RX-1")
+@pytest.mark.claim("WC-RX-1")
 async def test_a_timeout(tool: SandboxTool) -> None:
     code = "print('so far', flush=True)\nwhile True: pass"
     answer = await tool.execute({"language": "python", "code": code, "timeout_secs": 1})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from sandkeep.languages.program import Program, place
+from warmcell.languages.program import Program, place
 
 
 def run_program(

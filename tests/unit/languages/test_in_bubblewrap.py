@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from sandkeep.core.errors import BackendUnavailable, EnforcerUnavailable
-from sandkeep.core.types import Language
-from sandkeep.enforcers.bubblewrap import BubblewrapEnforcer
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.languages.program import Program, place
-from sandkeep.languages.registry import language_runtime
-from sandkeep.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable
+from warmcell.core.types import Language
+from warmcell.enforcers.bubblewrap import BubblewrapEnforcer
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import Program, place
+from warmcell.languages.registry import language_runtime
+from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 
 
 @pytest.fixture(scope="module")

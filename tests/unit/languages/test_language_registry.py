@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sandkeep.core.errors import BackendUnavailable, InvalidRequest
-from sandkeep.core.types import Language
-from sandkeep.languages import registry
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.languages.program import Program
-from sandkeep.languages.registry import LanguageRuntime, language_names, language_runtime
+from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.types import Language
+from warmcell.languages import registry
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import Program
+from warmcell.languages.registry import LanguageRuntime, language_names, language_runtime
 
 
 class Ruby:
@@ -33,7 +33,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     found: list[EntryPoint] = []
 
     def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
-        return [entry for entry in found if group == "sandkeep.languages" and name in (None, entry.name)]
+        return [entry for entry in found if group == "warmcell.languages" and name in (None, entry.name)]
 
     registry._runtime.cache_clear()
     monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
@@ -41,7 +41,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
 
 
 def entry(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name=name, value=value, group="sandkeep.languages")
+    return EntryPoint(name=name, value=value, group="warmcell.languages")
 
 
 @pytest.mark.parametrize("language", [item for item in Language if item is not Language.WASM])

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.unit.languages.running import run_program
 
-from sandkeep.core.errors import BackendUnavailable
-from sandkeep.languages import python
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.languages.python import Interpreter, PythonRuntime, base_executable, command_line, find_interpreter
+from warmcell.core.errors import BackendUnavailable
+from warmcell.languages import python
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.python import Interpreter, PythonRuntime, base_executable, command_line, find_interpreter
 
 DEFAULT = ProcessConfig()
 

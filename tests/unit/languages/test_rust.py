@@ -9,11 +9,11 @@ import pytest
 from tests.helpers import require
 from tests.unit.languages.running import run_program
 
-from sandkeep.core.errors import BackendUnavailable
-from sandkeep.enforcers.host import find_program
-from sandkeep.languages import rust
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.languages.rust import Compiler, RustRuntime, cache_key, find_compiler
+from warmcell.core.errors import BackendUnavailable
+from warmcell.enforcers.host import find_program
+from warmcell.languages import rust
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.rust import Compiler, RustRuntime, cache_key, find_compiler
 
 DEFAULT = ProcessConfig()
 COMPILER = Compiler("/toolchain/bin/rustc", "rustc 1.90.0", ("/toolchain",))

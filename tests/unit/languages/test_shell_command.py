@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.languages.running import run_program
 
-from sandkeep.core.errors import BackendUnavailable
-from sandkeep.languages import shell
-from sandkeep.languages.config import ProcessConfig
-from sandkeep.languages.shell import ShellRuntime, find_shell, plain_command
+from warmcell.core.errors import BackendUnavailable
+from warmcell.languages import shell
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.shell import ShellRuntime, find_shell, plain_command
 
 DEFAULT = ProcessConfig()
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import BackendUnavailable
-from sandkeep.enforcers import host
-from sandkeep.languages.toolchain import beside_usr, install_tree, is_shared, is_within, symlink_chain
+from warmcell.core.errors import BackendUnavailable
+from warmcell.enforcers import host
+from warmcell.languages.toolchain import beside_usr, install_tree, is_shared, is_within, symlink_chain
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import FetchFailed
-from sandkeep.net.decode import BodyDecoder, accepted_codings
+from warmcell.core.errors import FetchFailed
+from warmcell.net.decode import BodyDecoder, accepted_codings
 
 
 def raw_deflate(data: bytes) -> bytes:

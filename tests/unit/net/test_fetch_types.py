@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sandkeep.core.errors import InvalidRequest, PolicyViolation
-from sandkeep.net.types import FetchPolicy, FetchRequest, FetchResponse, Headers
+from warmcell.core.errors import InvalidRequest, PolicyViolation
+from warmcell.net.types import FetchPolicy, FetchRequest, FetchResponse, Headers
 
 BAD: list[dict[str, Any]] = [
     {"allowed_domains": "example.com"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandkeep.net.guest_env import authority_environment, proxy_environment
+from warmcell.net.guest_env import authority_environment, proxy_environment
 
 
 def test_every_spelling_is_there() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.net.heads import HeadError, parse_head
+from warmcell.net.heads import HeadError, parse_head
 
 
 def head(*lines: str) -> bytes:

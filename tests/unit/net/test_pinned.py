@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sandkeep.net.heads import HeadError, RequestHead
-from sandkeep.net.hosts import Host
-from sandkeep.net.proxy_http import Pinned, target_of
-from sandkeep.net.urls import UrlError
+from warmcell.net.heads import HeadError, RequestHead
+from warmcell.net.hosts import Host
+from warmcell.net.proxy_http import Pinned, target_of
+from warmcell.net.urls import UrlError
 
 PINNED = Pinned("https", Host("site.test"), 443)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandkeep.core.errors import InvalidRequest
-from sandkeep.net.rate import MAX_HOSTS, RateLimiter
-from sandkeep.net.types import FetchPolicy, RateLimit
+from warmcell.core.errors import InvalidRequest
+from warmcell.net.rate import MAX_HOSTS, RateLimiter
+from warmcell.net.types import FetchPolicy, RateLimit
 
 
 class Clock:

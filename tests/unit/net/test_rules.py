@@ -6,11 +6,11 @@ import ipaddress
 
 import pytest
 
-from sandkeep.core.errors import PolicyViolation
-from sandkeep.net.hosts import parse_host
-from sandkeep.net.rules import Ask, Decision, RuleBook, compile_rules
-from sandkeep.net.types import FetchPolicy
-from sandkeep.policy.model import NetworkRule
+from warmcell.core.errors import PolicyViolation
+from warmcell.net.hosts import parse_host
+from warmcell.net.rules import Ask, Decision, RuleBook, compile_rules
+from warmcell.net.types import FetchPolicy
+from warmcell.policy.model import NetworkRule
 
 
 def ask(url: str, port: int = 443, method: str | None = "GET", path: str | None = "/") -> Ask:

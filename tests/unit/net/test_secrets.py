@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import FetchFailed, InvalidRequest, PolicyViolation
-from sandkeep.net.secrets import Redactor, SecretRef, StreamRedactor
-from sandkeep.net.types import FetchPolicy
+from warmcell.core.errors import FetchFailed, InvalidRequest, PolicyViolation
+from warmcell.net.secrets import Redactor, SecretRef, StreamRedactor
+from warmcell.net.types import FetchPolicy
 
 VALUE = "s3cr3t/t0ken+value"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.core.errors import PolicyViolation
-from sandkeep.core.types import Limits
-from sandkeep.policy.builder import SandboxPolicyBuilder
-from sandkeep.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
+from warmcell.core.errors import PolicyViolation
+from warmcell.core.types import Limits
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
 
 
 def test_without_calls_it_denies_everything() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import InvalidRequest, PolicyViolation, SandboxError
-from sandkeep.core.types import Limits
-from sandkeep.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
+from warmcell.core.errors import InvalidRequest, PolicyViolation, SandboxError
+from warmcell.core.types import Limits
+from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
 
 name = st.text("abcxyz09-_. é", min_size=1, max_size=8).filter(lambda text: text.strip(". ") != "")
 paths = st.lists(name, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
@@ -44,7 +44,7 @@ def test_json_round_trip_gives_back_an_equal_policy(policy: SandboxPolicy) -> No
 
 @pytest.mark.attack("NW-08")
 @pytest.mark.parametrize("text", ["{}", SandboxPolicy().to_json(), '{"networkRules": []}', '{"allowedPaths": []}'])
-@pytest.mark.claim("SK-NW-2")
+@pytest.mark.claim("WC-NW-2")
 def test_nothing_named_is_nothing_allowed(text: str) -> None:
     policy = SandboxPolicy.from_json(text)
     assert policy == SandboxPolicy()
@@ -92,7 +92,7 @@ def test_keys_are_camel_case() -> None:
     ],
     ids=lambda text: str(text)[:40],
 )
-@pytest.mark.claim("SK-NW-2")
+@pytest.mark.claim("WC-NW-2")
 def test_malformed_policies_are_refused(text: str | bytes) -> None:
     with pytest.raises(SandboxError):
         SandboxPolicy.from_json(text)

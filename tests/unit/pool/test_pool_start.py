@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.languages.base import base_executable
-from sandkeep.pool import start
-from sandkeep.pool.start import Start, start_ahead, started
+from warmcell.languages.base import base_executable
+from warmcell.pool import start
+from warmcell.pool.start import Start, start_ahead, started
 
 
 def _descriptors() -> int:

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sandkeep.pool.state import IDLE_SECONDS, PoolState
+from warmcell.pool.state import IDLE_SECONDS, PoolState
 
 _KINDS = st.sampled_from(("python", "node", "shell"))
 

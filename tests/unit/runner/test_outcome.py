@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from sandkeep.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
-from sandkeep.core.types import Denial, Enforced
-from sandkeep.runner.outcome import KernelUsage, Terms, cut_at_character, judge
-from sandkeep.runner.streams import Capture, Exit
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
+from warmcell.core.types import Denial, Enforced
+from warmcell.runner.outcome import KernelUsage, Terms, cut_at_character, judge
+from warmcell.runner.streams import Capture, Exit
 
 TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
 EXIT_3 = 3 << 8

@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-GUEST = Path(__file__).resolve().parents[3] / "src" / "sandkeep" / "guest"
+GUEST = Path(__file__).resolve().parents[3] / "src" / "warmcell" / "guest"
 if str(GUEST) not in sys.path:
     sys.path.append(str(GUEST))

@@ -11,7 +11,7 @@ import wasm_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.wasm import frames
+from warmcell.backends.wasm import frames
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, InvalidRequest, MemoryExceeded
-from sandkeep.wasm.frames import ProtocolViolation
-from sandkeep.wasm.module_source import source_from_code
-from sandkeep.wasm.request import Preopen, RunRequest
-from sandkeep.wasm.text import as_text, cut_at_character
-from sandkeep.wasm.verdict import Captured, Ending, deliver, ending_from, enforced, result_of
+from warmcell.backends.wasm.frames import ProtocolViolation
+from warmcell.backends.wasm.module_source import source_from_code
+from warmcell.backends.wasm.request import Preopen, RunRequest
+from warmcell.backends.wasm.text import as_text, cut_at_character
+from warmcell.backends.wasm.verdict import Captured, Ending, deliver, ending_from, enforced, result_of
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, InvalidRequest, MemoryExceeded
 
 MODULE = b"\0asm\1\0\0\0"
 REQUEST = RunRequest(("x",), 7, 64, fuel=9)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from sandkeep.workspace import openat2, tree
-from sandkeep.workspace.paths import Root
+from warmcell.workspace import openat2, tree
+from warmcell.workspace.paths import Root
 
 
 @pytest.fixture(params=["openat2", "walk"])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.core.errors import PathTraversal
-from sandkeep.workspace.names import printable, split_guest_absolute, split_relative
+from warmcell.core.errors import PathTraversal
+from warmcell.workspace.names import printable, split_guest_absolute, split_relative
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.core.errors import InvalidRequest, PathTraversal, SandboxDestroyed
-from sandkeep.workspace import files, openat2, tree
-from sandkeep.workspace.errors import AlreadyExists, FileMissing, LimitExceeded, WorkspaceError, WrongKind
-from sandkeep.workspace.paths import Root
+from warmcell.core.errors import InvalidRequest, PathTraversal, SandboxDestroyed
+from warmcell.workspace import files, openat2, tree
+from warmcell.workspace.errors import AlreadyExists, FileMissing, LimitExceeded, WorkspaceError, WrongKind
+from warmcell.workspace.paths import Root
 
 
 def test_write_then_read(root: Root) -> None:

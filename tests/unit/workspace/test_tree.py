@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.core.errors import PathTraversal, SnapshotNotFound
-from sandkeep.workspace import diff, tree
-from sandkeep.workspace.copy import copy_tree
-from sandkeep.workspace.diff import FsChange
-from sandkeep.workspace.errors import LimitExceeded, WorkspaceError
-from sandkeep.workspace.paths import Root
-from sandkeep.workspace.snapshot import SnapshotStore
-from sandkeep.workspace.tree import TreeLimits
-from sandkeep.workspace.workspace import remove_directory
+from warmcell.core.errors import PathTraversal, SnapshotNotFound
+from warmcell.workspace import diff, tree
+from warmcell.workspace.copy import copy_tree
+from warmcell.workspace.diff import FsChange
+from warmcell.workspace.errors import LimitExceeded, WorkspaceError
+from warmcell.workspace.paths import Root
+from warmcell.workspace.snapshot import SnapshotStore
+from warmcell.workspace.tree import TreeLimits
+from warmcell.workspace.workspace import remove_directory
 
 
 def fill(base: Path) -> None:
@@ -207,7 +207,7 @@ def test_odd_names_are_reported(root: Root) -> None:
 def test_no_name_hides_a_file(root: Root) -> None:
     """Neither the names that we give to files in the making nor any other."""
     before = diff.record(root)
-    for name in (".sandkeep-" + "0" * 24, ".hidden", ".git"):
+    for name in (".warmcell-" + "0" * 24, ".hidden", ".git"):
         (Path(root.path) / name).touch()
     assert len(diff.changes_since(before, root)) == 3
 

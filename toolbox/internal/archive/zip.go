@@ -9,9 +9,9 @@ import (
 	"path"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/shell"
-	"sandkeep/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/shell"
+	"warmcell/toolbox/internal/strftime"
 )
 
 func init() {

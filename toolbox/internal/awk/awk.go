@@ -12,8 +12,8 @@ import (
 	"github.com/benhoyt/goawk/interp"
 	"github.com/benhoyt/goawk/parser"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/strftime"
 )
 
 func init() {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"syscall"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/strftime"
 )
 
 func init() {

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/strftime"
-	"sandkeep/toolbox/internal/text"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/text"
 )
 
 func init() {

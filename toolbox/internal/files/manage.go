@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"sandkeep/toolbox/internal/clock"
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/clock"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/strftime"
 )
 
 func init() {

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func looksLikeJSON(data []byte) bool { return json.Valid(data) }

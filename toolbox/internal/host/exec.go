@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 // Disabled is the host's answer when a capability is off; the response says how to enable it.

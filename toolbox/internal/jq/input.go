@@ -9,7 +9,7 @@ import (
 
 	"github.com/itchyny/gojq"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 // inputs yields the program's inputs across files, in the mode that the options ask for.

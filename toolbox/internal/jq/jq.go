@@ -10,7 +10,7 @@ import (
 
 	"github.com/itchyny/gojq"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/host"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/host"
 )
 
 func init() {

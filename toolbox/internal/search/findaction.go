@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"sandkeep/toolbox/internal/clock"
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/shell"
-	"sandkeep/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/clock"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/shell"
+	"warmcell/toolbox/internal/strftime"
 )
 
 // newGlob matches the whole text; unlike path.Match "*" crosses slashes.

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"unicode"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/posix"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/posix"
 )
 
 func init() {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"syscall"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 // operand searches one command-line name, descending into directories when asked to.

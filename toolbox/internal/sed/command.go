@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/posix"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/posix"
 )
 
 func init() {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"sandkeep/toolbox/internal/posix"
+	"warmcell/toolbox/internal/posix"
 )
 
 type parser struct {

@@ -11,8 +11,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/posix"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/posix"
 )
 
 // stream is the state of one run.

@@ -7,7 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 type readOptions struct {

@@ -6,7 +6,7 @@ import (
 	"path"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func setBuiltin(s *Shell, argv []string) int {

@@ -8,8 +8,8 @@ import (
 
 	"mvdan.cc/sh/v3/syntax"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/posix"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/posix"
 )
 
 // condition evaluates [[ ... ]] and returns its status.

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 // descriptor is an open file description, shared by counting.

@@ -10,8 +10,8 @@ import (
 
 	"mvdan.cc/sh/v3/syntax"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/host"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/host"
 )
 
 // systemDirs are where our commands seem to live.

@@ -5,7 +5,7 @@ import (
 	"sort"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 // globField turns one expanded field into file names, or into its own text when nothing matches.

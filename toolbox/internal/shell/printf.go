@@ -8,8 +8,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/strftime"
 )
 
 // Formatter implements printf for the builtin, the command and find -printf alike.

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"testing"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func run(t *testing.T, script string) string {

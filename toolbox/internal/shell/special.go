@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 const bashVersion = "5.2.15(1)-release"

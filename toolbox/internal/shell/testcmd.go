@@ -3,7 +3,7 @@ package shell
 import (
 	"fmt"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 // testEval evaluates "test" arguments. It serves the builtin and the command of the same name.

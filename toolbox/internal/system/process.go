@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/shell"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/shell"
 )
 
 func init() {

@@ -5,7 +5,7 @@ import (
 	"io"
 	"unicode/utf8"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

@@ -4,7 +4,7 @@ import (
 	"io"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

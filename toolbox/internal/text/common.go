@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 // each opens the operands in turn ("-" or none: standard input) and calls fn; it returns 1 if any could not be read.

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
-	"sandkeep/toolbox/internal/strftime"
+	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/strftime"
 )
 
 func init() {

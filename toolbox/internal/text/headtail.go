@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

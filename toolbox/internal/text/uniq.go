@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"sandkeep/toolbox/internal/core"
+	"warmcell/toolbox/internal/core"
 )
 
 func init() {

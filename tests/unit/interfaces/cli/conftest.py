@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sandkeep.backends.fake import FakeBackend, Reply
-from sandkeep.interfaces.cli import main
+from warmcell.backends.fake import FakeBackend, Reply
+from warmcell.interfaces.cli import main
 
 
 @dataclass
@@ -40,9 +40,9 @@ class Ended:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     scripted = Scripted()
-    module = ModuleType("sandkeep.backends.process")
+    module = ModuleType("warmcell.backends.process.backend")
     module.ProcessBackend = scripted  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sandkeep.backends.process", module)
+    monkeypatch.setitem(sys.modules, "warmcell.backends.process.backend", module)
     return scripted
 
 
@@ -60,7 +60,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def sandkeep(capfdbinary: pytest.CaptureFixture[bytes], stdin: Callable[[bytes], None]) -> Callable[..., Ended]:
+def warmcell(capfdbinary: pytest.CaptureFixture[bytes], stdin: Callable[[bytes], None]) -> Callable[..., Ended]:
     """Runs the command in this process."""
 
     def call(*argv: str) -> Ended:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sandkeep.interfaces.cli.completion import commands
+from warmcell.interfaces.cli.completion import commands
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_command_and_option_is_in_the_script(sandkeep: Any, shell: str) -> None:
-    ended = sandkeep("completion", shell)
+def test_every_command_and_option_is_in_the_script(warmcell: Any, shell: str) -> None:
+    ended = warmcell("completion", shell)
     assert ended.status == 0
     for command in commands():
         assert command.name in ended.stdout
@@ -23,32 +23,32 @@ def test_every_command_and_option_is_in_the_script(sandkeep: Any, shell: str) ->
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_accepts_its_script(sandkeep: Any, shell: str, tmp_path: Path) -> None:
+def test_the_shell_accepts_its_script(warmcell: Any, shell: str, tmp_path: Path) -> None:
     if not shutil.which(shell):
         pytest.skip(f"this host has no {shell}")
     script = tmp_path / "script"
-    script.write_text(sandkeep("completion", shell).stdout)
+    script.write_text(warmcell("completion", shell).stdout)
     subprocess.run([shell, "-n", str(script)], check=True, capture_output=True)
 
 
 def complete(script: Path, *words: str) -> list[str]:
     line = f"""source {script}; COMP_WORDS=({" ".join(words)!s}); COMP_CWORD={len(words) - 1}
-_sandkeep; printf '%s\\n' "${{COMPREPLY[@]}}\""""
+_warmcell; printf '%s\\n' "${{COMPREPLY[@]}}\""""
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.mark.needs("bash")
-def test_bash_completes(sandkeep: Any, tmp_path: Path) -> None:
+def test_bash_completes(warmcell: Any, tmp_path: Path) -> None:
     script = tmp_path / "script"
-    script.write_text(sandkeep("completion", "bash").stdout)
-    assert complete(script, "sandkeep", "do") == ["doctor"]
-    assert complete(script, "sandkeep", "run", "--allow-d") == ["--allow-domain"]
-    assert "python" in complete(script, "sandkeep", "run", "py")
+    script.write_text(warmcell("completion", "bash").stdout)
+    assert complete(script, "warmcell", "do") == ["doctor"]
+    assert complete(script, "warmcell", "run", "--allow-d") == ["--allow-domain"]
+    assert "python" in complete(script, "warmcell", "run", "py")
 
 
 def test_what_is_not_there_yet_is_not_offered() -> None:
     assert {command.name for command in commands()} == {"run", "sh", "doctor", "bench", "completion"}
 
 
-def test_an_unknown_shell_is_wrong_usage(sandkeep: Any) -> None:
-    assert sandkeep("completion", "tcsh").status == 2
+def test_an_unknown_shell_is_wrong_usage(warmcell: Any) -> None:
+    assert warmcell("completion", "tcsh").status == 2

@@ -1,4 +1,4 @@
-"""`sandkeep doctor` renders what was examined."""
+"""`warmcell doctor` renders what was examined."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Report:
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     def give(rows: list[Row], default_available: bool) -> None:
-        module = ModuleType("sandkeep.doctor")
+        module = ModuleType("warmcell.diagnosis.doctor")
         module.examine = lambda: Report(rows, default_available)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "sandkeep.doctor", module)
+        monkeypatch.setitem(sys.modules, "warmcell.diagnosis.doctor", module)
 
     return give
 
 
-def test_a_table_with_remedies(sandkeep: Any, report: Any) -> None:
+def test_a_table_with_remedies(warmcell: Any, report: Any) -> None:
     report([Row("network", "works", "namespace", "no route"), Row("memory", "weaker", remedy="delegate cgroups")], True)
-    ended = sandkeep("doctor")
+    ended = warmcell("doctor")
     assert ended.status == 0
     assert ended.stdout.splitlines() == [
         "NAME     STATUS  MECHANISM  PROOF",
@@ -48,16 +48,16 @@ def test_a_table_with_remedies(sandkeep: Any, report: Any) -> None:
     ]
 
 
-def test_the_status_says_whether_the_default_works(sandkeep: Any, report: Any) -> None:
+def test_the_status_says_whether_the_default_works(warmcell: Any, report: Any) -> None:
     report([Row("user namespaces", "missing", remedy="sysctl")], False)
-    ended = sandkeep("doctor")
+    ended = warmcell("doctor")
     assert ended.status == 1
     assert "error: the default isolation class" in ended.stderr
 
 
-def test_json(sandkeep: Any, report: Any) -> None:
+def test_json(warmcell: Any, report: Any) -> None:
     report([Row("network", "works", "namespace", "no route")], True)
-    plain = json.loads(sandkeep("doctor", "--json").stdout)
+    plain = json.loads(warmcell("doctor", "--json").stdout)
     assert plain["default_available"] is True
     assert plain["rows"][0] == {
         "name": "network",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.interfaces.cli import options
-from sandkeep.interfaces.cli.exits import UsageError
-from sandkeep.policy.model import AccessMode, AllowedPath, NetworkRule
+from warmcell.interfaces.cli import options
+from warmcell.interfaces.cli.exits import UsageError
+from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule
 
 
 @pytest.mark.attack("PT-04")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.interfaces.cli.exits import UsageError
-from sandkeep.interfaces.cli.parser import parse
-from sandkeep.interfaces.cli.quick import read_run
+from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.parser import parse
+from warmcell.interfaces.cli.quick import read_run
 
 WORDS = """
     run python script.ts - -- -c --code --timeout --memory --max-output --allow-read --allow-write --allow-domain --env

@@ -13,71 +13,71 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-COMMAND = [sys.executable, "-m", "sandkeep.interfaces.cli"]
+COMMAND = [sys.executable, "-m", "warmcell.interfaces.cli"]
 
 
-def sandkeep(*argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def warmcell(*argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*COMMAND, *argv], input=stdin, capture_output=True, timeout=60)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def cage() -> None:
-    ended = sandkeep("run", "command", "-c", "true")
+    ended = warmcell("run", "command", "-c", "true")
     require(ended.returncode == 0, f"no cage works here: {ended.stderr.decode()}")
 
 
 def test_the_main_job() -> None:
-    ended = sandkeep("run", "python", "-c", "print(6*7)")
+    ended = warmcell("run", "python", "-c", "print(6*7)")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"42\n", b"")
 
 
 def test_stdin_goes_to_the_guest_unchanged() -> None:
-    ended = sandkeep("run", "command", "-c", "cat", stdin=b"\0\xff" * 100_000)
+    ended = warmcell("run", "command", "-c", "cat", stdin=b"\0\xff" * 100_000)
     assert (ended.returncode, ended.stdout) == (0, b"\0\xff" * 100_000)
 
 
 def test_a_program_from_stdin() -> None:
-    assert sandkeep("run", "python", "-", stdin=b"print('piped')").stdout == b"piped\n"
+    assert warmcell("run", "python", "-", stdin=b"print('piped')").stdout == b"piped\n"
 
 
 @pytest.mark.attack("PT-06")
 @pytest.mark.parametrize("status", [0, 1, 42, 255])
 def test_exit_statuses(status: int) -> None:
-    assert sandkeep("run", "command", "-c", f"exit {status}").returncode == status
+    assert warmcell("run", "command", "-c", f"exit {status}").returncode == status
 
 
 @pytest.mark.attack("PT-06")
 def test_a_signal_is_not_a_timeout() -> None:
-    ended = sandkeep("run", "command", "-c", "kill -TERM $$")
+    ended = warmcell("run", "command", "-c", "kill -TERM $$")
     assert ended.returncode == 128 + signal.SIGTERM
     assert b"timed out" not in ended.stderr
 
 
-@pytest.mark.claim("SK-RX-1")
+@pytest.mark.claim("WC-RX-1")
 def test_a_timeout_keeps_the_partial_output() -> None:
-    ended = sandkeep("run", "command", "--timeout", "1", "-c", "echo so far; sleep 60 & setsid sleep 60")
+    ended = warmcell("run", "command", "--timeout", "1", "-c", "echo so far; sleep 60 & setsid sleep 60")
     assert (ended.returncode, ended.stdout) == (124, b"so far\n")
     assert b"error: execution timed out after 1 s" in ended.stderr
 
 
 @pytest.mark.attack("RX-02")
-@pytest.mark.claim("SK-RX-2")
+@pytest.mark.claim("WC-RX-2")
 def test_memory_has_its_own_status() -> None:
-    ended = sandkeep("run", "python", "--memory", "64", "-c", "print(len(bytearray(300 << 20)))")
+    ended = warmcell("run", "python", "--memory", "64", "-c", "print(len(bytearray(300 << 20)))")
     assert (ended.returncode, ended.stdout) == (137, b"")
     assert b"64 MB" in ended.stderr
 
 
 @pytest.mark.attack("LK-01")
-@pytest.mark.claim("SK-LK-1")
+@pytest.mark.claim("WC-LK-1")
 def test_the_guest_has_what_it_was_given_and_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDKEEP_CANARY", "hunter2")
-    ended = sandkeep("run", "command", "--env", "GIVEN=yes", "-c", "env; cat /proc/*/environ")
+    monkeypatch.setenv("WARMCELL_CANARY", "hunter2")
+    ended = warmcell("run", "command", "--env", "GIVEN=yes", "-c", "env; cat /proc/*/environ")
     assert b"GIVEN=yes" in ended.stdout
     assert b"hunter2" not in ended.stdout
 
 
-@pytest.mark.claim("SK-FS-3")
+@pytest.mark.claim("WC-FS-3")
 def test_paths_are_readable_or_writable_as_allowed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
@@ -86,15 +86,15 @@ def test_paths_are_readable_or_writable_as_allowed(tmp_path: Path) -> None:
         path.chmod(0o755 if path.name != "out" else 0o777)
     script = f"cat {tmp_path}/in/x; echo changed > {tmp_path}/in/x; echo made > {tmp_path}/out/y"
     allowed = ["--allow-read", str(tmp_path / "in"), "--allow-write", str(tmp_path / "out")]
-    ended = sandkeep("run", "command", *allowed, "-c", script)
+    ended = warmcell("run", "command", *allowed, "-c", script)
     assert ended.stdout == b"canary"
     assert (tmp_path / "in/x").read_text() == "canary"
     assert (tmp_path / "out/y").read_text() == "made\n"
 
 
-@pytest.mark.claim("SK-PT-5")
+@pytest.mark.claim("WC-PT-5")
 def test_json() -> None:
-    ended = sandkeep("run", "python", "--json", "-c", "print(6*7)")
+    ended = warmcell("run", "python", "--json", "-c", "print(6*7)")
     plain = json.loads(ended.stdout)
     assert (plain["status"], plain["stdout"], plain["exit_code"]) == ("success", "42\n", 0)
     assert plain["enforced"]["isolation_class"] == "process+sandbox"
@@ -125,7 +125,7 @@ def eventually(condition: object, seconds: float = 15) -> bool:
 
 @pytest.mark.needs("linux")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
-@pytest.mark.claim("SK-RX-5")
+@pytest.mark.claim("WC-RX-5")
 def test_an_interrupted_command_leaves_nothing(number: signal.Signals, status: int) -> None:
     nap = f"300.{os.getpid()}{int(number)}"
     command = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`sandkeep run`: what it asks the backend for, what it prints, with which status it ends."""
+"""`warmcell run`: what it asks the backend for, what it prints, with which status it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandkeep import (
+from warmcell import (
     BackendUnavailable,
     Denial,
     EnforcerUnavailable,
@@ -18,12 +18,12 @@ from sandkeep import (
     Language,
     PolicyViolation,
 )
-from sandkeep.backends.fake import FakeMemoryExceeded, FakeTimeout, Reply
+from warmcell.backends.fake import FakeMemoryExceeded, FakeTimeout, Reply
 
 
-def test_inline_code(sandkeep: Any, process: Any) -> None:
+def test_inline_code(warmcell: Any, process: Any) -> None:
     process.answer("42\n")
-    ended = sandkeep("run", "python", "-c", "print(6*7)")
+    ended = warmcell("run", "python", "-c", "print(6*7)")
     assert (ended.status, ended.stdout, ended.stderr) == (0, "42\n", "")
     asked = process.fake.requests[0]
     assert (asked.language, asked.code, asked.timeout, asked.memory_limit_mb) == (
@@ -37,11 +37,11 @@ def test_inline_code(sandkeep: Any, process: Any) -> None:
     assert process.fake.is_closed
 
 
-def test_a_file_by_suffix_with_every_option(sandkeep: Any, process: Any, stdin: Any, tmp_path: Path) -> None:
+def test_a_file_by_suffix_with_every_option(warmcell: Any, process: Any, stdin: Any, tmp_path: Path) -> None:
     (tmp_path / "x.ts").write_text("const x: number = 1")
     stdin(b"\xffin")
     options = ["--timeout", "2.5", "--memory", "64", "--max-output", "99", "--env", "A=1", "--enforcer", "bubblewrap"]
-    assert sandkeep("run", str(tmp_path / "x.ts"), *options, "--allow-read", str(tmp_path)).status == 0
+    assert warmcell("run", str(tmp_path / "x.ts"), *options, "--allow-read", str(tmp_path)).status == 0
     asked = process.fake.requests[0]
     assert (asked.language, asked.code, asked.timeout) == (Language.TYPESCRIPT, "const x: number = 1", 2.5)
     assert (asked.memory_limit_mb, dict(asked.env), asked.stdin) == (64, {"A": "1"}, b"\xffin")
@@ -52,31 +52,31 @@ def test_a_file_by_suffix_with_every_option(sandkeep: Any, process: Any, stdin: 
 
 
 @pytest.mark.parametrize("source", [["-"], []])
-def test_the_program_from_stdin(sandkeep: Any, process: Any, stdin: Any, source: list[str]) -> None:
+def test_the_program_from_stdin(warmcell: Any, process: Any, stdin: Any, source: list[str]) -> None:
     stdin(b"print('piped')")
-    assert sandkeep("run", "python", *source).status == 0
+    assert warmcell("run", "python", *source).status == 0
     asked = process.fake.requests[0]
     assert (asked.code, asked.stdin) == ("print('piped')", None)
 
 
-def test_no_cage_must_be_named(sandkeep: Any, process: Any) -> None:
-    sandkeep("run", "python", "-c", "1", "--enforcer", "none")
+def test_no_cage_must_be_named(warmcell: Any, process: Any) -> None:
+    warmcell("run", "python", "-c", "1", "--enforcer", "none")
     assert process.made_with["enforcer"] is None
 
 
 @pytest.mark.attack("PT-01")
-def test_bytes_pass_through_unchanged(sandkeep: Any, process: Any) -> None:
+def test_bytes_pass_through_unchanged(warmcell: Any, process: Any) -> None:
     out, err = bytes(range(256)), b"\xff\xfe\0err"
     process.answer(ExecResult(stdout="?", stdout_bytes=out, stderr="?", stderr_bytes=err))
-    ended = sandkeep("run", "python", "-c", "1")
+    ended = warmcell("run", "python", "-c", "1")
     assert (ended.stdout.encode("latin-1"), ended.stderr.encode("latin-1")) == (out, err)
 
 
 @pytest.mark.attack("PT-06")
 @pytest.mark.parametrize("status", [0, 1, 42, 124, 137, 143, 255])
-def test_the_guests_status_is_ours(sandkeep: Any, process: Any, status: int) -> None:
+def test_the_guests_status_is_ours(warmcell: Any, process: Any, status: int) -> None:
     process.answer(ExecResult(exit_code=status))
-    assert sandkeep("run", "python", "-c", "1").status == status
+    assert warmcell("run", "python", "-c", "1").status == status
 
 
 @pytest.mark.parametrize(
@@ -95,35 +95,35 @@ def test_the_guests_status_is_ours(sandkeep: Any, process: Any, status: int) -> 
     ids=lambda value: type(value).__name__,
 )
 def test_how_it_ends_when_it_does_not_end_well(
-    sandkeep: Any, process: Any, reply: Reply, status: int, words: str
+    warmcell: Any, process: Any, reply: Reply, status: int, words: str
 ) -> None:
     process.answer(reply)
-    ended = sandkeep("run", "python", "-c", "1")
+    ended = warmcell("run", "python", "-c", "1")
     assert ended.status == status
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
     assert process.fake.is_closed
 
 
-def test_a_stopped_run_prints_what_it_had(sandkeep: Any, process: Any) -> None:
+def test_a_stopped_run_prints_what_it_had(warmcell: Any, process: Any) -> None:
     process.answer(FakeTimeout("so far\n", "warned\n"))
-    ended = sandkeep("run", "python", "-c", "1")
+    ended = warmcell("run", "python", "-c", "1")
     assert ended.stdout == "so far\n"
     assert ended.stderr.startswith("warned\n")
 
 
-def test_cut_output_and_denials_are_said(sandkeep: Any, process: Any) -> None:
+def test_cut_output_and_denials_are_said(warmcell: Any, process: Any) -> None:
     denial = Denial("network", "example.com:443", "no network rules", "--allow-domain example.com")
     process.answer(ExecResult(stdout="x" * 10, stdout_truncated=True, denials=[denial]))
-    ended = sandkeep("run", "python", "-c", "1")
+    ended = warmcell("run", "python", "-c", "1")
     assert ended.stdout == "x" * 10
     assert "warning: stdout was cut after 10 bytes\nhint: keep more with --max-output BYTES\n" in ended.stderr
     assert "warning: refused: example.com:443 (no network rules)\nhint: --allow-domain example.com\n" in ended.stderr
 
 
-def test_json_holds_the_whole_result(sandkeep: Any, process: Any) -> None:
+def test_json_holds_the_whole_result(warmcell: Any, process: Any) -> None:
     process.answer(ExecResult(stdout="é", stderr="\ufffd", stderr_bytes=b"\xff", exit_code=3))
-    ended = sandkeep("run", "python", "-c", "1", "--json")
+    ended = warmcell("run", "python", "-c", "1", "--json")
     plain = json.loads(ended.stdout)
     assert (ended.status, ended.stderr) == (3, "")
     assert (plain["status"], plain["exit_code"], plain["stdout"]) == ("success", 3, "é")
@@ -141,9 +141,9 @@ def test_json_holds_the_whole_result(sandkeep: Any, process: Any) -> None:
     ],
     ids=["timeout", "memory", "error"],
 )
-def test_json_of_what_did_not_end_well(sandkeep: Any, process: Any, reply: Reply, status: int, word: str) -> None:
+def test_json_of_what_did_not_end_well(warmcell: Any, process: Any, reply: Reply, status: int, word: str) -> None:
     process.answer(reply)
-    ended = sandkeep("run", "python", "-c", "1", "--json")
+    ended = warmcell("run", "python", "-c", "1", "--json")
     plain = json.loads(ended.stdout)
     assert (ended.status, plain["status"]) == (status, word)
     assert plain["error"]["code"].startswith("sandbox.")
@@ -179,8 +179,8 @@ def test_json_of_what_did_not_end_well(sandkeep: Any, process: Any, reply: Reply
     ],
     ids=lambda argv: " ".join(argv[1:]).replace("\0", "NUL") or "nothing",
 )
-def test_wrong_usage_runs_nothing(sandkeep: Any, process: Any, argv: list[str]) -> None:
-    ended = sandkeep(*argv)
+def test_wrong_usage_runs_nothing(warmcell: Any, process: Any, argv: list[str]) -> None:
+    ended = warmcell(*argv)
     assert ended.status == 2
     assert ended.stdout == ""
     first = ended.stderr.splitlines()[0]
@@ -191,9 +191,9 @@ def test_wrong_usage_runs_nothing(sandkeep: Any, process: Any, argv: list[str]) 
 
 @pytest.mark.parametrize("option", [["--allow-read", "/"], ["--allow-domain", "x.org"], ["--enforcer", "native"]])
 def test_what_the_wasm_backend_cannot_keep_is_refused_not_dropped(
-    sandkeep: Any, process: Any, option: list[str]
+    warmcell: Any, process: Any, option: list[str]
 ) -> None:
-    ended = sandkeep("run", "wasm", "-c", "(module)", *option)
+    ended = warmcell("run", "wasm", "-c", "(module)", *option)
     assert ended.status == 2
     assert "need" in ended.stderr
     assert "process backend" in ended.stderr

@@ -1,4 +1,4 @@
-"""`sandkeep sh`: what it asks of a sandbox."""
+"""`warmcell sh`: what it asks of a sandbox."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sandkeep import ExecResult, ExecutionTimeout, SandboxError
-from sandkeep.net import FetchPolicy
+from warmcell import ExecResult, ExecutionTimeout, SandboxError
+from warmcell.net import FetchPolicy
 
 
 class ScriptedSandbox:
@@ -40,17 +40,17 @@ class ScriptedSandbox:
 
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedSandbox]:
-    module = ModuleType("sandkeep.sandbox")
+    module = ModuleType("warmcell.sandbox.blocking")
     module.Sandbox = ScriptedSandbox  # type: ignore[attr-defined]
     module.MountPoint = lambda *args, **options: (args, options)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sandkeep.sandbox", module)
+    monkeypatch.setitem(sys.modules, "warmcell.sandbox.blocking", module)
     monkeypatch.setattr(ScriptedSandbox, "is_destroyed", False)
     return ScriptedSandbox
 
 
-def test_the_current_directory_is_read_only(sandkeep: Any, sandbox: Any, stdin: Any) -> None:
+def test_the_current_directory_is_read_only(warmcell: Any, sandbox: Any, stdin: Any) -> None:
     stdin(b"in")
-    ended = sandkeep("sh", "wc -l *", "--timeout", "5", "--env", "A=1", "--memory", "64")
+    ended = warmcell("sh", "wc -l *", "--timeout", "5", "--env", "A=1", "--memory", "64")
     assert (ended.status, ended.stdout) == (1, "3\n")
     args, options = sandbox.made
     assert args == ()
@@ -62,30 +62,30 @@ def test_the_current_directory_is_read_only(sandkeep: Any, sandbox: Any, stdin: 
     assert sandbox.is_destroyed
 
 
-def test_write_must_be_said(sandkeep: Any, sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_must_be_said(warmcell: Any, sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sandkeep("sh", "touch x", "--write")
+    warmcell("sh", "touch x", "--write")
     args, options = sandbox.made
     assert args == (str(tmp_path),)
     assert "mounts" not in options
     assert options["track_changes"] is False  # hashing the whole directory first would be for nothing
 
 
-def test_domains_become_a_fetch_policy(sandkeep: Any, sandbox: Any) -> None:
-    sandkeep("sh", "curl example.com", "--allow-domain", "example.com")
+def test_domains_become_a_fetch_policy(warmcell: Any, sandbox: Any) -> None:
+    warmcell("sh", "curl example.com", "--allow-domain", "example.com")
     policy = sandbox.made[1]["fetch_policy"]
     assert isinstance(policy, FetchPolicy)
     assert tuple(policy.allowed_domains) == ("example.com",)
 
 
-def test_a_timeout_has_its_status(sandkeep: Any, sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_has_its_status(warmcell: Any, sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "outcome", ExecutionTimeout(1, ExecResult(stdout="so far")))
-    ended = sandkeep("sh", "sleep 9")
+    ended = warmcell("sh", "sleep 9")
     assert (ended.status, ended.stdout) == (124, "so far")
     assert sandbox.is_destroyed
 
 
 @pytest.mark.attack("PT-02")
 @pytest.mark.parametrize("argv", [[], ["a\0b"], ["ls", "--timeout", "0"], ["ls", "--memory", "x"], ["ls", "more"]])
-def test_wrong_usage(sandkeep: Any, sandbox: Any, argv: list[str]) -> None:
-    assert sandkeep("sh", *argv).status == 2
+def test_wrong_usage(warmcell: Any, sandbox: Any, argv: list[str]) -> None:
+    assert warmcell("sh", *argv).status == 2

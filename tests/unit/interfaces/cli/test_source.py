@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.core.types import Language
-from sandkeep.interfaces.cli.exits import UsageError
-from sandkeep.interfaces.cli.source import SUFFIXES, Source, choose, read_code, read_guest_stdin
+from warmcell.core.types import Language
+from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.source import SUFFIXES, Source, choose, read_code, read_guest_stdin
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_files_by_suffix(suffix: str, language: Language) -> None:
         ("Python", None, "1", "did you mean 'python'?"),
         ("pyhton", None, None, "did you mean 'python'?"),
         ("cobol", "x.cob", None, "one of rust"),
-        ("notes.txt", None, None, "sandkeep run python notes.txt"),
-        ("../../bin/sh", None, None, "sandkeep run python"),
+        ("notes.txt", None, None, "warmcell run python notes.txt"),
+        ("../../bin/sh", None, None, "warmcell run python"),
         ("python", "x.py", "1", "give one of them"),
     ],
 )

@@ -10,16 +10,16 @@ import time
 
 import pytest
 
-from sandkeep.interfaces.cli import voice
+from warmcell.interfaces.cli import voice
 
 #: The real command over a scripted backend, in a process of its own.
 COMMAND = """
 import sys, types
-from sandkeep import ExecResult, FakeBackend
-module = types.ModuleType("sandkeep.backends.process")
+from warmcell import ExecResult, FakeBackend
+module = types.ModuleType("warmcell.backends.process.backend")
 module.ProcessBackend = lambda **options: FakeBackend([ExecResult(stdout="x" * 1_000_000, exit_code=3)])
-sys.modules["sandkeep.backends.process"] = module
-from sandkeep.interfaces.cli import main
+sys.modules["warmcell.backends.process.backend"] = module
+from warmcell.interfaces.cli import main
 sys.exit(main(["run", "python", "-c", "1"]))
 """
 

@@ -1,5 +1,0 @@
-"""The trusted child that builds the cage around itself and then becomes the guest.
-
-Standard library and ctypes only. It runs under any Python 3.9+ as `python -I -S <this directory>` and imports nothing
-else of Sandkeep, so that a reviewer can read all of it, and only it.
-"""

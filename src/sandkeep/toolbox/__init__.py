@@ -1,1 +1,0 @@
-"""The command toolbox: WASM modules that Sandkeep ships, and how to find them."""

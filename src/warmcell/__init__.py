@@ -1,0 +1,140 @@
+"""Warmcell runs code that you did not write.
+
+Every public name is importable from here. Modules load on first use, so that `import warmcell` costs nothing and
+`warmcell run` never pays for WebAssembly or HTTP.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as `typing` has it, without importing that
+if TYPE_CHECKING:
+    from warmcell import errors as errors
+    from warmcell.backends.fake import FakeBackend as FakeBackend
+    from warmcell.backends.process.backend import ProcessBackend as ProcessBackend
+    from warmcell.backends.registry import get_backend as get_backend
+    from warmcell.backends.wasm.backend import WasmBackend as WasmBackend
+    from warmcell.core.contracts import SandboxBackend as SandboxBackend
+    from warmcell.core.contracts import SandboxEnforcer as SandboxEnforcer
+    from warmcell.core.contracts import WrappedCommand as WrappedCommand
+    from warmcell.core.types import BackendCapabilities as BackendCapabilities
+    from warmcell.core.types import Denial as Denial
+    from warmcell.core.types import Enforced as Enforced
+    from warmcell.core.types import EnforcedLimits as EnforcedLimits
+    from warmcell.core.types import ExecRequest as ExecRequest
+    from warmcell.core.types import ExecResult as ExecResult
+    from warmcell.core.types import Language as Language
+    from warmcell.core.types import Limits as Limits
+    from warmcell.core.types import Usage as Usage
+    from warmcell.enforcers.registry import get_enforcer as get_enforcer
+    from warmcell.errors import BackendUnavailable as BackendUnavailable
+    from warmcell.errors import CommandNotFound as CommandNotFound
+    from warmcell.errors import EnforcerFailed as EnforcerFailed
+    from warmcell.errors import EnforcerUnavailable as EnforcerUnavailable
+    from warmcell.errors import ExecutionFailed as ExecutionFailed
+    from warmcell.errors import ExecutionTimeout as ExecutionTimeout
+    from warmcell.errors import FetchFailed as FetchFailed
+    from warmcell.errors import FuelExhausted as FuelExhausted
+    from warmcell.errors import InvalidRequest as InvalidRequest
+    from warmcell.errors import MemoryExceeded as MemoryExceeded
+    from warmcell.errors import NetworkingDisabled as NetworkingDisabled
+    from warmcell.errors import PathTraversal as PathTraversal
+    from warmcell.errors import PolicyViolation as PolicyViolation
+    from warmcell.errors import ProvisionFailed as ProvisionFailed
+    from warmcell.errors import SandboxDestroyed as SandboxDestroyed
+    from warmcell.errors import SandboxError as SandboxError
+    from warmcell.errors import SessionBusy as SessionBusy
+    from warmcell.errors import SessionNotFound as SessionNotFound
+    from warmcell.errors import SessionTimeout as SessionTimeout
+    from warmcell.errors import SnapshotNotFound as SnapshotNotFound
+    from warmcell.interfaces.tool import SandboxTool as SandboxTool
+    from warmcell.languages.config import ProcessConfig as ProcessConfig
+    from warmcell.net import FetchPolicy as FetchPolicy
+    from warmcell.net import FetchRequest as FetchRequest
+    from warmcell.net import FetchResponse as FetchResponse
+    from warmcell.net import RateLimit as RateLimit
+    from warmcell.net import SafeClient as SafeClient
+    from warmcell.net import SecretRef as SecretRef
+    from warmcell.policy.builder import SandboxPolicyBuilder as SandboxPolicyBuilder
+    from warmcell.policy.model import AccessMode as AccessMode
+    from warmcell.policy.model import AllowedPath as AllowedPath
+    from warmcell.policy.model import NetworkRule as NetworkRule
+    from warmcell.policy.model import SandboxPolicy as SandboxPolicy
+    from warmcell.sandbox.blocking import AsyncSandbox as AsyncSandbox
+    from warmcell.sandbox.blocking import DirEntry as DirEntry
+    from warmcell.sandbox.blocking import FsChange as FsChange
+    from warmcell.sandbox.blocking import MountPoint as MountPoint
+    from warmcell.sandbox.blocking import Sandbox as Sandbox
+    from warmcell.sandbox.oneshot import arun as arun
+    from warmcell.sandbox.oneshot import run as run
+
+#: Where each public name lives. `tests/arch/test_public_names.py` holds this table and the block above together.
+_HOMES: dict[str, tuple[str, ...]] = {
+    "warmcell.backends.fake": ("FakeBackend",),
+    "warmcell.backends.process.backend": ("ProcessBackend",),
+    "warmcell.backends.registry": ("get_backend",),
+    "warmcell.backends.wasm.backend": ("WasmBackend",),
+    "warmcell.core.contracts": ("SandboxBackend", "SandboxEnforcer", "WrappedCommand"),
+    "warmcell.core.types": (
+        "BackendCapabilities",
+        "Denial",
+        "Enforced",
+        "EnforcedLimits",
+        "ExecRequest",
+        "ExecResult",
+        "Language",
+        "Limits",
+        "Usage",
+    ),
+    "warmcell.enforcers.registry": ("get_enforcer",),
+    "warmcell.errors": (
+        "BackendUnavailable",
+        "CommandNotFound",
+        "EnforcerFailed",
+        "EnforcerUnavailable",
+        "ExecutionFailed",
+        "ExecutionTimeout",
+        "FetchFailed",
+        "FuelExhausted",
+        "InvalidRequest",
+        "MemoryExceeded",
+        "NetworkingDisabled",
+        "PathTraversal",
+        "PolicyViolation",
+        "ProvisionFailed",
+        "SandboxDestroyed",
+        "SandboxError",
+        "SessionBusy",
+        "SessionNotFound",
+        "SessionTimeout",
+        "SnapshotNotFound",
+    ),
+    "warmcell.interfaces.tool": ("SandboxTool",),
+    "warmcell.languages.config": ("ProcessConfig",),
+    "warmcell.net": ("FetchPolicy", "FetchRequest", "FetchResponse", "RateLimit", "SafeClient", "SecretRef"),
+    "warmcell.sandbox.oneshot": ("arun", "run"),
+    "warmcell.policy.builder": ("SandboxPolicyBuilder",),
+    "warmcell.policy.model": ("AccessMode", "AllowedPath", "NetworkRule", "SandboxPolicy"),
+    "warmcell.sandbox.blocking": ("AsyncSandbox", "DirEntry", "FsChange", "MountPoint", "Sandbox"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "errors"])
+
+
+if not TYPE_CHECKING:  # a type checker that saw this would accept any name at all
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name == "errors":
+            return import_module("warmcell.errors")
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'warmcell' has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

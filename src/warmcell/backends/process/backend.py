@@ -1,0 +1,186 @@
+"""ProcessBackend: runs code in processes, caged by an enforcer unless the caller names the bare class."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from warmcell.backends.process.launch import Launch, Launcher
+from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Language
+from warmcell.languages.config import ProcessConfig
+from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from warmcell.net.types import FetchPolicy
+    from warmcell.policy.model import NetworkRule
+
+_LANGUAGES = (Language.PYTHON, Language.JAVASCRIPT, Language.TYPESCRIPT, Language.RUST, Language.COMMAND)
+_MOST_CONCURRENT = 128
+
+
+class ProcessBackend:
+    """Isolation class `process+sandbox`, or `process` with `enforcer=None`, which isolates nothing but the environment.
+
+    `enforcer="auto"` takes the best one that works on this host and fails closed when there is none.
+    `policy=None`: no network, no host paths, a private workspace, processes allowed. A built policy means what it says.
+    `fetch_policy` is the other way to name what guests may reach: the rules of `Sandbox.fetch`, credentials included.
+    `audit` gets one line of JSON for each decision about a guest's connections.
+    Safe to use from many threads and event loops; close it when done.
+    """
+
+    name = "process"
+
+    def __init__(
+        self,
+        config: ProcessConfig | None = None,
+        enforcer: str | None = "auto",
+        policy: SandboxPolicy | None = None,
+        *,
+        fetch_policy: FetchPolicy | None = None,
+        audit: Callable[[str], None] | None = None,
+    ) -> None:
+        self._config = config or ProcessConfig()
+        self._policy = policy or DEFAULT_POLICY
+        self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit)
+        self._threads: ThreadPoolExecutor | None = None
+        self._owner = os.getpid()
+
+    @classmethod
+    def with_sandbox(
+        cls, config: ProcessConfig | None = None, enforcer: str = "auto", policy: SandboxPolicy | None = None
+    ) -> ProcessBackend:
+        """Never the bare class: raises at once when the enforcer does not work here."""
+        if enforcer is None:
+            raise InvalidRequest("names the sandbox to use; None is the bare class", field="enforcer")
+        backend = cls(config, enforcer, policy)
+        backend._launcher.enforcer  # noqa: B018  # resolved now, so that a missing one is told now
+        return backend
+
+    @property
+    def policy(self) -> SandboxPolicy:
+        return self._policy
+
+    def capabilities(self) -> BackendCapabilities:
+        """What really holds on this host, measured."""
+        enforced = self._launcher.describe()
+        limits = EnforcedLimits(
+            timeout=True,
+            memory=enforced.memory is not None,
+            network_isolation=enforced.network is not None,
+            filesystem_read_isolation=enforced.filesystem_read is not None,
+            filesystem_write_isolation=enforced.filesystem_write is not None,
+            environment_isolation=enforced.environment is not None,
+            process_limit=enforced.processes is not None,
+            disk_limit=enforced.disk is not None,
+            output_limit=True,
+            cpu=enforced.cpu is not None,
+        )
+        return BackendCapabilities(_LANGUAGES, enforced.isolation_class, limits)
+
+    @property
+    def ready_cells(self) -> int:
+        """How many warm cells wait now."""
+        return self._launcher.pool.ready_count()
+
+    @property
+    def zygote_pids(self) -> list[int]:
+        """The processes that cells are forked from."""
+        return self._launcher.pool.zygote_pids()
+
+    def execute_blocking(self, request: ExecRequest, *, cancel: int = -1, stdin: int = -1) -> ExecResult:
+        """Runs the request in the calling thread.
+
+        `cancel` is a descriptor that ends the run when it becomes readable; `stdin` one whose data the guest reads as
+        it comes, in place of the request's.
+        """
+        if request.language is Language.WASM:
+            raise InvalidRequest("the process backend does not run wasm", field="language", hint="use WasmBackend()")
+        from warmcell.languages.registry import language_runtime
+
+        assert isinstance(request.code, str)
+        program = language_runtime(request.language).prepare(request.code, self._config)
+        launch = Launch(
+            program=program,
+            env=request.env,
+            stdin=stdin if stdin >= 0 else request.stdin_bytes,
+            timeout=request.timeout,
+            deadline=time.monotonic() + request.timeout,
+            limits=effective_limits(self._policy, request.limits, request.memory_limit_mb),
+            cancel=cancel,
+        )
+        return self._launcher.run(launch)
+
+    async def execute(self, request: ExecRequest) -> ExecResult:
+        """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
+        import asyncio
+
+        cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        run = self._executor().submit(self.execute_blocking, request, cancel=cancel)
+        waiting = asyncio.wrap_future(run)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            os.eventfd_write(cancel, 1)
+            if not run.cancel():
+                await _settled(waiting)
+            raise
+        finally:
+            os.close(cancel)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._launcher.is_closed:
+            raise BackendUnavailable("the backend was closed", hint="create a new one")
+        if self._threads is None or self._owner != os.getpid():
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._owner = os.getpid()
+            self._threads = ThreadPoolExecutor(_MOST_CONCURRENT, thread_name_prefix="warmcell")
+        return self._threads
+
+    def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
+        """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""
+        from warmcell.net.types import FetchPolicy
+
+        self._launcher.egress.set_rules(rules if isinstance(rules, FetchPolicy) else tuple(rules))
+
+    def close(self) -> None:
+        """Ends zygotes and waiting cells. Runs in flight end first."""
+        if self._threads is not None and self._owner == os.getpid():
+            self._threads.shutdown(wait=True)
+        self._launcher.close()
+
+    async def aclose(self) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> ProcessBackend:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> ProcessBackend:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+async def _settled(waiting: Any) -> None:
+    """Until the run has really ended, however often the task is cancelled meanwhile."""
+    import asyncio
+
+    while not waiting.done():
+        try:
+            await asyncio.wait([waiting])
+        except asyncio.CancelledError:
+            continue
+    if not waiting.cancelled():
+        waiting.exception()

@@ -1,0 +1,1 @@
+"""Runs WebAssembly in worker processes, inside the cage where there is one."""

@@ -1,0 +1,162 @@
+"""WasmGuest: how a `Sandbox(backend="wasm")` runs things. Commands are the toolbox's; files are WASI preopens."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from warmcell.backends.wasm.cancellation import Cancellation
+from warmcell.backends.wasm.commands import SharedSupervisor, ToolboxRunner
+from warmcell.backends.wasm.module_source import source_from_code
+from warmcell.backends.wasm.request import MIB, Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.threads import RunThreads
+from warmcell.backends.wasm.worker import wasmtime_directory
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.types import ExecResult, Language, Limits
+from warmcell.policy.model import SandboxPolicy
+from warmcell.workspace.places import WORK, MountPoint
+
+_TEMPORARY = "/tmp"
+_WORLD = {"HOME": WORK, "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": _TEMPORARY, "LANG": "C.UTF-8"}
+_COMMAND_LINES = {
+    Language.COMMAND: ("sh", "-c"),
+    Language.PYTHON: ("python3", "-c"),
+    Language.JAVASCRIPT: ("node", "-e"),
+}
+_SHARED = SharedSupervisor()
+
+
+class GuestConfig(Protocol):
+    """What a sandbox says about itself."""
+
+    @property
+    def work_dir(self) -> str: ...
+    @property
+    def is_work_writable(self) -> bool: ...
+    @property
+    def mounts(self) -> tuple[MountPoint, ...]: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def memory_limit_mb(self) -> int: ...
+    @property
+    def fuel(self) -> int | None: ...
+    @property
+    def policy(self) -> SandboxPolicy | None: ...
+    @property
+    def fetch(self) -> Callable[[bytes], Awaitable[bytes]] | None: ...
+
+
+class Job(Protocol):
+    """What one run says about itself."""
+
+    @property
+    def cwd(self) -> str: ...
+    @property
+    def stdin(self) -> str | bytes | None: ...
+    @property
+    def timeout(self) -> float: ...
+
+
+class WasmGuest:
+    """Runs things for one sandbox, many at a time. The workers are shared with the other sandboxes of the process."""
+
+    def __init__(self, config: GuestConfig) -> None:
+        wasmtime_directory()
+        self._config = config
+        self._threads = RunThreads()
+        self._temporary = tempfile.mkdtemp(prefix="warmcell-tmp-")
+        self._supervisor = _SHARED.acquire()
+        self._toolbox = ToolboxRunner(self._supervisor)
+        self._is_closed = False
+
+    async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
+        """One program with its arguments, no shell in between; `CommandNotFound` when there is no such program."""
+        fetch = self._blocking_fetch()
+        return await self._threads.run(lambda cancellation: self._run(argv, job, fetch, cancellation))
+
+    async def script(self, script: str, job: Job) -> ExecResult:
+        return await self.command(("sh", "-c", script), job)
+
+    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult:
+        if language is Language.WASM:
+            return await self._threads.run(lambda cancellation: self._run_module(code, job, cancellation))
+        if language not in _COMMAND_LINES or not isinstance(code, str):
+            raise InvalidRequest(
+                f"the wasm sandbox has no {language}", field="language", hint="use Sandbox(backend='process')"
+            )
+        return await self.command((*_COMMAND_LINES[language], code), job)
+
+    async def aclose(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._threads.close()
+        _SHARED.release()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _run(self, argv: Sequence[str], job: Job, fetch: Fetch | None, cancellation: Cancellation) -> ExecResult:
+        limits = self._limits()
+        return self._toolbox.run_command(
+            argv,
+            timeout=job.timeout,
+            env={**_WORLD, **self._config.env},
+            cwd=job.cwd,
+            stdin=_as_bytes(job.stdin),
+            memory_limit_mb=self._config.memory_limit_mb,
+            fuel=self._config.fuel,
+            output_bytes=limits.output_bytes,
+            preopens=self._preopens(),
+            fetch=fetch,
+            file_bytes=limits.disk_mb * MIB,
+            cancellation=cancellation,
+        )
+
+    def _run_module(self, code: str | bytes, job: Job, cancellation: Cancellation) -> ExecResult:
+        limits = self._limits()
+        request = RunRequest(
+            argv=("main.wasm",),
+            timeout=job.timeout,
+            memory_limit_mb=self._config.memory_limit_mb,
+            env={**_WORLD, **self._config.env, "PWD": job.cwd},
+            stdin=_as_bytes(job.stdin),
+            fuel=self._config.fuel,
+            output_bytes=limits.output_bytes,
+            preopens=self._preopens(),
+            file_bytes=limits.disk_mb * MIB,
+        )
+        return self._supervisor.run(source_from_code(code), request, cancellation=cancellation)
+
+    def _limits(self) -> Limits:
+        policy = self._config.policy
+        return (policy.limits if policy is not None else None) or Limits()
+
+    def _preopens(self) -> list[Preopen]:
+        found = [Preopen(self._config.work_dir, WORK, self._config.is_work_writable)]
+        mounts = [mount for mount in self._config.mounts if mount.guest_path != WORK]
+        found += [Preopen(mount.host, mount.guest_path, mount.writable) for mount in mounts]
+        if all(mount.guest_path != _TEMPORARY for mount in mounts):
+            found.append(Preopen(self._temporary, _TEMPORARY, True))
+        return found
+
+    def _blocking_fetch(self) -> Fetch | None:
+        """The sandbox's fetch is a coroutine of its loop; the supervisor calls it from a thread."""
+        fetch, loop = self._config.fetch, asyncio.get_running_loop()
+        if fetch is None:
+            return None
+
+        async def ask(raw: bytes) -> bytes:
+            return await fetch(raw)
+
+        return lambda raw: asyncio.run_coroutine_threadsafe(ask(raw), loop).result()
+
+
+def _as_bytes(stdin: str | bytes | None) -> bytes:
+    if stdin is None:
+        return b""
+    return stdin if isinstance(stdin, bytes) else stdin.encode("utf-8", "surrogatepass")

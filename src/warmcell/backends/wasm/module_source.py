@@ -1,0 +1,68 @@
+"""What a request's `code` is: a binary module, base64 of one, or WAT text. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from warmcell.core.errors import InvalidRequest
+
+MAGIC = b"\0asm"
+CORE_VERSION = b"\1\0\0\0"
+START = "_start"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A module as it was given. `is_own` marks those that Warmcell ships; they may import the module `sandbox`.
+
+    `read` gives the bytes: those of our own modules are in files that are needed only when there is something to
+    compile.
+    """
+
+    format: Literal["wasm", "wat", "component"]
+    read: Callable[[], bytes]
+    digest: str
+    entry: str = START
+    is_own: bool = False
+    #: A harmless command line: a worker runs it once for nobody, to see which memory a run of the module needs.
+    rehearsal: Sequence[str] = ()
+
+
+def source_from_code(code: str | bytes) -> ModuleSource:
+    """Tells the three forms apart, or raises `InvalidRequest` that says what was expected."""
+    if isinstance(code, bytes):
+        return _from_bytes(code)
+    text = code.strip()
+    if text.startswith(("(", ";;")):
+        return _make("wat", text.encode())
+    return _from_bytes(_from_base64(text))
+
+
+def _from_bytes(data: bytes) -> ModuleSource:
+    if not data.startswith(MAGIC):
+        if data.lstrip().startswith((b"(", b";;")):
+            return _make("wat", data)
+        raise InvalidRequest("invalid module: it does not start with the WebAssembly magic number", field="code")
+    if data[4:8] != CORE_VERSION:
+        raise InvalidRequest(
+            "invalid module: not a core module of version 1 (components are not supported)", field="code"
+        )
+    return _make("wasm", data)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(
+            "is neither WAT text nor a base64-encoded module", field="code", hint="give the binary module as bytes"
+        ) from None
+
+
+def _make(form: Literal["wasm", "wat"], data: bytes) -> ModuleSource:
+    return ModuleSource(form, lambda: data, hashlib.sha256(form.encode() + b"\0" + data).hexdigest())

@@ -1,0 +1,100 @@
+"""What one run gets, checked; and how its preopens look on the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.types import DEFAULT_OUTPUT_BYTES, check_env, check_text, check_timeout
+
+MIB = 1 << 20
+DEFAULT_OPEN_FILES = 1024
+_MAX_FUEL = (1 << 63) - 1
+Fetch = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Preopen:
+    """A host directory that the guest sees at `guest_path`."""
+
+    host_path: str | os.PathLike[str]
+    guest_path: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPreopen:
+    """A preopen whose directory was looked at: the worker refuses to use any other inode in its place."""
+
+    host_path: str
+    guest_path: str
+    is_writable: bool
+    device: int
+    inode: int
+
+    def as_message(self) -> list[object]:
+        return [self.host_path, self.guest_path, self.is_writable, self.device, self.inode]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Everything about one run except its module. Raises `InvalidRequest` that names the field."""
+
+    argv: Sequence[str]
+    timeout: float
+    memory_limit_mb: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+    fuel: int | None = None
+    output_bytes: int = DEFAULT_OUTPUT_BYTES
+    preopens: Sequence[Preopen] = ()
+    fetch: Fetch | None = None
+    cpu_seconds: float | None = None
+    open_files: int = DEFAULT_OPEN_FILES
+    file_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise InvalidRequest("is empty", field="argv")
+        for argument in self.argv:
+            check_text("argv", argument)
+        check_env(self.env)
+        check_timeout(self.timeout)
+        check_fuel(self.fuel)
+        for preopen in self.preopens:
+            check_text("preopens", os.fspath(preopen.host_path))
+            check_text("preopens", preopen.guest_path)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_limit_mb * MIB
+
+
+def check_fuel(fuel: object) -> None:
+    """None, or a positive whole number."""
+    if fuel is None:
+        return
+    if isinstance(fuel, bool) or not isinstance(fuel, int) or not 0 < fuel <= _MAX_FUEL:
+        raise InvalidRequest("must be a positive whole number", field="fuel")
+
+
+def open_preopens(preopens: Sequence[Preopen]) -> list[OpenedPreopen]:
+    """Resolves links once, here; what a path leads to afterwards is compared with what it led to now."""
+    return [_look_at(preopen) for preopen in preopens]
+
+
+def _look_at(preopen: Preopen) -> OpenedPreopen:
+    try:
+        descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        text = f"{os.path.realpath(preopen.host_path)}: {error.strerror}"
+        raise InvalidRequest(text, field="preopens", hint="give an existing directory") from None
+    try:
+        # The kernel has resolved all links by now, and says where they led.
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return OpenedPreopen(path, preopen.guest_path, preopen.writable, found.st_dev, found.st_ino)

@@ -1,0 +1,112 @@
+"""A child in namespaces of its own, and who it is in there."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+from typing import Optional
+
+from . import kernel_files
+from .syscalls import call
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_PIDFD = 0x00001000
+
+#: Who the guest is in its own world, whoever runs Warmcell.
+GUEST_UID = 1000
+GUEST_GID = 1000
+
+#: Where root's guests live on the host: above every range that distributions hand out, so it owns nothing.
+UNOWNED_UID_BASE = 0x70000000
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+
+def clone(flags: int) -> tuple[int, int]:
+    """Forks into new namespaces. Returns (pid, pidfd) in the parent and (0, -1) in the child."""
+    pidfd = ctypes.c_int(-1)
+    pid = call("clone", flags | CLONE_PIDFD | signal.SIGCHLD, 0, ctypes.byref(pidfd), 0, 0)
+    return (pid, pidfd.value) if pid else (0, -1)
+
+
+def flags_for(network: str) -> int:
+    """Every namespace but the cgroup one, which must be entered after the cgroup was joined."""
+    flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
+    return flags if network == "host" else flags | CLONE_NEWNET
+
+
+def join(init: int, network: str) -> None:
+    """Enters the namespaces of another process, but for its pid namespace: that is for children only."""
+    call("setns", init, flags_for(network) & ~CLONE_NEWPID)
+
+
+def send_children_to(process: int) -> None:
+    """The children that are forked from now on are in that process's pid namespace."""
+    call("setns", process, CLONE_NEWPID)
+
+
+def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID, inside_gid: int = GUEST_GID) -> None:
+    """Gives a cloned child one user and one group; written from outside because only the parent may choose them."""
+    base = f"/proc/{pid}"
+    for name, text in (
+        ("setgroups", "deny"),
+        ("gid_map", f"{inside_gid} {host_gid} 1"),
+        ("uid_map", f"{inside_uid} {host_uid} 1"),
+    ):
+        kernel_files.write(f"{base}/{name}", text)
+
+
+def become_guest() -> None:
+    """Takes the mapped identity. The namespace has no uid 0, so capabilities stay until they are dropped."""
+    os.setresgid(GUEST_GID, GUEST_GID, GUEST_GID)
+    os.setresuid(GUEST_UID, GUEST_UID, GUEST_UID)
+
+
+def set_hostname(name: str) -> None:
+    encoded = name.encode()
+    call("sethostname", encoded, len(encoded))
+    call("setdomainname", b"(none)", 6)
+
+
+#: Per-user kernel objects that a guest would otherwise take from whoever runs Warmcell. No namespace below ours.
+_QUOTAS = {
+    "inotify_instances": 32,
+    "inotify_watches": 8192,
+    **{f"{kind}_namespaces": 0 for kind in ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time")},
+}
+
+
+def set_quotas() -> None:
+    for name, value in _QUOTAS.items():
+        try:
+            kernel_files.write(f"/proc/sys/user/max_{name}", str(value))
+        except FileNotFoundError:  # a kernel without that kind
+            pass
+
+
+def bring_up_loopback() -> None:
+    """With small buffers: what TCP holds in flight counts for nobody, unless a cgroup of version 2 counts it."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        kernel_files.write(f"/proc/sys/net/ipv4/{name}", "4096 65536 262144")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("16sh14x", b"lo", 0)
+        answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("h", answer, 16)
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+def identities(pid: Optional[int] = None) -> dict[str, int]:
+    """The inode number of each namespace a process is in: equal numbers, same namespace."""
+    base = f"/proc/{pid or 'self'}/ns"
+    names = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+    return {name: os.stat(f"{base}/{name}").st_ino for name in names}

@@ -1,0 +1,288 @@
+"""Requests, results and limits. Everything is checked once, here, when it is constructed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.records import dataclass, field
+
+MIB = 1024 * 1024
+MAX_CODE_BYTES = 8 * MIB
+MAX_TIMEOUT = 86_400.0
+DEFAULT_OUTPUT_BYTES = MIB
+
+
+class Language(StrEnum):
+    """What a request's code is written in."""
+
+    RUST = "rust"
+    PYTHON = "python"
+    JAVASCRIPT = "javascript"
+    TYPESCRIPT = "typescript"
+    WASM = "wasm"
+    COMMAND = "command"
+
+
+@cache
+def installed_languages() -> frozenset[str]:
+    """Names of languages that other packages bring. Looked up only for names that are not ours."""
+    from importlib.metadata import entry_points
+
+    return frozenset(entry.name for entry in entry_points(group="warmcell.languages"))
+
+
+def _positive_int(name: str, value: object, largest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"must be a whole number, not {type(value).__name__}", field=name)
+    if not 1 <= value <= largest:
+        # The number itself is not shown: one of thousands of digits is an error of its own to print.
+        raise InvalidRequest(f"must be between 1 and {largest}", field=name)
+
+
+def _positive_number(name: str, value: object, largest: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"must be a number of seconds, not {type(value).__name__}", field=name)
+    if not 0 < value <= largest:  # false for NaN as well
+        raise InvalidRequest(f"must be more than 0 and at most {largest:g}", field=name)
+    return float(value)
+
+
+def check_timeout(value: object, name: str = "timeout") -> float:
+    """A timeout in seconds, or `InvalidRequest`. There is no way to ask for "for ever"."""
+    return _positive_number(name, value, MAX_TIMEOUT)
+
+
+def check_text(name: str, value: object) -> str:
+    """Text that can be passed to a process as it is: no NUL, no lone surrogates."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"must be text, not {type(value).__name__}", field=name)
+    if "\0" in value:
+        raise InvalidRequest("must not contain NUL", field=name)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("must be valid Unicode (it holds a lone surrogate)", field=name) from None
+    return value
+
+
+def check_env(env: object, name: str = "env") -> Mapping[str, str]:
+    """An environment as a read-only mapping, or `InvalidRequest` that names the key."""
+    if not isinstance(env, Mapping):
+        raise InvalidRequest(f"must be a mapping of text to text, not {type(env).__name__}", field=name)
+    for key, value in env.items():
+        check_text(f"{name} key", key)
+        if not key or "=" in key:
+            raise InvalidRequest(f"bad variable name {key!r}", field=f"{name} key")
+        check_text(f"{name}[{key!r}]", value)
+    return FrozenEnv(env)
+
+
+class FrozenEnv(dict[str, str]):
+    """A dict that says no to changes: it can be pickled and copied, which a mapping proxy cannot."""
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise TypeError("this environment cannot be changed")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (FrozenEnv, (dict(self),))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a whole run may use, all its processes together. `None` for cpu means bounded by the timeout alone."""
+
+    memory_mb: int = 512
+    cpu_seconds: float | None = None
+    processes: int = 128
+    open_files: int = 1024
+    disk_mb: int = 256
+    output_bytes: int = DEFAULT_OUTPUT_BYTES
+    cpus: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive_int("memory_mb", self.memory_mb, 1 << 20)
+        _positive_int("processes", self.processes, 1 << 16)
+        _positive_int("open_files", self.open_files, 1 << 20)
+        _positive_int("disk_mb", self.disk_mb, 1 << 24)
+        _positive_int("output_bytes", self.output_bytes, 1 << 30)
+        if self.cpu_seconds is not None:
+            _positive_number("cpu_seconds", self.cpu_seconds, MAX_TIMEOUT * 1024)
+        if self.cpus is not None:
+            _positive_number("cpus", self.cpus, 1024)
+
+    def capped_by(self, ceiling: Limits) -> Limits:
+        """The smaller of each pair: a request can tighten a policy, never widen it."""
+
+        def smaller(name: str) -> Any:
+            ours, theirs = getattr(self, name), getattr(ceiling, name)
+            return theirs if ours is None else ours if theirs is None else min(ours, theirs)
+
+        return Limits(**{name: smaller(name) for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """Code to run and what it may use. Raises `InvalidRequest`, naming the field, when anything is off."""
+
+    language: Language
+    code: str | bytes
+    timeout: float
+    stdin: str | bytes | None = None
+    memory_limit_mb: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits | None = None
+    max_code_bytes: int = field(default=MAX_CODE_BYTES, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "language", self._checked_language())
+        self._check_code()
+        set_field(self, "timeout", check_timeout(self.timeout))
+        if self.stdin is not None and not isinstance(self.stdin, str | bytes):
+            raise InvalidRequest(f"must be text or bytes, not {type(self.stdin).__name__}", field="stdin")
+        if self.memory_limit_mb is not None:
+            _positive_int("memory_limit_mb", self.memory_limit_mb, 1 << 20)
+        set_field(self, "env", check_env(self.env))
+        if self.limits is not None and not isinstance(self.limits, Limits):
+            raise InvalidRequest(f"must be Limits, not {type(self.limits).__name__}", field="limits")
+
+    def _checked_language(self) -> Language:
+        known = ", ".join(Language)
+        if not isinstance(self.language, str):
+            raise InvalidRequest(f"must be one of {known}, not {type(self.language).__name__}", field="language")
+        try:
+            return Language(self.language)
+        except ValueError:
+            if self.language in installed_languages():
+                return self.language  # a name of another package, as good as ours
+            raise InvalidRequest(f"unknown language {self.language[:40]!r}; one of {known}", field="language") from None
+
+    def _check_code(self) -> None:
+        _positive_int("max_code_bytes", self.max_code_bytes, 1 << 30)
+        if isinstance(self.code, bytes):
+            if self.language is not Language.WASM:
+                raise InvalidRequest("bytes are for wasm only; give text", field="code")
+            size, blank = len(self.code), not self.code
+        else:
+            # Length first: encoding 100 MB of text only to refuse it would be our own denial of service.
+            if isinstance(self.code, str) and len(self.code) > self.max_code_bytes:
+                raise self._oversized()
+            size, blank = len(check_text("code", self.code).encode()), not self.code.strip()
+        if blank:
+            raise InvalidRequest("is empty", field="code")
+        if size > self.max_code_bytes:
+            raise self._oversized()
+
+    def _oversized(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"is larger than {self.max_code_bytes} bytes", field="code", hint="put data into files or stdin"
+        )
+
+    @property
+    def stdin_bytes(self) -> bytes:
+        """What the guest reads; without stdin it reads end of file at once."""
+        if self.stdin is None:
+            return b""
+        return self.stdin if isinstance(self.stdin, bytes) else self.stdin.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run cost, all its processes together."""
+
+    cpu_time: float = 0.0
+    wall_time: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Enforced:
+    """What really held during a run: the mechanism by name, or None where nothing enforced it."""
+
+    isolation_class: str = "none"
+    enforcer: str | None = None
+    timeout: str | None = None
+    memory: str | None = None
+    cpu: str | None = None
+    processes: str | None = None
+    open_files: str | None = None
+    disk: str | None = None
+    output: str | None = None
+    network: str | None = None
+    filesystem_read: str | None = None
+    filesystem_write: str | None = None
+    environment: str | None = None
+    syscalls: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Something the guest was refused, by which rule, and how the caller (never the guest) could allow it."""
+
+    kind: str
+    what: str
+    rule: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What happened. A non-zero exit is a result like any other."""
+
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+    signal: int | None = None
+    duration: float = 0.0
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    usage: Usage = Usage()
+    enforced: Enforced = Enforced()
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    denials: list[Denial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for text, raw in (("stdout", "stdout_bytes"), ("stderr", "stderr_bytes")):
+            if not getattr(self, raw) and getattr(self, text):
+                object.__setattr__(self, raw, getattr(self, text).encode("utf-8", "surrogatepass"))
+
+    @property
+    def ok(self) -> bool:
+        """Whether the guest ended by itself with status 0."""
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcedLimits:
+    """Which promises a backend keeps on this host, as measured, not as hoped."""
+
+    timeout: bool = False
+    memory: bool = False
+    network_isolation: bool = False
+    filesystem_read_isolation: bool = False
+    filesystem_write_isolation: bool = False
+    environment_isolation: bool = False
+    process_limit: bool = False
+    disk_limit: bool = False
+    output_limit: bool = False
+    cpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCapabilities:
+    """What a backend can run and what it really enforces."""
+
+    supported_languages: tuple[Language, ...]
+    isolation_class: str
+    enforced_limits: EnforcedLimits

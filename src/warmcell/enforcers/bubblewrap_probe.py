@@ -1,0 +1,110 @@
+"""Proves that bubblewrap really isolates on this host: a real child in a real cage says what it sees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from warmcell.core.errors import EnforcerUnavailable
+from warmcell.enforcers.bubblewrap import NAME, BubblewrapEnforcer
+from warmcell.enforcers.host import FileStamp
+from warmcell.policy.model import SandboxPolicy
+
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
+_DEADLINE = 15.0
+
+#: One fact per line. Shell builtins and readlink only, which every /usr has.
+_LOOK_AROUND = """
+for n in user mnt pid net ipc uts; do echo "namespace $n $(readlink /proc/self/ns/$n)"; done
+while read -r line; do echo "net $line"; done </proc/net/dev
+while read -r line; do echo "status $line"; done </proc/self/status
+for f in /tmp/* /tmp/.[!.]*; do if [ -e "$f" ]; then echo "tmp $f"; fi; done
+if [ -e "$1" ]; then echo "canary $1"; fi
+for place in / /usr /etc /dev; do if (: >"$place/.warmcell-probe") 2>/dev/null; then echo "writable $place"; fi; done
+if (: >/work/.warmcell-probe) 2>/dev/null; then echo "workspace"; fi
+echo "end"
+"""
+
+#: What bwrap says, in part, and what helps.
+_REMEDIES = (
+    (
+        ("setting up uid map", "No permissions to create", "Creating new namespace failed", "Failed RTM_NEWADDR"),
+        "allow unprivileged user namespaces: sysctl kernel.unprivileged_userns_clone=1, "
+        "kernel.apparmor_restrict_unprivileged_userns=0 or user.max_user_namespaces=10000",
+    ),
+    (("mount proc",), "in a container, start it with an unmasked /proc (--security-opt systempaths=unconfined)"),
+)
+
+
+@lru_cache(maxsize=8)
+def probe(identity: FileStamp) -> None:
+    """Once per installation of bwrap; a failure is not remembered, since its remedy may have been applied."""
+    with tempfile.TemporaryDirectory(prefix="warmcell-probe-") as directory:
+        canary = Path(directory, "canary")
+        canary.write_text("the guest must not see this")
+        report = _run(str(canary))
+    problems = find_problems(report, host_namespaces())
+    if problems:
+        raise EnforcerUnavailable(
+            NAME, f"{identity[0]} does not isolate: {'; '.join(problems)}", hint="use the native enforcer"
+        )
+
+
+def host_namespaces() -> dict[str, str]:
+    return {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
+
+
+def _run(canary: str) -> str:
+    enforcer, policy = BubblewrapEnforcer(), SandboxPolicy(allow_process_spawn=True)
+    command = enforcer.wrap_command("/bin/sh", ["-c", _LOOK_AROUND, "sh", canary], policy)
+    try:
+        done = subprocess.run(
+            command.argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE, check=False, env={}, cwd="/"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnforcerUnavailable(NAME, f"the probe did not run: {error}", hint="reinstall bubblewrap") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
+        raise EnforcerUnavailable(NAME, said.splitlines()[-1], hint=remedy(said))
+    return done.stdout.decode("utf-8", "replace")
+
+
+def remedy(said: str) -> str:
+    """What to do about bwrap's own error message."""
+    for phrases, advice in _REMEDIES:
+        if any(phrase in said for phrase in phrases):
+            return advice
+    return "run `warmcell doctor` for what this host can enforce"
+
+
+def find_problems(report: str, host: Mapping[str, str]) -> list[str]:
+    """Everything in the child's report that a cage should not show. Pure; a missing fact is a problem too."""
+    facts: dict[str, list[str]] = {}
+    for line in report.splitlines():
+        kind, _, value = line.partition(" ")
+        facts.setdefault(kind, []).append(value)
+    problems = [f"{kind} {value}" for kind in ("tmp", "canary", "writable") for value in facts.get(kind, ())]
+    problems += _namespace_problems(facts.get("namespace", []), host)
+    problems += _status_problems(facts.get("status", []))
+    interfaces = {value.partition(":")[0].strip() for value in facts.get("net", []) if ":" in value}
+    if interfaces - {"lo"} or not interfaces:
+        problems.append(f"network interfaces {sorted(interfaces)}")
+    problems += [f"no {needed}" for needed in ("workspace", "end") if needed not in facts]
+    return problems
+
+
+def _namespace_problems(values: list[str], host: Mapping[str, str]) -> list[str]:
+    inside = dict(value.split(" ", 1) for value in values if " " in value)
+    return [f"shares the {name} namespace" for name, own in host.items() if inside.get(name, "") in ("", own)]
+
+
+def _status_problems(lines: list[str]) -> list[str]:
+    status = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    kept = [name for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb") if int(status.get(name) or "f", 16)]
+    return [f"keeps capabilities ({name})" for name in kept] + (
+        [] if status.get("NoNewPrivs") == "1" else ["can gain privileges (NoNewPrivs)"]
+    )

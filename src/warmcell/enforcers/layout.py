@@ -1,0 +1,55 @@
+"""The part of the host's system that every caged program needs: /usr, a little of /etc, nothing personal."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from warmcell.core.records import dataclass
+from warmcell.enforcers.mounts import Mount
+
+_TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+#: What the dynamic loader, TLS and alternatives need. Keys, users and host names are not among it.
+SHARED_ETC = (
+    "/etc/ld.so.cache",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/ssl/cert.pem",
+    "/etc/pki/tls/certs",
+    "/etc/pki/tls/cert.pem",
+    "/etc/pki/tls/openssl.cnf",
+    "/etc/pki/ca-trust/extracted",
+    "/etc/ca-certificates/extracted",
+    "/etc/crypto-policies",
+    "/etc/alternatives",
+    "/etc/mime.types",
+    "/etc/protocols",
+    "/etc/services",
+)
+#: Generic files of our own instead of the host's, so that it has no users and no name.
+_OWN_ETC = ("passwd", "group", "hosts", "nsswitch.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemLayout:
+    """Read-only mounts and top-level links of the guest's system."""
+
+    mounts: tuple[Mount, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+@cache
+def system_layout() -> SystemLayout:
+    """As this host has it. A host that merged /bin into /usr gives links, another gives mounts."""
+    links = tuple((path, os.readlink(path)) for path in _TOP_LEVEL if os.path.islink(path))
+    real = [path for path in ("/usr", *_TOP_LEVEL) if os.path.isdir(path) and not os.path.islink(path)]
+    etc = [Mount(os.path.realpath(path), path) for path in SHARED_ETC if os.path.exists(path)]
+    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "etc")
+    generic = [Mount(os.path.join(own, name), f"/etc/{name}") for name in _OWN_ETC]
+    return SystemLayout((*(Mount(path, path) for path in real), *etc, *generic), links)
+
+
+def resolver_mounts() -> tuple[Mount, ...]:
+    """How names are resolved, for a guest that shares the host's network."""
+    path = "/etc/resolv.conf"
+    return (Mount(os.path.realpath(path), path),) if os.path.exists(path) else ()

@@ -1,0 +1,93 @@
+"""Policy paths as mounts: resolved, checked, and in an order in which each means what it says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+
+from warmcell.core.errors import PolicyViolation
+from warmcell.core.records import dataclass
+from warmcell.policy.model import AccessMode, AllowedPath
+
+#: Made by the cage itself; a host path there would undo what makes it one.
+RESERVED = ("/proc", "/dev", "/sys")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host path, free of symbolic links, shown at `target`."""
+
+    source: str
+    target: str
+    writable: bool = False
+
+
+def resolve_mounts(
+    paths: Iterable[AllowedPath], system: Sequence[Mount], links: Sequence[tuple[str, str]]
+) -> tuple[Mount, ...]:
+    """The policy's paths as mounts over `system`, parents before children, so that the deeper rule wins.
+
+    `links` are the cage's own top-level symbolic links (`/bin` to `usr/bin`); targets are named by where they lead.
+    """
+    mounts: dict[str, Mount] = {}
+    for allowed in paths:
+        mount = _resolve(allowed, links)
+        if mounts.setdefault(mount.target, mount) != mount:
+            raise PolicyViolation(f"{mount.target!r} is allowed twice, differently", hint="keep one of the two")
+    ordered = tuple(sorted(mounts.values(), key=lambda mount: (mount.target.count("/"), mount.target)))
+    for mount in ordered:
+        _check_mount_point(mount, [*system, *ordered])
+    return ordered
+
+
+def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
+    target = canonical_target(allowed.target, links)
+    check_target(target)
+    try:
+        source = os.path.realpath(allowed.path, strict=True)
+        mode = os.stat(source).st_mode
+    except OSError as error:
+        raise PolicyViolation(
+            f"{allowed.path!r} cannot be allowed: {error.strerror or error}", hint="name a path that exists"
+        ) from None
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise PolicyViolation(f"{allowed.path!r} is neither a file nor a directory", hint="allow its directory instead")
+    if source == "/":
+        raise PolicyViolation("'/' cannot be allowed", hint="name the directories that the guest needs")
+    return Mount(source, target, allowed.mode is AccessMode.READ_WRITE)
+
+
+def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:
+    """The target with a leading top-level link followed: `/bin/x` is `/usr/bin/x` where `/bin` leads there."""
+    for link, leads_to in links:
+        if target == link or target.startswith(link + "/"):
+            return os.path.normpath(os.path.join("/", leads_to) + target[len(link) :])
+    return target
+
+
+def check_target(target: str) -> None:
+    """Refuses the places that the cage must keep for itself."""
+    if target == "/":
+        raise PolicyViolation("nothing can be mounted at '/'", hint="choose a directory below it")
+    for reserved in RESERVED:
+        if target == reserved or target.startswith(reserved + "/"):
+            raise PolicyViolation(
+                f"{target!r} lies in {reserved}, which the cage makes itself", hint="choose another place"
+            )
+
+
+def _check_mount_point(mount: Mount, others: Sequence[Mount]) -> None:
+    """A mount inside another needs a real place there: one made on the fly would be left behind on the host, and a
+    link that an earlier guest planted would lead elsewhere."""
+    around = [other for other in others if mount.target.startswith(other.target + "/")]
+    if not around:
+        return
+    parent = max(around, key=lambda other: len(other.target))
+    point = parent.source + mount.target[len(parent.target) :]
+    is_right_kind = os.path.isdir(point) == os.path.isdir(mount.source)
+    if os.path.realpath(point) != point or not os.path.exists(point) or not is_right_kind:
+        raise PolicyViolation(
+            f"{mount.target!r} lies inside {parent.target!r}, which has no such place to mount on",
+            hint="create it on the host, or name the path without symbolic links",
+        )

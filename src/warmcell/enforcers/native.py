@@ -1,0 +1,66 @@
+"""The native Linux cage as an enforcer, and its weaker sibling without namespaces."""
+
+from __future__ import annotations
+
+import sys
+
+import warmcell.cage
+from warmcell.cage.plan import encode
+from warmcell.core.errors import EnforcerUnavailable
+from warmcell.core.types import Limits
+from warmcell.enforcers import probe
+from warmcell.enforcers.pinned import pinned_paths
+from warmcell.policy.compile import compile_plan
+from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warmcell.core.contracts import WrappedCommand
+
+
+class NativeEnforcer:
+    """Namespaces, own root, Landlock, seccomp, no privileges: built by `warmcell.cage`, needs nothing installed.
+
+    `ProcessBackend` drives the cage directly; `wrap_command` is for callers who start their own processes. Memory and
+    processes are then bounded without a cgroup, since nobody would be there to remove one.
+    """
+
+    name = "native"
+
+    def probe(self) -> None:
+        resolve(SandboxPolicy(), (), Limits(), probe.measure(), self.name)
+
+    def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
+        if policy.network_rules:
+            raise EnforcerUnavailable(
+                self.name,
+                "domain rules need a proxy beside the command, which a command line cannot bring",
+                hint="run it through ProcessBackend, which does",
+            )
+        from warmcell.core.contracts import WrappedCommand
+        from warmcell.enforcers.bubblewrap import DEFAULT_ENV, checked_command
+
+        self.probe()
+        command = checked_command(program, args)
+        host = probe.without_cgroup(probe.measure())
+        effective = resolve(policy, pinned_paths(policy), policy.limits or Limits(), host, self.name)
+        plan = compile_plan(effective, probe.layout(), ())
+        interpreter = ("-I", "-S", str(warmcell.cage.__path__[0]), "launch")
+        return WrappedCommand(sys.executable, (*interpreter, encode(plan), *command), {**DEFAULT_ENV, **policy.env})
+
+    def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
+        return {"env": dict(command.env), "close_fds": True, "cwd": "/"}
+
+
+class LandlockEnforcer(NativeEnforcer):
+    """Landlock, seccomp and rlimits on the host's own root. Weaker, and so only by name."""
+
+    name = "landlock"
+
+    def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
+        raise EnforcerUnavailable(
+            self.name, "it needs a directory of its own for every run", hint="run it through ProcessBackend"
+        )

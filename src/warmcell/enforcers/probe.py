@@ -1,0 +1,118 @@
+"""Measures what this host can enforce, by trying it. Each question is asked once per process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+
+from warmcell.cage.linux import landlock
+from warmcell.cage.linux.cgroups import Home, find_home
+from warmcell.core.records import replace
+from warmcell.enforcers import namespaces_probe
+from warmcell.enforcers.layout import SHARED_ETC, system_layout
+from warmcell.policy.host import HostCapabilities, HostLayout
+
+
+@cache
+def cgroup_home() -> Home | None:
+    """Where groups can be made; None where the supervisor has to watch by itself."""
+    return find_home() if sys.platform == "linux" else None
+
+
+@cache
+def measure() -> HostCapabilities:
+    """User namespaces and seccomp are proved by the first cage; see `warmcell.enforcers.native`."""
+    reasons: list[tuple[str, str]] = []
+    if sys.platform != "linux":
+        reasons = [(name, "this is not Linux") for name in ("user_namespaces", "landlock_abi", "seccomp")]
+        return HostCapabilities(reasons=tuple(reasons))
+    has_namespaces = namespaces_probe.works()
+    if not has_namespaces:
+        reasons.append(("user_namespaces", remedy()))
+    abi = landlock.abi()
+    if not abi:
+        reasons.append(("landlock_abi", "the kernel has no Landlock (5.13+) or it is not in the `lsm=` boot parameter"))
+    machine = os.uname().machine
+    has_seccomp = machine in ("x86_64", "aarch64") and _has_seccomp()
+    if not has_seccomp:
+        reasons.append(("seccomp", f"no filter for {machine}, or the kernel has no seccomp filters"))
+    home = cgroup_home()
+    return HostCapabilities(
+        user_namespaces=has_namespaces,
+        landlock_abi=abi,
+        seccomp=has_seccomp,
+        cgroup=home.mechanism if home else None,
+        cpu_share=bool(home and home.has_cpu),
+        process_limit_per_namespace=_kernel() >= (5, 14),
+        reasons=tuple(reasons),
+    )
+
+
+def without_cgroup(host: HostCapabilities) -> HostCapabilities:
+    """For runs that nobody will clean up a cgroup after."""
+    return replace(host, cgroup=None, cpu_share=False)
+
+
+def _kernel() -> tuple[int, int]:
+    numbers = os.uname().release.split(".")
+    return int(numbers[0]), int("".join(ch for ch in numbers[1] if ch.isdigit()) or 0)
+
+
+def _has_seccomp() -> bool:
+    try:
+        with open("/proc/self/status") as file:
+            return any(line.startswith("Seccomp_filters:") or line.startswith("Seccomp:") for line in file)
+    except OSError:
+        return False
+
+
+@cache
+def can_shield_sleepers() -> bool:
+    """Whether an init that only sleeps can be had: made in memory, and out of reach because its file may not be read.
+
+    A host that is set up to dump everything, or to execute nothing from memory, gets inits that keep watch.
+    """
+    return _setting("fs/suid_dumpable") in ("0", "2") and _setting("vm/memfd_noexec") in ("", "0", "1")
+
+
+def _setting(name: str) -> str:
+    try:
+        with open(f"/proc/sys/{name}") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def remedy() -> str:
+    """The setting that stands in the way of user namespaces, by name."""
+
+    def reads(path: str, value: str) -> bool:
+        try:
+            with open(path) as file:
+                return file.read().strip() == value
+        except OSError:
+            return False
+
+    if reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"):
+        return (
+            "AppArmor restricts unprivileged user namespaces: run `sudo sysctl -w "
+            "kernel.apparmor_restrict_unprivileged_userns=0`, or give this Python an AppArmor profile with `userns,`"
+        )
+    if reads("/proc/sys/kernel/unprivileged_userns_clone", "0"):
+        return "they are switched off: run `sudo sysctl -w kernel.unprivileged_userns_clone=1`"
+    if reads("/proc/sys/user/max_user_namespaces", "0"):
+        return "they are switched off: run `sudo sysctl -w user.max_user_namespaces=15000`"
+    return (
+        "the kernel or the container around us refuses them: in Docker, run with "
+        "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`"
+    )
+
+
+@cache
+def layout() -> HostLayout:
+    """The host's system directories, the links between them, and the little of /etc that programs need."""
+    system = system_layout()
+    directories = tuple(mount.target for mount in system.mounts if not mount.target.startswith("/etc/"))
+    etc = tuple((mount.source, mount.target) for mount in system.mounts if mount.target in SHARED_ETC)
+    return HostLayout(directories, system.links, etc)

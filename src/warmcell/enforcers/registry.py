@@ -1,0 +1,66 @@
+"""Enforcers by name, and the best one that works here."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from warmcell.core.errors import EnforcerUnavailable, InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.core.contracts import SandboxEnforcer
+
+ENFORCERS = {
+    "native": "warmcell.enforcers.native:NativeEnforcer",
+    "bubblewrap": "warmcell.enforcers.bubblewrap:BubblewrapEnforcer",
+    "seatbelt": "warmcell.enforcers.seatbelt:SeatbeltEnforcer",
+    "appcontainer": "warmcell.enforcers.appcontainer:AppContainerEnforcer",
+    "landlock": "warmcell.enforcers.native:LandlockEnforcer",
+}
+
+#: Tried in order when no name is given. Landlock alone is a weaker class and must be asked for by name.
+_BEST_FIRST = {"linux": ("native", "bubblewrap"), "darwin": ("seatbelt",), "win32": ("appcontainer",)}
+
+
+def enforcer_names() -> tuple[str, ...]:
+    return tuple(ENFORCERS)
+
+
+def get_enforcer(name: str | None = None) -> SandboxEnforcer:
+    """The named enforcer, as it is; or, without a name, the best one for this system whose `probe()` succeeds.
+
+    Raises `EnforcerUnavailable` with every reason and remedy when none works, and `InvalidRequest` for unknown names.
+    """
+    if name is None:
+        return _best(_BEST_FIRST.get(sys.platform, ()))
+    if not isinstance(name, str) or name not in ENFORCERS:
+        known = ", ".join(ENFORCERS)
+        raise InvalidRequest(f"unknown enforcer {str(name)[:40]!r}", field="enforcer", hint=f"one of {known}")
+    return _load(name)
+
+
+def _best(candidates: tuple[str, ...]) -> SandboxEnforcer:
+    reasons: list[EnforcerUnavailable] = []
+    for name in candidates:
+        try:
+            enforcer = _load(name)
+            enforcer.probe()
+            return enforcer
+        except EnforcerUnavailable as error:
+            reasons.append(error)
+    said = "; ".join(error.message for error in reasons) or f"there is none for {sys.platform}"
+    hints = "; or ".join(error.hint for error in reasons if error.hint) or "use WasmBackend, which works everywhere"
+    raise EnforcerUnavailable("auto", f"no enforcer works on this host: {said}", hint=hints)
+
+
+def _load(name: str) -> SandboxEnforcer:
+    home, _, attribute = ENFORCERS[name].partition(":")
+    try:
+        kind = getattr(import_module(home), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise EnforcerUnavailable(
+            name, f"is not part of this installation ({error})", hint="reinstall warmcell"
+        ) from None
+    enforcer: SandboxEnforcer = kind()
+    return enforcer

@@ -1,0 +1,92 @@
+"""The `warmcell` command. Data goes to stdout, everything else to stderr.
+
+Nothing heavy is imported here: each subcommand brings in what it needs when it is called.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+from warmcell.interfaces.cli.exits import BROKEN_PIPE, INTERRUPTED, OUR_FAILURE, UsageError
+from warmcell.interfaces.cli.voice import say_error, silence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_RARELY = 100_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status. Without `argv` the whole process is this command.
+
+    What such a process loads stays until its end, so the collector need not look at it again and again.
+    """
+    if argv is not None:
+        return _status(list(argv))
+    gc.set_threshold(_RARELY)
+    try:
+        return _status(sys.argv[1:])
+    finally:
+        gc.freeze()
+
+
+def _status(argv: list[str]) -> int:
+    """Nothing that happens in here ends as a traceback."""
+    try:
+        status = _dispatch(argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
+    except UsageError as error:
+        say_error(error.message, error.hint)
+        return error.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        silence()
+        return BROKEN_PIPE
+    except Exception as error:
+        return _report_our_failure(error)
+
+
+def _dispatch(argv: list[str]) -> int:
+    from warmcell.interfaces.cli.quick import read_run
+
+    plain = read_run(argv)
+    if plain is not None:
+        from warmcell.interfaces.cli.run import run
+
+        return run(plain)
+    from warmcell.interfaces.cli.parser import parse
+
+    arguments = parse(argv)
+    status: int = arguments.handler(arguments)
+    return status
+
+
+def _report_our_failure(error: Exception) -> int:
+    """A guest's own status can be anything, so a failure of ours must never look like Python's exit status 1."""
+    from warmcell.core.errors import SandboxError
+
+    if isinstance(error, SandboxError):
+        say_error(error.message, error.hint)
+    elif isinstance(error, OSError):
+        say_error(f"{error.strerror or error}".lower())
+    else:
+        say_error(f"unexpected {type(error).__name__}: {error}", "set WARMCELL_DEBUG=1 for the traceback")
+    if os.environ.get("WARMCELL_DEBUG") == "1":
+        raise error
+    _flush_or_silence()
+    return OUR_FAILURE
+
+
+def _flush_or_silence() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        silence()

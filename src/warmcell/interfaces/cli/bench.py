@@ -1,0 +1,11 @@
+"""`warmcell bench`: what a sandboxed run costs here. The benchmark is loaded only for this."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    from warmcell.diagnosis.bench import main
+
+    return main(max(2, arguments.rounds), as_json=arguments.json)

@@ -1,0 +1,83 @@
+"""Option texts to values. Pure, apart from looking whether a path is there."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from warmcell.core.errors import InvalidRequest, PolicyViolation
+from warmcell.core.types import check_env, check_timeout
+from warmcell.interfaces.cli.exits import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.policy.model import SandboxPolicy
+
+
+def seconds(option: str, text: str) -> float:
+    """`--timeout`: a positive, finite number of seconds."""
+    try:
+        return check_timeout(float(text), option)
+    except ValueError:
+        raise UsageError(f"{option}: {text[:40]!r} is not a number of seconds", f"for example {option} 30") from None
+    except InvalidRequest as error:
+        raise UsageError(error.message, f"for example {option} 30") from None
+
+
+def whole_number(option: str, text: str | None, largest: int) -> int | None:
+    """`--memory`, `--max-output`: a whole number from 1."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,12}", text) or not 1 <= int(text) <= largest:
+        raise UsageError(f"{option}: {text[:40]!r} is not a whole number from 1 to {largest}")
+    return int(text)
+
+
+def environment(pairs: list[str]) -> dict[str, str]:
+    """`--env K=V`, each given once."""
+    env: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--env: {pair[:80]!r} has no value", "write it as --env NAME=VALUE")
+        if key in env:
+            raise UsageError(f"--env: {key!r} is given twice", "give it once")
+        env[key] = value
+    try:
+        return dict(check_env(env, "--env"))
+    except InvalidRequest as error:
+        raise UsageError(error.message, error.hint) from None
+
+
+def policy(reads: list[str], writes: list[str], domains: list[str]) -> SandboxPolicy | None:
+    """The default policy (None) with what was allowed added to it, so processes stay allowed as they are there."""
+    if not (reads or writes or domains):
+        return None
+    from warmcell.policy.builder import SandboxPolicyBuilder
+
+    try:
+        builder = SandboxPolicyBuilder().allow_process_spawn()
+        for path in reads:
+            builder = builder.allow_read(_existing("--allow-read", path))
+        for path in writes:
+            builder = builder.allow_read_write(_existing("--allow-write", path))
+        for domain in domains:
+            name, ports = domain_and_ports(domain)
+            builder = builder.allow_domain(name, ports)
+    except (InvalidRequest, PolicyViolation) as error:
+        raise UsageError(error.message, error.hint) from None
+    return builder.build()
+
+
+def _existing(option: str, path: str) -> str:
+    if not os.path.lexists(path):
+        raise UsageError(f"{option}: {path!r} does not exist", "create it first")
+    return path
+
+
+def domain_and_ports(text: str) -> tuple[str, tuple[int, ...]]:
+    """`example.com`, `example.com:8443`, `[::1]:80`; a bare IPv6 address has no port."""
+    match = re.fullmatch(r"(.+):([0-9]{1,5})", text)
+    if match and (":" not in match[1] or match[1].startswith("[")):
+        return match[1], (int(match[2]),)
+    return text, (80, 443)

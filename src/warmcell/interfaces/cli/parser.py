@@ -1,0 +1,161 @@
+"""The command line's grammar. Subcommands are loaded only when they are called."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+
+from warmcell.interfaces.cli.exits import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import NoReturn
+
+EXIT_STATUSES = (
+    "exit status: the guest's own; 124 timeout; 137 memory; 125 warmcell could not run it; 2 wrong usage; 130 ctrl-c"
+)
+
+
+class Formatter(argparse.HelpFormatter):
+    """argparse makes one for every option that it is told of, and would load half a dozen modules for the width."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_terminal_width() - 2)
+
+
+def _terminal_width() -> int:
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse in our voice: lower case, a hint, exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message[:1].lower() + message[1:], f"see '{self.prog} --help'")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments, with `handler` set to the subcommand's function."""
+    named = [name for name in argv[:1] if name in _COMMANDS]
+    return build_parser(named).parse_args(argv)
+
+
+def build_parser(names: Iterable[str] = ()) -> Parser:
+    """For all commands, or for those that are going to be used."""
+    parser = Parser(
+        prog="warmcell",
+        description="Run code that you did not write.",
+        allow_abbrev=False,
+        formatter_class=Formatter,
+    )
+    parser.add_argument("--version", action=_Version, help="print the version and leave")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for name in names or _COMMANDS:
+        _COMMANDS[name](commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Reads the version from the package's metadata, which is too slow to do on every start."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"warmcell {version('warmcell')}")
+        except PackageNotFoundError:
+            print("warmcell (not installed; run from its sources)")
+        parser.exit()
+
+
+def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    def call(arguments: argparse.Namespace) -> int:
+        status: int = getattr(import_module(f"warmcell.interfaces.cli.{module}"), function)(arguments)
+        return status
+
+    return call
+
+
+def _add(commands: argparse._SubParsersAction[Parser], name: str, summary: str, epilog: str | None = None) -> Parser:
+    return commands.add_parser(
+        name, help=summary, description=summary, epilog=epilog, allow_abbrev=False, formatter_class=Formatter
+    )
+
+
+def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
+    run = _add(commands, "run", "run a program in a sandbox", epilog=EXIT_STATUSES)
+    run.add_argument(
+        "target", metavar="LANGUAGE|FILE", help="python, javascript, typescript, rust, command, wasm; or a file"
+    )
+    run.add_argument("source", metavar="FILE|-", nargs="?", help="the program's file; '-' reads it from stdin")
+    run.add_argument("-c", "--code", metavar="CODE", help="the program itself")
+    run.add_argument("--timeout", metavar="S", default="30", help="seconds until the program is stopped (default 30)")
+    run.add_argument("--memory", metavar="MB", help="memory that all its processes may use together")
+    run.add_argument(
+        "--max-output", metavar="BYTES", help="how much of each of stdout and stderr is kept (default 1 MiB)"
+    )
+    run.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
+    run.add_argument(
+        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
+    )
+    run.add_argument(
+        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
+    )
+    run.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    run.add_argument("--backend", choices=("process", "wasm"), help="default: process, or wasm for a .wasm file")
+    run.add_argument("--enforcer", metavar="NAME", default="auto", help="default auto; 'none' runs without a cage")
+    run.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    run.set_defaults(handler=_later("run", "run"))
+
+
+def _add_sh(commands: argparse._SubParsersAction[Parser]) -> None:
+    sh = _add(commands, "sh", "run a shell script over the current directory, in WebAssembly", epilog=EXIT_STATUSES)
+    sh.add_argument("script", metavar="SCRIPT")
+    sh.add_argument("--write", action="store_true", help="let it change the current directory")
+    sh.add_argument("--timeout", metavar="S", default="30", help="seconds until the script is stopped (default 30)")
+    sh.add_argument("--memory", metavar="MB", help="memory that the script may use")
+    sh.add_argument("--allow-domain", metavar="NAME", action="append", default=[], help="a host that it may fetch from")
+    sh.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    sh.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    sh.set_defaults(handler=_later("shell", "sh"))
+
+
+def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
+    doctor = _add(commands, "doctor", "show what this host can enforce, proved by trying")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.set_defaults(handler=_later("doctor", "doctor"))
+
+
+def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
+    bench = _add(commands, "bench", "measure what a sandboxed run costs on this host")
+    bench.add_argument("--rounds", type=int, default=100, metavar="N", help="samples of each case (default: 100)")
+    bench.add_argument("--json", action="store_true", help="print the figures as JSON")
+    bench.set_defaults(handler=_later("bench", "bench"))
+
+
+def _add_completion(commands: argparse._SubParsersAction[Parser]) -> None:
+    completion = _add(commands, "completion", "print a completion script for your shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(handler=_later("completion", "completion"))
+
+
+_COMMANDS = {
+    "run": _add_run,
+    "sh": _add_sh,
+    "doctor": _add_doctor,
+    "bench": _add_bench,
+    "completion": _add_completion,
+}

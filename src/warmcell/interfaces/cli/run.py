@@ -1,0 +1,106 @@
+"""`warmcell run`: one program, one sandbox, its output and its exit status."""
+
+from __future__ import annotations
+
+from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
+from warmcell.interfaces.cli import options
+from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.render import finish
+from warmcell.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
+from warmcell.interfaces.cli.voice import Progress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from types import SimpleNamespace
+
+    from warmcell.policy.model import SandboxPolicy
+
+
+def run(arguments: Namespace | SimpleNamespace) -> int:
+    """Checks everything, then runs it; returns the exit status."""
+    if arguments.backend != "wasm":
+        _start_ahead()
+    source = choose(arguments.target, arguments.source, arguments.code)
+    policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain)
+    backend = _backend_name(arguments, source.language, policy)
+    request = _request(arguments, source, backend)
+    doing = "compiling and running" if source.language is Language.RUST else "running"
+    try:
+        with Progress(f"{doing} {source.language}"):
+            if backend == "wasm":
+                outcome: ExecResult | SandboxError = _run_wasm(request)
+            else:
+                outcome = _run_process(request, arguments.enforcer, policy, guest_stdin(source))
+    except SandboxError as error:
+        outcome = error
+    return finish(outcome, arguments.json)
+
+
+def _start_ahead() -> None:
+    """A zygote takes as long to load as we do: it can do so beside us."""
+    from warmcell.languages.base import base_executable
+    from warmcell.pool.start import start_ahead
+
+    start_ahead(base_executable())
+
+
+def _backend_name(arguments: Namespace | SimpleNamespace, language: Language, policy: SandboxPolicy | None) -> str:
+    name: str = arguments.backend or ("wasm" if language is Language.WASM else "process")
+    if name == "wasm" and policy is not None:
+        raise UsageError("--allow-* options need the process backend", "leave them out, or use --backend process")
+    if name == "wasm" and arguments.enforcer != "auto":
+        raise UsageError("--enforcer needs the process backend", "leave it out, or use --backend process")
+    return name
+
+
+def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: str) -> ExecRequest:
+    timeout = options.seconds("--timeout", arguments.timeout)
+    memory = options.whole_number("--memory", arguments.memory, 1 << 20)
+    output = options.whole_number("--max-output", arguments.max_output, 1 << 30)
+    env = options.environment(arguments.env)
+    code = read_code(source)
+    try:
+        return ExecRequest(
+            source.language,
+            code,
+            timeout,
+            # The process backend passes our stdin on as it comes; the other one wants all of it first.
+            stdin=read_guest_stdin(source, timeout) if backend == "wasm" else None,
+            memory_limit_mb=memory,
+            env=env,
+            limits=None if output is None else Limits(output_bytes=output),
+        )
+    except InvalidRequest as error:
+        raise UsageError(error.message, error.hint) from None
+
+
+def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | None, stdin: int) -> ExecResult:
+    from warmcell.backends.process.backend import ProcessBackend
+    from warmcell.languages.config import ProcessConfig
+
+    backend = ProcessBackend(
+        config=ProcessConfig(pool_size=0, pool_min=0),
+        enforcer=None if enforcer == "none" else enforcer,
+        policy=policy,
+    )
+    try:
+        return backend.execute_blocking(request, stdin=stdin)
+    finally:
+        backend.close()
+
+
+def _run_wasm(request: ExecRequest) -> ExecResult:
+    import asyncio
+
+    from warmcell.backends.wasm.backend import WasmBackend
+
+    async def once() -> ExecResult:
+        backend = WasmBackend()
+        try:
+            return await backend.execute(request)
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(once())

@@ -1,0 +1,70 @@
+"""`warmcell sh`: a script of the WebAssembly toolbox over the current directory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.types import ExecResult, Language, check_text
+from warmcell.interfaces.cli import options
+from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.render import finish
+from warmcell.interfaces.cli.source import Source, read_guest_stdin
+from warmcell.interfaces.cli.voice import Progress
+
+#: Where the current directory is for a script that may not change it.
+READ_ONLY_DIRECTORY = "/here"
+
+
+def sh(arguments: argparse.Namespace) -> int:
+    """Runs the script where the user stands; read-only unless `--write`."""
+    script = _script(arguments.script)
+    settings = _settings(arguments)
+    stdin = read_guest_stdin(Source(Language.COMMAND, inline=script), settings["timeout"])
+    outcome: ExecResult | SandboxError
+    try:
+        with Progress("running"):
+            outcome = _run(script, stdin, settings, arguments.write)
+    except SandboxError as error:
+        outcome = error
+    return finish(outcome, arguments.json)
+
+
+def _script(text: str) -> str:
+    try:
+        return check_text("script", text)
+    except InvalidRequest as error:
+        raise UsageError(error.message, error.hint) from None
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "backend": "wasm",
+        "track_changes": False,
+        "timeout": options.seconds("--timeout", arguments.timeout),
+        "env": options.environment(arguments.env),
+    }
+    memory = options.whole_number("--memory", arguments.memory, 1 << 20)
+    return settings | ({} if memory is None else {"memory_limit_mb": memory}) | _network(arguments.allow_domain)
+
+
+def _network(domains: list[str]) -> dict[str, Any]:
+    if not domains:
+        return {}
+    from warmcell.net import FetchPolicy
+
+    return {"fetch_policy": FetchPolicy(allowed_domains=tuple(domains))}
+
+
+def _run(script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool) -> ExecResult:
+    from warmcell.sandbox.blocking import MountPoint, Sandbox
+
+    here = os.getcwd()
+    if is_writable:
+        with Sandbox(here, **settings) as sandbox:
+            return sandbox.sh(script, stdin=stdin)
+    mount = MountPoint(here, READ_ONLY_DIRECTORY, writable=False)
+    with Sandbox(mounts=(mount,), **settings) as sandbox:
+        return sandbox.sh(script, cwd=READ_ONLY_DIRECTORY, stdin=stdin)

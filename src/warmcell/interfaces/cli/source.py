@@ -1,0 +1,155 @@
+"""Which program `warmcell run` was asked to run: language, code, and what the guest reads."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from warmcell.core.records import dataclass
+from warmcell.core.types import MAX_CODE_BYTES, Language
+from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.voice import say_warning
+
+MAX_STDIN_BYTES = 256 * 1024 * 1024
+SILENCE = 3.0
+
+LANGUAGES = {str(item): item for item in Language} | {
+    "py": Language.PYTHON,
+    "js": Language.JAVASCRIPT,
+    "ts": Language.TYPESCRIPT,
+    "sh": Language.COMMAND,
+    "shell": Language.COMMAND,
+}
+SUFFIXES = {
+    ".py": Language.PYTHON,
+    ".js": Language.JAVASCRIPT,
+    ".mjs": Language.JAVASCRIPT,
+    ".cjs": Language.JAVASCRIPT,
+    ".ts": Language.TYPESCRIPT,
+    ".rs": Language.RUST,
+    ".sh": Language.COMMAND,
+    ".wasm": Language.WASM,
+    ".wat": Language.WASM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`path` None: the code is `inline`, or comes from stdin when that is None too."""
+
+    language: Language
+    inline: str | None = None
+    path: str | None = None
+
+    @property
+    def is_from_stdin(self) -> bool:
+        return self.inline is None and self.path is None
+
+
+def choose(target: str, source: str | None, inline: str | None) -> Source:
+    """Pure: what the words on the command line mean."""
+    language = LANGUAGES.get(target)
+    if inline is not None:
+        if language is None:
+            raise _unknown_language(target)
+        if source is not None:
+            raise UsageError(f"both -c and {source!r} name a program", "give one of them")
+        return Source(language, inline=inline)
+    if language is not None:
+        return Source(language, path=None if source in (None, "-") else source)
+    if source is not None:
+        raise _unknown_language(target)
+    return Source(_language_of(target), path=target)
+
+
+def _language_of(path: str) -> Language:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    if "/" not in path and not suffix and not os.path.exists(path):
+        raise _unknown_language(path)
+    known = " ".join(SUFFIXES)
+    raise UsageError(
+        f"cannot tell the language of {path!r} from its name",
+        f"name it, as in 'warmcell run python {path}', or use one of {known}",
+    )
+
+
+def _unknown_language(name: str) -> UsageError:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name.lower(), LANGUAGES, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(Language)}"
+    return UsageError(f"unknown language {name[:80]!r}", hint)
+
+
+def read_code(source: Source) -> str | bytes:
+    """The program's text, or bytes for a binary WebAssembly module."""
+    if source.inline is not None:
+        return source.inline
+    if source.path is None:
+        return _decoded(_read_program_from_stdin(), source, "stdin")
+    try:
+        with open(source.path, "rb") as file:
+            data = file.read(MAX_CODE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {source.path!r}: {(error.strerror or str(error)).lower()}") from None
+    return _decoded(data, source, source.path)
+
+
+def _decoded(data: bytes, source: Source, name: str) -> str | bytes:
+    if source.language is Language.WASM and data.startswith(b"\0asm"):
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{name!r} is not UTF-8 text", "convert it, or embed the bytes as data") from None
+
+
+def _read_program_from_stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("stdin is closed", "give the program with -c or as a file")
+    return sys.stdin.buffer.read(MAX_CODE_BYTES + 1)
+
+
+def guest_stdin(source: Source) -> int:
+    """The descriptor that the guest reads: our stdin when it is not a terminal and did not hold the program; or -1."""
+    if source.is_from_stdin or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return -1
+    return sys.stdin.fileno()
+
+
+def read_guest_stdin(source: Source, patience: float) -> bytes | None:
+    """What the guest reads: our stdin when it is not a terminal and did not hold the program.
+
+    A pipe that is open but silent (programs that start us often leave one) would hold us for ever. Nothing at all for
+    `SILENCE` seconds counts as nothing to read, and is said; a pipe that has spoken gets `patience` to finish.
+    """
+    descriptor = guest_stdin(source)
+    if descriptor < 0:
+        return None
+    if not _is_readable(descriptor, min(SILENCE, patience)):
+        say_warning("nothing came on stdin; the program reads end of file", "add '< /dev/null', or write sooner")
+        return None
+    return _read_until_end(descriptor, patience)
+
+
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
+
+
+def _read_until_end(descriptor: int, patience: float) -> bytes:
+    import time
+
+    deadline = time.monotonic() + patience
+    received = bytearray()
+    while len(received) <= MAX_STDIN_BYTES:
+        if not _is_readable(descriptor, deadline - time.monotonic()):
+            raise UsageError("stdin did not end in time", "close it, or give it longer with --timeout")
+        piece = os.read(descriptor, 1 << 20)
+        if not piece:
+            return bytes(received)
+        received += piece
+    raise UsageError(f"stdin is larger than {MAX_STDIN_BYTES} bytes", "give the data as a file with --allow-read")

@@ -1,0 +1,49 @@
+"""Program: what a language makes of source text. Plain data; nothing has run yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warmcell.core.records import dataclass, field
+
+#: Stands for the directory that holds the program's files, wherever the run puts it ("/code" in a cage).
+CODE_DIR = "{code}"
+#: Stands for the directory that a build writes into and a run finds the artefact in.
+OUT_DIR = "{out}"
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A compile step that comes before the run, under the same confinement; its artefact is cached by `cache_key`."""
+
+    argv: tuple[str, ...]
+    artefact: str
+    cache_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How to start it.
+
+    `argv` names the interpreter by its real absolute path on the host; `{code}` and `{out}` are replaced by the runner.
+    `files` are written into the code directory. `runtime_paths` are the host directories, besides /usr, that the
+    interpreter or compiler needs read-only at the same place. `worker` names the warm worker that can run
+    `files[main_file]` without a new interpreter ("python", "node"), when there is one.
+    """
+
+    argv: tuple[str, ...]
+    files: Mapping[str, bytes]
+    main_file: str
+    runtime_paths: tuple[str, ...] = ()
+    worker: str | None = None
+    build: Build | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def argv_in(self, code_dir: str, out_dir: str = "/out") -> list[str]:
+        """The command line for a run that keeps the files in `code_dir`."""
+        return [place(item, code_dir, out_dir) for item in self.argv]
+
+
+def place(item: str, code_dir: str, out_dir: str) -> str:
+    """One argument with the directories put in."""
+    return item.replace(CODE_DIR, code_dir).replace(OUT_DIR, out_dir)

@@ -1,0 +1,166 @@
+"""Python: which interpreter runs the guest's code, what it needs of the host, and how it is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+
+from warmcell.core.errors import BackendUnavailable
+from warmcell.core.records import dataclass
+from warmcell.enforcers.host import FileStamp, ask, is_program, stamp
+from warmcell.languages.base import base_executable
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import CODE_DIR, Program
+from warmcell.languages.toolchain import beside_usr, configured_program, install_tree, is_shared, symlink_chain
+
+MAIN_FILE = "main.py"
+OLDEST = (3, 9)
+
+_QUESTION = """
+import json, os, sys, sysconfig
+names = "prefix exec_prefix base_prefix base_exec_prefix".split()
+print(json.dumps({"executable": sys.executable, "version": list(sys.version_info[:3]),
+    "prefixes": [getattr(sys, name) for name in names],
+    "libraries": [os.path.dirname(os.__file__), sysconfig.get_config_var("LIBDIR") or ""]}))
+"""
+
+#: Runs the file as `__main__` would: the working directory is importable, `exit()` exists although `-S` left `site`
+#: out, a locale that the interpreter coerced into its own environment goes again, and no frame of this text shows
+#: in the guest's tracebacks. It must work in every Python from 3.9 on.
+BOOT = """
+def _start():
+    import os, sys
+    path = sys.argv[1]
+    del sys.argv[0]
+    if sys.path and not sys.path[0]:
+        sys.path[0] = os.getcwd()
+    if sys.flags.no_site:
+        import site
+        site.setquit(); site.setcopyright(); site.sethelper()
+    if "LC_CTYPE" in os.environ and os.path.exists("/proc/self/environ"):
+        with open("/proc/self/environ", "rb") as given:
+            if not any(item.startswith(b"LC_CTYPE=") for item in given.read().split(bytes(1))):
+                del os.environ["LC_CTYPE"]
+    with open(path, "rb") as file:
+        source = file.read()
+    scope = sys.modules["__main__"].__dict__
+    del scope["_start"]
+    scope["__file__"], scope["__cached__"] = path, None
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), scope)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__.tb_next
+        sys.excepthook(type(error), error, error.__traceback__)
+    else:
+        return
+    sys.exit(1)
+_start()
+""".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python on this host. `has_site`: its site-packages are meant to be seen."""
+
+    path: str
+    version: tuple[int, ...]
+    runtime_paths: tuple[str, ...]
+    has_site: bool
+
+
+class PythonRuntime:
+    """Runs Python with the base interpreter's standard library, or with an environment that the caller named."""
+
+    name = "python"
+
+    def prepare(self, code: str, config: ProcessConfig) -> Program:
+        interpreter = find_interpreter(config)
+        return Program(
+            argv=command_line(interpreter),
+            files={MAIN_FILE: code.encode()},
+            main_file=MAIN_FILE,
+            runtime_paths=interpreter.runtime_paths,
+            worker="python",
+        )
+
+
+def command_line(interpreter: Interpreter) -> tuple[str, ...]:
+    """The cold start. `-s`: never the caller's user site. `-S`: no site-packages, unless they were asked for.
+
+    Not `-I` or `-E`: the environment is already clean, and PYTHON* variables in it come from the request.
+    """
+    site = () if interpreter.has_site else ("-S",)
+    return (interpreter.path, "-s", *site, "-c", BOOT, f"{CODE_DIR}/{MAIN_FILE}")
+
+
+def find_interpreter(config: ProcessConfig) -> Interpreter:
+    """`python_path` if given; with preloads the caller's own environment; else the base interpreter behind it."""
+    if config.python_path is not None:
+        path = configured_program(os.fspath(config.python_path), "python_path")
+    elif config.preload:
+        path = sys.executable
+    else:
+        path = base_executable()
+    has_site = config.python_path is not None or bool(config.preload)
+    if not path or not is_program(path):
+        raise BackendUnavailable(
+            f"there is no Python interpreter at {path!r}", hint="set ProcessConfig(python_path=...) to a Python 3.9+"
+        )
+    return _interpreter(stamp(path), has_site)
+
+
+@lru_cache(maxsize=32)
+def _interpreter(identity: FileStamp, has_site: bool) -> Interpreter:
+    path = identity[0]
+    facts = _own_facts() if path == base_executable() else _facts(path)
+    if facts.version < OLDEST:
+        raise BackendUnavailable(
+            f"{path} is Python {'.'.join(map(str, facts.version))}; guests need 3.9 or newer",
+            hint="set ProcessConfig(python_path=...) to a newer interpreter",
+        )
+    # The interpreter's own word for itself sees through pyenv's shims, which are scripts.
+    executable = facts.executable or path
+    if facts.prefixes[0] == facts.prefixes[2]:
+        # Outside a virtual environment the name by which it was found means nothing; inside one it is everything.
+        executable = os.path.realpath(executable)
+    paths = runtime_paths(executable, facts.prefixes, facts.libraries)
+    return Interpreter(executable, facts.version, paths, has_site)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an interpreter says about itself. The prefixes are: own, own exec, base, base exec."""
+
+    executable: str
+    version: tuple[int, ...]
+    prefixes: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+def _own_facts() -> _Facts:
+    """The base interpreter is the one that runs this line, so there is no need to start it just to ask."""
+    prefixes = (sys.base_prefix, sys.base_exec_prefix) * 2
+    libraries = (os.path.dirname(os.__file__), os.path.join(sys.base_exec_prefix, "lib"))
+    return _Facts(base_executable(), tuple(sys.version_info[:3]), prefixes, libraries)
+
+
+def _facts(path: str) -> _Facts:
+    import json
+
+    try:
+        said = json.loads(ask([path, "-I", "-c", _QUESTION]))
+    except ValueError:
+        raise BackendUnavailable(f"{path} does not answer as Python does", hint="correct python_path") from None
+    return _Facts(said["executable"], tuple(said["version"]), tuple(said["prefixes"]), tuple(said["libraries"]))
+
+
+def runtime_paths(executable: str, prefixes: tuple[str, ...], libraries: tuple[str, ...]) -> tuple[str, ...]:
+    """The prefixes, and whatever the executable's links pass through; only bin and lib of a prefix that is a home."""
+    wanted = [install_tree(link) for link in symlink_chain(executable)]
+    for prefix in prefixes:
+        wanted += [os.path.join(prefix, "bin"), *libraries] if is_shared(prefix) else [prefix]
+    wanted += [library for library in libraries if library and not is_shared(library)]
+    return beside_usr(path for path in wanted if os.path.exists(path))

@@ -1,0 +1,1 @@
+"""Forks of the host program, threads and cancellation, owned descriptors, clean-up at exit: here and nowhere else."""

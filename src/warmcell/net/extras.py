@@ -1,0 +1,27 @@
+"""Optional packages, imported when they are first needed, with an error that names the extra."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from warmcell.core.errors import BackendUnavailable
+
+
+def need(module: str, extra: str = "net") -> Any:
+    """The module, or `BackendUnavailable` that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise BackendUnavailable(
+            f"networking needs the package {module.split('.')[0]!r}, which is not installed",
+            hint=f"pip install 'warmcell[{extra}]'",
+        ) from None
+
+
+def optional(module: str) -> Any | None:
+    """The module, or None where its absence only means doing without."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None

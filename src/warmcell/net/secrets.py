@@ -1,0 +1,122 @@
+"""Credentials that stay on the host: read when used, never shown, taken out of everything that comes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from warmcell.core.errors import FetchFailed, InvalidRequest
+
+REDACTED = "[redacted]"
+MIN_SECRET_LENGTH = 4
+
+
+class SecretRef:
+    """Where a secret is, not what it is. `format` is put around it: `SecretRef.env("TOKEN", format="Bearer {}")`."""
+
+    __slots__ = ("_format", "_label", "_read")
+
+    def __init__(self, read: Callable[[], str], *, label: str = "callable", format: str = "{}") -> None:
+        if format.count("{}") != 1:
+            raise InvalidRequest("must hold {} exactly once", field="format")
+        self._read = read
+        self._label = label
+        self._format = format
+
+    @classmethod
+    def env(cls, name: str, *, format: str = "{}") -> SecretRef:
+        """The value of an environment variable of this process."""
+        return cls(lambda: os.environ[name], label=f"env:{name}", format=format)
+
+    @classmethod
+    def file(cls, path: str | os.PathLike[str], *, format: str = "{}") -> SecretRef:
+        """The content of a file, without the newline at its end."""
+        return cls(lambda: Path(path).read_text().rstrip("\r\n"), label=f"file:{os.fspath(path)}", format=format)
+
+    def __repr__(self) -> str:
+        return f"SecretRef({self._label})"
+
+    def reveal(self) -> tuple[str, str]:
+        """The bare secret (for redaction) and the header value that holds it. Errors never quote either."""
+        try:
+            secret = self._read()
+        except Exception as error:
+            raise FetchFailed(
+                f"the secret {self._label} could not be read ({type(error).__name__})", reason="invalid"
+            ) from None
+        if not isinstance(secret, str) or len(secret) < MIN_SECRET_LENGTH:
+            raise FetchFailed(
+                f"the secret {self._label} is shorter than {MIN_SECRET_LENGTH} characters", reason="invalid"
+            )
+        if not secret.isascii() or not secret.isprintable():
+            raise FetchFailed(f"the secret {self._label} holds characters that no header may hold", reason="invalid")
+        return secret, self._format.replace("{}", secret)
+
+
+class Redactor:
+    """Replaces secrets, also where a server echoes them percent-encoded, JSON-escaped or in base64."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._needles: tuple[bytes, ...] = ()
+        self.add(secrets)
+
+    def __bool__(self) -> bool:
+        return bool(self._needles)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        found = set(self._needles)
+        for secret in secrets:
+            found.update(_spellings(secret))
+        # Longest first: a secret that holds another one must not be left half visible.
+        self._needles = tuple(sorted(found, key=len, reverse=True))
+
+    @property
+    def longest(self) -> int:
+        return len(self._needles[0]) if self._needles else 0
+
+    def data(self, data: bytes) -> bytes:
+        for needle in self._needles:
+            if needle in data:
+                data = data.replace(needle, REDACTED.encode())
+        return data
+
+    def text(self, text: str) -> str:
+        return self.data(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass") if self else text
+
+
+def refuse_hidden_echo(redactor: Redactor, headers: Mapping[str, str]) -> None:
+    """An answer that is still encoded could hold the secret where it cannot be seen."""
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if redactor and coding not in ("", "identity"):
+        raise FetchFailed(f"the answer is encoded with {coding[:40]!r}, which could hide a secret", reason="connect")
+
+
+class StreamRedactor:
+    """A redactor for data that arrives in pieces: it holds back what could be the beginning of a secret."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        if not self._redactor:
+            return data
+        seen = self._redactor.data(self._held + data)
+        keep = min(len(seen), self._redactor.longest - 1)
+        self._held = seen[len(seen) - keep :]
+        return seen[: len(seen) - keep]
+
+    def finish(self) -> bytes:
+        rest, self._held = self._held, b""
+        return rest
+
+
+def _spellings(secret: str) -> set[bytes]:
+    raw = secret.encode()
+    encoded = {base64.b64encode(raw).rstrip(b"="), base64.urlsafe_b64encode(raw).rstrip(b"=")}
+    escaped = {quote(secret, safe="").encode(), quote(secret).encode(), json.dumps(secret)[1:-1].encode()}
+    return {raw, *escaped, *encoded}

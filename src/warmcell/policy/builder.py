@@ -1,0 +1,62 @@
+"""SandboxPolicyBuilder: a policy in one sentence. Each call returns a new builder; nothing is shared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from warmcell.core.records import replace
+from warmcell.core.types import Limits
+from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
+
+
+class SandboxPolicyBuilder:
+    """`SandboxPolicyBuilder().allow_read("/data").allow_domain("pypi.org").build()`; without calls, deny-all."""
+
+    def __init__(self, policy: SandboxPolicy | None = None) -> None:
+        self._policy = policy or SandboxPolicy()
+
+    def _with(self, **changes: object) -> SandboxPolicyBuilder:
+        return SandboxPolicyBuilder(replace(self._policy, **changes))  # type: ignore[arg-type]
+
+    def _allow_path(self, path: str | os.PathLike[str], mode: AccessMode, at: str | None) -> SandboxPolicyBuilder:
+        allowed = AllowedPath(os.path.abspath(path), mode, at)
+        return self._with(allowed_paths=(*self._policy.allowed_paths, allowed))
+
+    def allow_read(self, path: str | os.PathLike[str], *, at: str | None = None) -> SandboxPolicyBuilder:
+        return self._allow_path(path, AccessMode.READ_ONLY, at)
+
+    def allow_read_write(self, path: str | os.PathLike[str], *, at: str | None = None) -> SandboxPolicyBuilder:
+        return self._allow_path(path, AccessMode.READ_WRITE, at)
+
+    def allow_network(self) -> SandboxPolicyBuilder:
+        """Everything, through the host's network. Prefer `allow_domain`."""
+        return self._with(allow_network=True)
+
+    def allow_domain(
+        self,
+        domain: str,
+        ports: Iterable[int] = (80, 443),
+        *,
+        methods: Iterable[str] | None = None,
+        path_prefixes: Iterable[str] | None = None,
+    ) -> SandboxPolicyBuilder:
+        rule = NetworkRule(
+            domain,
+            tuple(ports),
+            None if methods is None else tuple(methods),
+            None if path_prefixes is None else tuple(path_prefixes),
+        )
+        return self._with(network_rules=(*self._policy.network_rules, rule))
+
+    def allow_process_spawn(self) -> SandboxPolicyBuilder:
+        return self._with(allow_process_spawn=True)
+
+    def env(self, key: str, value: str) -> SandboxPolicyBuilder:
+        return self._with(env={**self._policy.env, key: value})
+
+    def limits(self, limits: Limits) -> SandboxPolicyBuilder:
+        return self._with(limits=limits)
+
+    def build(self) -> SandboxPolicy:
+        return self._policy

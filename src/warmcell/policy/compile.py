@@ -1,0 +1,154 @@
+"""Effective policy in, LaunchPlan out. Pure module: all decisions are made, applying them is the cage's."""
+
+from __future__ import annotations
+
+import posixpath
+
+from warmcell.cage.plan import Bind, LaunchPlan, Watch
+from warmcell.core.types import MIB, Limits
+from warmcell.policy.host import HostLayout
+from warmcell.policy.resolve import EffectivePolicy
+
+WORK_DIR = "/work"
+CODE_DIR = "/code"
+OUT_DIR = "/out"
+HOME_DIR = "/home/sandbox"
+PROXY_PORT = 3128
+REPORT_NAME = ".warmcell-report"
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+#: Everything that a guest may write unless the policy names more; all of it on one sized tmpfs.
+_SCRATCH = ((CODE_DIR, 0o755), (WORK_DIR, 0o755), ("/tmp", 0o1777), ("/dev/shm", 0o1777), (HOME_DIR, 0o700))
+
+_LINKS = (
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+    ("/var/tmp", "/tmp"),
+    ("/etc/mtab", "/proc/self/mounts"),
+)
+
+_FILES = (
+    (
+        "/etc/passwd",
+        "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+        f"sandbox:x:1000:1000:sandbox:{HOME_DIR}:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    ),
+    ("/etc/group", "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n"),
+    ("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n"),
+    ("/etc/hostname", "sandbox\n"),
+    ("/etc/resolv.conf", ""),
+    ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+)
+
+
+def compile_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...]) -> LaunchPlan:
+    """The full cage for one kind of run."""
+    limits = policy.limits
+    return LaunchPlan(
+        isolation="namespaces",
+        network="host" if policy.network == "host" else "loopback",
+        listener_port=PROXY_PORT if policy.network == "proxy" else 0,
+        hostname="sandbox",
+        binds=_binds(policy, layout, runtime_paths),
+        symlinks=(*layout.symlinks, *_LINKS),
+        files=_FILES,
+        scratch_bytes=limits.disk_mb * MIB,
+        scratch_inodes=_inodes(limits),
+        scratch_dirs=_SCRATCH,
+        cwd=WORK_DIR,
+        # Init is one of them; a cgroup is to refuse first, because it counts what it refused.
+        rlimits=_rlimits(limits, limits.processes + (2 if policy.uses_cgroup else 1)),
+        landlock=_landlock(policy),
+        seccomp=True,
+        allow_spawn=policy.allow_spawn,
+        watch=_watch(policy, tuple(path.target for path in policy.paths if path.writable)),
+        report_path=f"{CODE_DIR}/{REPORT_NAME}",
+    )
+
+
+def _inodes(limits: Limits) -> int:
+    return min(max(limits.disk_mb * 256, 16_384), 1 << 20)
+
+
+def _binds(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...]) -> tuple[Bind, ...]:
+    """Shallow targets first, so that what lies deeper lands on top and means what it says."""
+    system = [Bind(path, path) for path in layout.directories]
+    system += [Bind(source, target) for source, target in layout.etc]
+    covered = tuple(bind.target for bind in system)
+    system += [Bind(path, path) for path in _outermost(runtime_paths) if not is_below(path, covered)]
+    system += [Bind(f"/dev/{name}", f"/dev/{name}", device=True) for name in _DEVICES]
+    named = [Bind(path.source, path.target, path.writable, path.identity, as_owner=True) for path in policy.paths]
+    taken = {bind.target for bind in named}
+    merged = [bind for bind in system if bind.target not in taken] + named
+    return tuple(sorted(merged, key=lambda bind: bind.target.rstrip("/").count("/")))
+
+
+def _outermost(paths: tuple[str, ...]) -> list[str]:
+    kept: list[str] = []
+    for path in sorted(dict.fromkeys(paths), key=len):
+        if not is_below(path, tuple(kept)):
+            kept.append(path)
+    return kept
+
+
+def is_below(path: str, targets: tuple[str, ...]) -> bool:
+    """Whether `path` is one of `targets` or lies in one."""
+    return any(posixpath.commonpath([path, target]) == target for target in targets)
+
+
+def _rlimits(limits: Limits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
+    # 1, not 0: only that value also keeps the kernel from piping a core to the host's crash handler.
+    rlimits = [("core", 1), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
+    rlimits += [("sigpending", 1024), ("msgqueue", 819_200), ("rtprio", 0), ("nice", 0)]
+    if most_processes:
+        rlimits.append(("nproc", most_processes))
+    return tuple(rlimits)
+
+
+def _landlock(policy: EffectivePolicy) -> tuple[tuple[str, bool], ...]:
+    """The root holds only what the guest may read, so reading is granted once; writing is granted by name."""
+    writable = [path for path, _ in _SCRATCH if not path.startswith("/dev/")]
+    writable += [path.target for path in policy.paths if path.writable]
+    return (("/", False), ("/dev", True), *((path, True) for path in dict.fromkeys(writable)))
+
+
+def _watch(policy: EffectivePolicy, disk_paths: tuple[str, ...]) -> Watch:
+    limits = policy.limits
+    return Watch(
+        memory_bytes=0 if policy.uses_cgroup else limits.memory_mb * MIB,
+        cpu_seconds=float(limits.cpu_seconds or 0.0),
+        disk_bytes=limits.disk_mb * MIB if disk_paths else 0,
+        disk_paths=disk_paths,
+    )
+
+
+def compile_open_plan(
+    policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], home: str
+) -> LaunchPlan:
+    """For the classes that share the host's root: `home` is a private directory made for this run."""
+    is_landlock = policy.isolation == "landlock"
+    limits = policy.limits
+    return LaunchPlan(
+        isolation=policy.isolation,
+        network="host" if policy.network == "host" else "loopback",
+        cwd=f"{home}{WORK_DIR}",
+        rlimits=_rlimits(limits),
+        landlock=_open_landlock(policy, layout, runtime_paths, home) if is_landlock else (),
+        seccomp=is_landlock,
+        allow_spawn=policy.allow_spawn,
+        watch=_watch(policy, (home, *(path.source for path in policy.paths if path.writable))),
+        report_path=f"{home}{CODE_DIR}/{REPORT_NAME}",
+    )
+
+
+def _open_landlock(
+    policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], home: str
+) -> tuple[tuple[str, bool], ...]:
+    readable = (*layout.directories, *(source for source, _ in layout.etc), *runtime_paths, "/proc")
+    devices = tuple((f"/dev/{name}", True) for name in _DEVICES)
+    named = tuple((path.source, path.writable) for path in policy.paths)
+    return (*((path, False) for path in dict.fromkeys(readable)), *devices, (home, True), *named)

@@ -1,0 +1,33 @@
+"""What a host was measured to offer, as data. The enforcers room measures; this room decides from it. Pure module."""
+
+from __future__ import annotations
+
+from warmcell.core.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HostCapabilities:
+    """Each is True or a number only if it was tried and worked; `reasons` says why what is missing is missing."""
+
+    user_namespaces: bool = False
+    landlock_abi: int = 0
+    seccomp: bool = False
+    cgroup: str | None = None
+    #: That cgroup can hold a share of the processors.
+    cpu_share: bool = False
+    #: RLIMIT_NPROC counts per user namespace, not per user of the whole host (Linux 5.14).
+    process_limit_per_namespace: bool = False
+    reasons: tuple[tuple[str, str], ...] = ()
+
+    def reason(self, name: str) -> str:
+        return dict(self.reasons).get(name, "not available on this host")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """Which system directories the host has and how they are linked, so that the guest's world looks the same."""
+
+    directories: tuple[str, ...] = ("/usr",)
+    symlinks: tuple[tuple[str, str], ...] = ()
+    #: What TLS, locale and the dynamic loader need of /etc: (host path, guest path).
+    etc: tuple[tuple[str, str], ...] = ()

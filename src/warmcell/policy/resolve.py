@@ -1,0 +1,190 @@
+"""Policy and host capabilities in, effective policy out, or a refusal with the remedy. Pure module.
+
+Nothing is weakened here: what cannot be enforced on this host is an error, never a smaller promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
+from warmcell.core.records import dataclass, replace
+from warmcell.core.types import Enforced, Limits
+from warmcell.policy.host import HostCapabilities
+from warmcell.policy.model import AccessMode, NetworkRule, SandboxPolicy
+
+#: What `policy=None` means: nothing of the host, and processes allowed.
+DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
+
+#: Alone, without a mount namespace behind it, Landlock must know about truncation.
+_OLDEST_LANDLOCK = 3
+
+NATIVE, LANDLOCK, BARE = "native", "landlock", None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPath:
+    """An allowed path after its links were followed, once, when the policy was made."""
+
+    source: str
+    target: str
+    writable: bool
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePolicy:
+    """What will be done, with the mechanism for each promise."""
+
+    isolation: str
+    network: str
+    network_rules: tuple[NetworkRule, ...]
+    paths: tuple[ResolvedPath, ...]
+    allow_spawn: bool
+    env: Mapping[str, str]
+    limits: Limits
+    uses_cgroup: bool
+    enforced: Enforced
+
+
+def effective_limits(policy: SandboxPolicy, requested: Limits | None, memory_mb: int | None) -> Limits:
+    """What a request asked for, never more than the policy gives; the defaults where neither says anything."""
+    limits = requested or policy.limits or Limits()
+    if memory_mb is not None:
+        limits = replace(limits, memory_mb=memory_mb)
+    return limits.capped_by(policy.limits) if policy.limits else limits
+
+
+def resolve(
+    policy: SandboxPolicy,
+    paths: tuple[ResolvedPath, ...],
+    limits: Limits,
+    host: HostCapabilities,
+    enforcer: str | None,
+    has_egress: bool = False,
+) -> EffectivePolicy:
+    """The one place that decides by which mechanism each promise is kept."""
+    if enforcer == NATIVE:
+        _require_native(host)
+    elif enforcer == LANDLOCK:
+        _require_landlock(policy, host, has_egress)
+    elif enforcer is not BARE and (policy.network_rules or has_egress):
+        raise EnforcerUnavailable(
+            enforcer,
+            "cannot keep rules by domain: it can only give the whole network or none",
+            hint="use the native enforcer",
+        )
+    elif enforcer is BARE:
+        _refuse_what_bare_cannot(policy, has_egress)
+    if limits.cpus is not None and not host.cpu_share:
+        raise EnforcerUnavailable(
+            enforcer or "process",
+            "a share of the processors needs a cgroup with the cpu controller, and there is none to be had here",
+            hint="leave Limits(cpus=...) out, run as root, or run below a delegated cgroup",
+        )
+    isolation = {NATIVE: "namespaces", LANDLOCK: "landlock"}.get(enforcer or "", "none")
+    if policy.allow_network and has_egress:
+        raise PolicyViolation("allow_network opens everything and would make the fetch policy meaningless")
+    if policy.allow_network or isolation == "none":
+        network = "host"
+    else:
+        network = "proxy" if policy.network_rules or has_egress else "none"
+    return EffectivePolicy(
+        isolation=isolation,
+        network=network,
+        network_rules=policy.network_rules,
+        paths=paths,
+        allow_spawn=policy.allow_process_spawn if isolation != "none" else True,
+        env=policy.env,
+        limits=limits,
+        uses_cgroup=host.cgroup is not None,
+        enforced=_enforced(policy, host, enforcer, isolation, network),
+    )
+
+
+def _require_native(host: HostCapabilities) -> None:
+    for name, label in (("user_namespaces", "user namespaces"), ("seccomp", "seccomp"), ("landlock_abi", "Landlock")):
+        if not getattr(host, name):
+            raise EnforcerUnavailable(
+                NATIVE,
+                f"{label} do not work here: {host.reason(name)}",
+                hint="see `warmcell doctor`; WasmBackend works without them, and enforcer='landlock' is a weaker class",
+            )
+
+
+def _refuse_what_bare_cannot(policy: SandboxPolicy, has_egress: bool) -> None:
+    """The bare class is named on purpose, but a rule that it would silently ignore is another matter."""
+    if policy.network_rules or policy.allowed_paths or has_egress:
+        raise EnforcerUnavailable(
+            "process", "the bare class enforces no paths and no domains", hint="use enforcer='auto' with this policy"
+        )
+
+
+def _require_landlock(policy: SandboxPolicy, host: HostCapabilities, has_egress: bool) -> None:
+    if not host.landlock_abi or not host.seccomp:
+        missing = "landlock_abi" if not host.landlock_abi else "seccomp"
+        raise EnforcerUnavailable(LANDLOCK, f"not usable here: {host.reason(missing)}")
+    if host.landlock_abi < _OLDEST_LANDLOCK:
+        raise EnforcerUnavailable(
+            LANDLOCK,
+            f"Landlock here is version {host.landlock_abi}, which cannot stop a file from being truncated",
+            hint="use the native enforcer, or Linux 6.2 or newer",
+        )
+    if policy.network_rules or has_egress:
+        raise EnforcerUnavailable(
+            LANDLOCK, "it has no network of its own and so cannot carry domain rules", hint="use the native enforcer"
+        )
+
+
+def _enforced(
+    policy: SandboxPolicy, host: HostCapabilities, enforcer: str | None, isolation: str, network: str
+) -> Enforced:
+    limits = host.cgroup or "supervisor"
+    common = Enforced(
+        enforcer=enforcer,
+        timeout="supervisor",
+        memory=limits,
+        cpu=limits if limits == "supervisor" else f"{limits} + supervisor",
+        processes=host.cgroup,
+        open_files="rlimit per process",
+        disk="supervisor + rlimit",
+        output="supervisor",
+        environment="supervisor",
+    )
+    if isolation == "namespaces":
+        return _in_namespaces(common, policy, host, network)
+    if isolation == "landlock":
+        network_lock = None if network == "host" else "seccomp"
+        return replace(
+            common,
+            isolation_class="landlock",
+            network=network_lock,
+            filesystem_read="Landlock",
+            filesystem_write="Landlock",
+            syscalls="seccomp",
+        )
+    if enforcer is None:
+        return replace(common, isolation_class="process")
+    return replace(
+        common,
+        isolation_class="process+sandbox",
+        network=None if policy.allow_network else enforcer,
+        filesystem_read=enforcer,
+        filesystem_write=enforcer,
+    )
+
+
+def _in_namespaces(common: Enforced, policy: SandboxPolicy, host: HostCapabilities, network: str) -> Enforced:
+    networks = {"none": "network namespace", "proxy": "network namespace + proxy", "host": None}
+    has_writable = any(path.mode is AccessMode.READ_WRITE for path in policy.allowed_paths)
+    per_namespace = "rlimit per namespace" if host.process_limit_per_namespace else None
+    return replace(
+        common,
+        isolation_class="process+sandbox",
+        processes=host.cgroup or per_namespace,
+        disk="sized tmpfs + supervisor" if has_writable else "sized tmpfs",
+        network=networks[network],
+        filesystem_read="mount namespace + Landlock",
+        filesystem_write="mount namespace + Landlock",
+        syscalls="seccomp",
+    )

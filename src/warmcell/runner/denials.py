@@ -1,0 +1,45 @@
+"""What a run was refused, told from facts, with the rule and the remedy. Pure module."""
+
+from __future__ import annotations
+
+from warmcell.core.types import Denial, Limits
+from warmcell.runner.outcome import KernelUsage
+from warmcell.runner.streams import Exit
+
+
+def explain(end: Exit, kernel: KernelUsage, limits: Limits, allowed_targets: tuple[str, ...]) -> list[Denial]:
+    """Everything the cage noted, in the words of the policy."""
+    found = [_refused(kind, what) for kind, what in end.denials if kind != "path"]
+    found += [
+        _refused("path", what)
+        for kind, what in end.denials
+        if kind == "path" and what.startswith("/") and not _is_covered(what, allowed_targets)
+    ]
+    if end.verdict == "memory" or kernel.memory_kills:
+        found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
+    if end.verdict == "cpu":
+        found.append(_limit("cpu", f"more than {limits.cpu_seconds:g} s of cpu time", "cpuSeconds", "cpu_seconds"))
+    if end.verdict == "disk":
+        found.append(_limit("disk", f"more than {limits.disk_mb} MB", "diskMb", "disk_mb"))
+    if kernel.process_refusals:
+        found.append(_limit("processes", f"more than {limits.processes} processes", "processes", "processes"))
+    return found
+
+
+def _is_covered(path: str, targets: tuple[str, ...]) -> bool:
+    return any(path == target or path.startswith(target.rstrip("/") + "/") for target in targets)
+
+
+def _refused(kind: str, what: str) -> Denial:
+    if kind == "network":
+        hint = "allow it with allow_domain(name, ports); allowed names are reached through the proxy in HTTPS_PROXY"
+        return Denial(kind, what, "networkRules", hint)
+    if kind == "process":
+        return Denial(kind, what, "allowProcessSpawn", "allow new processes with allow_process_spawn()")
+    if kind == "path":
+        return Denial(kind, what, "allowedPaths", f"allow it with allow_read({what!r}) or allow_read_write({what!r})")
+    return Denial(kind, what, "system calls", "no policy allows this call; the program must do without it")
+
+
+def _limit(kind: str, what: str, rule: str, field: str) -> Denial:
+    return Denial(kind, what, f"limits.{rule}", f"raise it with Limits({field}=...)")

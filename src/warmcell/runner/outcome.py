@@ -1,0 +1,110 @@
+"""Judges how a run ended: facts in, `ExecResult` or the error that a limit calls for out. Pure module."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
+from warmcell.core.records import dataclass
+from warmcell.core.types import Denial, Enforced, ExecResult, Usage
+from warmcell.runner.streams import Capture, Exit
+
+_SIGNAL_BASE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the run was given."""
+
+    timeout: float
+    memory_mb: int
+    enforced: Enforced
+    #: A wrapper such as bwrap stood between us and the guest and made 128 + n of its signals, as shells do.
+    is_wrapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUsage:
+    """What a cgroup counted, where there was one."""
+
+    peak_memory: int = 0
+    cpu_time: float = 0.0
+    memory_kills: int = 0
+    process_refusals: int = 0
+    #: Kills for want of memory that no limit of the run's own called for.
+    outside_kills: int = 0
+
+
+def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
+    """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
+    if end.start_failure:
+        raise ExecutionFailed(f"could not start the program: {end.start_failure}")
+    is_memory = end.verdict == "memory" or kernel.memory_kills > 0
+    was_cut_short = end.is_timeout or end.is_cancelled
+    if end.status is None and not (was_cut_short or is_memory):
+        raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
+    if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
+        raise ExecutionFailed("the guest was killed because memory around Warmcell ran out, not its own limit")
+    result = _result(end, terms, kernel, denials)
+    if is_memory:
+        raise MemoryExceeded(terms.memory_mb, result)
+    if end.is_timeout:
+        raise ExecutionTimeout(terms.timeout, result)
+    return result
+
+
+def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
+    exit_code, number = _exit_code(end, terms.is_wrapped)
+    stdout, stdout_bytes = _text(end.stdout)
+    stderr, stderr_bytes = _text(end.stderr)
+    return ExecResult(
+        stdout=stdout,
+        stderr=stderr,
+        exit_code=exit_code,
+        signal=number,
+        duration=end.duration,
+        stdout_bytes=stdout_bytes,
+        stderr_bytes=stderr_bytes,
+        stdout_truncated=end.stdout.total > end.stdout.cap,
+        stderr_truncated=end.stderr.total > end.stderr.cap,
+        usage=Usage(
+            cpu_time=kernel.cpu_time or end.cpu_time,
+            wall_time=end.duration,
+            peak_memory_bytes=max(kernel.peak_memory, 0) or end.peak_memory,
+        ),
+        enforced=terms.enforced,
+        denials=denials,
+    )
+
+
+def _exit_code(end: Exit, is_wrapped: bool) -> tuple[int, int | None]:
+    by_limit = {"cpu": signal.SIGXCPU, "disk": signal.SIGXFSZ}.get(end.verdict)
+    if by_limit is not None:
+        return _SIGNAL_BASE + by_limit, int(by_limit)
+    status = signal.SIGKILL if end.status is None else end.status
+    if os.WIFSIGNALED(status):
+        return _SIGNAL_BASE + os.WTERMSIG(status), os.WTERMSIG(status)
+    code = os.WEXITSTATUS(status)
+    is_folded = is_wrapped and _SIGNAL_BASE < code <= _SIGNAL_BASE + signal.SIGSYS
+    return code, code - _SIGNAL_BASE if is_folded else None
+
+
+def _text(capture: Capture) -> tuple[str, bytes]:
+    kept = bytes(capture.kept)
+    if capture.total <= capture.cap:
+        return kept.decode("utf-8", "replace"), kept
+    kept = cut_at_character(kept)
+    left_out = capture.total - len(kept)
+    return f"{kept.decode('utf-8', 'replace')}\n... (truncated, {left_out} bytes left out)", kept
+
+
+def cut_at_character(data: bytes) -> bytes:
+    """Without the first bytes of a UTF-8 character whose rest was cut off; other bytes stay as they are."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        needed = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+        return data[:-back] if needed > back else data
+    return data

@@ -1,0 +1,1 @@
+"""The objects that an agent holds: `Sandbox` and `AsyncSandbox`, and the one-line `run`."""

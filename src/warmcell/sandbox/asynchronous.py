@@ -1,0 +1,265 @@
+"""AsyncSandbox: the one object that an agent holds. Files, commands, code and fetches over one work directory.
+
+Every file method is written once, in `workspace.Workspace`, and lifted into a thread here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from warmcell.core.errors import InvalidRequest, NetworkingDisabled
+from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
+from warmcell.policy.model import SandboxPolicy
+from warmcell.sandbox.guests import GuestConfig, GuestFactory, Job, checked_argv, make_guest
+from warmcell.sandbox.operations import Operations, in_thread
+from warmcell.workspace.places import WORK, MountPoint, check_mounts
+from warmcell.workspace.workspace import AnyPath, Workspace
+
+if TYPE_CHECKING:
+    from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Backend = Literal["process", "wasm"]
+
+
+def _in_thread(
+    method: Callable[Concatenate[Workspace, P], T],
+) -> Callable[Concatenate[AsyncSandbox, P], Coroutine[Any, Any, T]]:
+    """A blocking method of the workspace as a method of `AsyncSandbox`."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncSandbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._on_disk(functools.partial(method, self._workspace, *args, **kwargs))
+
+    return call
+
+
+class AsyncSandbox:
+    """A work directory, a backend that runs things in it, and rules that are fixed from here on.
+
+    Runs of one sandbox may overlap: each has a cage or an instance of its own and shares only the files. Use it from
+    one event loop. `destroy` ends what is running (it raises `SandboxDestroyed`), removes what is private, and may be
+    called twice; every other method raises `SandboxDestroyed` afterwards. `guest_factory` is the seam for tests.
+    """
+
+    def __init__(
+        self,
+        work_dir: AnyPath | None = None,
+        *,
+        backend: Backend = "process",
+        mounts: Sequence[MountPoint] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+        memory_limit_mb: int = 512,
+        fuel: int | None = None,
+        fetch_policy: FetchPolicy | None = None,
+        policy: SandboxPolicy | None = None,
+        track_changes: bool = True,
+        guest_factory: GuestFactory = make_guest,
+    ) -> None:
+        self.id = secrets.token_hex(16)
+        self._settings: dict[str, Any] = {
+            "backend": backend,
+            "mounts": check_mounts(mounts),
+            "env": check_env({} if env is None else env),
+            "timeout": check_timeout(timeout),
+            "memory_limit_mb": _memory_limit(memory_limit_mb),
+            "fuel": fuel,
+            "fetch_policy": fetch_policy,
+            "policy": policy,
+            "track_changes": track_changes,
+            "guest_factory": guest_factory,
+        }
+        self._operations = Operations()
+        self._ending: asyncio.Task[None] | None = None
+        self._client: SafeClient | None = None
+        self._workspace = Workspace(work_dir, self._settings["mounts"], track_changes=track_changes)
+        try:
+            self._guest = guest_factory(backend, self._guest_config())
+        except BaseException:
+            self._workspace.close()
+            raise
+
+    @property
+    def work_dir(self) -> str:
+        """Where the work directory is on the host."""
+        return self._workspace.host_path
+
+    async def start(self) -> None:
+        """Records the state that `diff` compares with. Entering the context does it, and so does the first call."""
+        await self._on_disk(lambda: None)
+
+    async def exec(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        cwd: AnyPath | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Runs one command, without a shell. `CommandNotFound` when the sandbox has none of that name."""
+        argv = checked_argv(command, args)
+        return await self._run(functools.partial(self._guest.command, argv), cwd, stdin, timeout)
+
+    async def sh(
+        self,
+        script: str,
+        *,
+        cwd: AnyPath | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Runs a shell script in the work directory. Nothing but files is kept from one call to the next."""
+        ExecRequest(Language.COMMAND, check_text("script", script), 1.0)
+        return await self._run(functools.partial(self._guest.script, script), cwd, stdin, timeout)
+
+    async def run(
+        self,
+        code: str | bytes,
+        language: str = "python",
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Runs source text in the work directory."""
+        request = ExecRequest(language, code, 1.0)  # type: ignore[arg-type]  # it checks the name
+        return await self._run(functools.partial(self._guest.code, code, request.language), None, stdin, timeout)
+
+    async def exec_python(
+        self, code: str, *, stdin: str | bytes | None = None, timeout: float | None = None
+    ) -> ExecResult:
+        """Runs Python code in the work directory."""
+        return await self.run(code, "python", stdin=stdin, timeout=timeout)
+
+    async def exec_js(self, code: str, *, stdin: str | bytes | None = None, timeout: float | None = None) -> ExecResult:
+        """Runs JavaScript code in the work directory."""
+        return await self.run(code, "javascript", stdin=stdin, timeout=timeout)
+
+    async def fetch(self, request: FetchRequest | str) -> FetchResponse:
+        """Fetches a URL by the rules of `fetch_policy`; without one, `NetworkingDisabled`."""
+        self._operations.check_open()
+        client = self._fetch_client()
+        if client is None:
+            raise NetworkingDisabled
+        return await self._operations.run(client.fetch(request))
+
+    read_file = _in_thread(Workspace.read_file)
+    read_text = _in_thread(Workspace.read_text)
+    write_file = _in_thread(Workspace.write_file)
+    list_dir = _in_thread(Workspace.list_dir)
+    stat = _in_thread(Workspace.stat)
+    exists = _in_thread(Workspace.exists)
+    remove = _in_thread(Workspace.remove)
+    mkdir = _in_thread(Workspace.mkdir)
+    upload = _in_thread(Workspace.upload)
+    download = _in_thread(Workspace.download)
+    apply_patch = _in_thread(Workspace.apply_patch)
+    diff = _in_thread(Workspace.diff)
+    snapshot = _in_thread(Workspace.snapshot)
+    restore = _in_thread(Workspace.restore)
+
+    async def fork(self, snapshot: str | None = None) -> AsyncSandbox:
+        """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""
+        self._operations.check_open()
+        child = AsyncSandbox(**self._settings)
+        try:
+            await self._on_disk(lambda: self._workspace.copy_to(child._workspace, snapshot))
+            await child.start()
+        except BaseException:
+            await child.destroy()
+            raise
+        return child
+
+    async def destroy(self) -> None:
+        """Ends every run, closes the backend and removes the private work directory and all snapshots."""
+        self._operations.is_closed = True
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._ending)
+
+    async def __aenter__(self) -> AsyncSandbox:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.destroy()
+
+    def __repr__(self) -> str:
+        state = "destroyed" if self._operations.is_closed else self._settings["backend"]
+        return f"<{type(self).__name__} {self.id[:8]} {state}>"
+
+    async def _run(
+        self,
+        call: Callable[[Job], Awaitable[ExecResult]],
+        cwd: AnyPath | None,
+        stdin: str | bytes | None,
+        timeout: float | None,
+    ) -> ExecResult:
+        seconds = self._settings["timeout"] if timeout is None else check_timeout(timeout)
+        if stdin is not None and not isinstance(stdin, str | bytes):
+            raise InvalidRequest(f"must be text or bytes, not {type(stdin).__name__}", field="stdin")
+
+        async def run() -> ExecResult:
+            return await call(Job(await self._guest_cwd(cwd), stdin, seconds))
+
+        return await self._operations.run(run())
+
+    async def _guest_cwd(self, cwd: AnyPath | None) -> str:
+        if cwd is None and self._workspace.has_begun:
+            return WORK  # a thread would cost as much as a small run
+
+        def begin_and_look() -> str:
+            self._workspace.begin()
+            return self._workspace.guest_cwd(cwd)
+
+        return await in_thread(begin_and_look)
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        def begin_and_work() -> T:
+            self._workspace.begin()
+            return work()
+
+        return await self._operations.run(in_thread(begin_and_work))
+
+    async def _end(self) -> None:
+        await self._operations.close()
+        try:
+            await self._guest.aclose()
+        finally:
+            await in_thread(self._workspace.close)
+
+    def _guest_config(self) -> GuestConfig:
+        settings = self._settings
+        return GuestConfig(
+            work_dir=self._workspace.host_path,
+            is_work_writable=self._workspace.is_writable,
+            mounts=settings["mounts"],
+            env=settings["env"],
+            memory_limit_mb=settings["memory_limit_mb"],
+            fuel=settings["fuel"],
+            policy=settings["policy"],
+            fetch=self._fetch_json if settings["fetch_policy"] is not None else None,
+            fetch_policy=settings["fetch_policy"],
+        )
+
+    def _fetch_client(self) -> SafeClient | None:
+        if self._client is None and self._settings["fetch_policy"] is not None:
+            from warmcell.net import SafeClient
+
+            self._client = SafeClient(self._settings["fetch_policy"])
+        return self._client
+
+    async def _fetch_json(self, request: bytes) -> bytes:
+        from warmcell.net import handle_fetch_json
+
+        return await handle_fetch_json(self._fetch_client(), request)
+
+
+def _memory_limit(value: int) -> int:
+    return Limits(memory_mb=value).memory_mb

@@ -1,0 +1,123 @@
+"""Sandbox: `AsyncSandbox` for blocking code. Nothing is written twice: each method is lifted through the portal."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from warmcell.lifetime.portal import portal
+from warmcell.policy.model import SandboxPolicy
+from warmcell.sandbox.asynchronous import AsyncSandbox, Backend
+from warmcell.sandbox.guests import GuestFactory, make_guest
+from warmcell.workspace.diff import FsChange
+from warmcell.workspace.files import DirEntry, FileStat
+from warmcell.workspace.members import ArchiveLimits
+from warmcell.workspace.places import MountPoint
+from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspace.workspace import AnyPath
+
+if TYPE_CHECKING:
+    from warmcell.net import FetchPolicy
+
+__all__ = ["ArchiveLimits", "AsyncSandbox", "DirEntry", "FileStat", "FsChange", "MountPoint", "Sandbox", "SnapshotId"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncSandbox, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Sandbox, P], T]:
+    """A method of `AsyncSandbox` as a method of `Sandbox`."""
+
+    @functools.wraps(method)
+    def call(self: Sandbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return portal.call(method, self._async, *args, **kwargs)
+
+    return call
+
+
+class Sandbox:
+    """`AsyncSandbox` for blocking code: the same arguments, methods and errors. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        work_dir: AnyPath | None = None,
+        *,
+        backend: Backend = "process",
+        mounts: Sequence[MountPoint] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+        memory_limit_mb: int = 512,
+        fuel: int | None = None,
+        fetch_policy: FetchPolicy | None = None,
+        policy: SandboxPolicy | None = None,
+        track_changes: bool = True,
+        guest_factory: GuestFactory = make_guest,
+    ) -> None:
+        self._async = AsyncSandbox(
+            work_dir,
+            backend=backend,
+            mounts=mounts,
+            env=env,
+            timeout=timeout,
+            memory_limit_mb=memory_limit_mb,
+            fuel=fuel,
+            fetch_policy=fetch_policy,
+            policy=policy,
+            track_changes=track_changes,
+            guest_factory=guest_factory,
+        )
+        portal.call(self._async.start)
+
+    @classmethod
+    def _around(cls, sandbox: AsyncSandbox) -> Sandbox:
+        made = cls.__new__(cls)
+        made._async = sandbox
+        return made
+
+    @property
+    def id(self) -> str:
+        """128 random bits in hexadecimal."""
+        return self._async.id
+
+    @property
+    def work_dir(self) -> str:
+        """Where the work directory is on the host."""
+        return self._async.work_dir
+
+    exec = _blocking(AsyncSandbox.exec)
+    sh = _blocking(AsyncSandbox.sh)
+    run = _blocking(AsyncSandbox.run)
+    exec_python = _blocking(AsyncSandbox.exec_python)
+    exec_js = _blocking(AsyncSandbox.exec_js)
+    fetch = _blocking(AsyncSandbox.fetch)
+    read_file = _blocking(AsyncSandbox.read_file)
+    read_text = _blocking(AsyncSandbox.read_text)
+    write_file = _blocking(AsyncSandbox.write_file)
+    list_dir = _blocking(AsyncSandbox.list_dir)
+    stat = _blocking(AsyncSandbox.stat)
+    exists = _blocking(AsyncSandbox.exists)
+    remove = _blocking(AsyncSandbox.remove)
+    mkdir = _blocking(AsyncSandbox.mkdir)
+    upload = _blocking(AsyncSandbox.upload)
+    download = _blocking(AsyncSandbox.download)
+    apply_patch = _blocking(AsyncSandbox.apply_patch)
+    diff = _blocking(AsyncSandbox.diff)
+    snapshot = _blocking(AsyncSandbox.snapshot)
+    restore = _blocking(AsyncSandbox.restore)
+    destroy = _blocking(AsyncSandbox.destroy)
+
+    def fork(self, snapshot: str | None = None) -> Sandbox:
+        """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""
+        return self._around(portal.call(self._async.fork, snapshot))
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        return repr(self._async).replace("AsyncSandbox", "Sandbox")

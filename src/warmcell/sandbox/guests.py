@@ -1,0 +1,170 @@
+"""How a sandbox runs things: one small adapter per backend, so that `sandbox.py` knows none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from warmcell.core.errors import CommandNotFound, InvalidRequest
+from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_text
+from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.workspace.places import WORK, MountPoint
+
+if TYPE_CHECKING:
+    from warmcell.backends.process.backend import ProcessBackend
+    from warmcell.net.types import FetchPolicy
+
+#: JSON in, JSON out: what a guest's `fetch` and `curl` ask the host.
+FetchCall = Callable[[bytes], Awaitable[bytes]]
+NOT_FOUND = 127
+
+
+@dataclass(frozen=True, slots=True)
+class GuestConfig:
+    """All that is fixed when a sandbox is made. Nothing that a model fills in later can widen it."""
+
+    work_dir: str
+    is_work_writable: bool = True
+    mounts: tuple[MountPoint, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    memory_limit_mb: int = 512
+    fuel: int | None = None
+    policy: SandboxPolicy | None = None
+    fetch: FetchCall | None = None
+    fetch_policy: FetchPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What differs from one run to the next. `cwd` was checked: a directory of the workspace or a mount."""
+
+    cwd: str = WORK
+    stdin: str | bytes | None = None
+    timeout: float = 30.0
+
+
+class Guest(Protocol):
+    """Runs things for one sandbox, many at a time. When a call ends or is cancelled, nothing of the run is left."""
+
+    async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
+        """One program with its arguments, no shell in between; `CommandNotFound` when there is no such program."""
+        ...
+
+    async def script(self, script: str, job: Job) -> ExecResult: ...
+
+    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult: ...
+
+    async def aclose(self) -> None: ...
+
+
+GuestFactory = Callable[[str, GuestConfig], Guest]
+
+
+def make_guest(backend: str, config: GuestConfig) -> Guest:
+    """The adapter for a backend by its name."""
+    if backend == "process":
+        return ProcessGuest(config)
+    if backend == "wasm":
+        _refuse_process_policy(config.policy)
+        from warmcell.backends.wasm.guest import WasmGuest
+
+        return WasmGuest(config)
+    raise InvalidRequest(f"unknown backend {backend!r}; one of process, wasm", field="backend")
+
+
+def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
+    """What a policy grants must not be dropped in silence; of its parts only the limits mean something to WASM."""
+    if policy is not None and (policy.allowed_paths or policy.allow_network or policy.network_rules or policy.env):
+        hint = "use mounts=, fetch_policy= and env="
+        raise InvalidRequest("is for the process backend, apart from its limits", field="policy", hint=hint)
+
+
+class ProcessGuest:
+    """Real processes in the cage, each run in one of its own, with the work directory at /work."""
+
+    def __init__(self, config: GuestConfig, backend: ProcessBackend | None = None) -> None:
+        if config.fuel is not None:
+            raise InvalidRequest(
+                "the process backend cannot count instructions", field="fuel", hint="use backend='wasm'"
+            )
+        self._config = config
+        self._backend = backend or _process_backend(config)
+
+    async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
+        if argv[0] in _RESERVED:
+            raise CommandNotFound(argv[0])
+        result = await self._shell(command_script(argv, job.cwd), job)
+        if result.exit_code == NOT_FOUND and result.stderr.startswith(_MISSING):
+            raise CommandNotFound(argv[0])
+        return result
+
+    async def script(self, script: str, job: Job) -> ExecResult:
+        return await self._shell(in_directory(script, job.cwd), job)
+
+    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult:
+        request = ExecRequest(language, code, job.timeout, job.stdin, self._config.memory_limit_mb, self._config.env)
+        return await self._backend.execute(request)
+
+    async def _shell(self, script: str, job: Job) -> ExecResult:
+        return await self.code(script, Language.COMMAND, job)
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
+
+
+def _process_backend(config: GuestConfig) -> ProcessBackend:
+    """Guests reach what the fetch policy allows, unless the policy has rules of its own for them."""
+    from warmcell.backends.process.backend import ProcessBackend
+
+    policy = sandbox_policy(config)
+    has_own_rules = policy.allow_network or bool(policy.network_rules)
+    return ProcessBackend(policy=policy, fetch_policy=None if has_own_rules else config.fetch_policy)
+
+
+def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
+    """The caller's policy with the workspace and the mounts added. Without one, processes are allowed, nothing else."""
+    policy = config.policy or SandboxPolicy(allow_process_spawn=True)
+    mode = AccessMode.READ_WRITE if config.is_work_writable else AccessMode.READ_ONLY
+    paths = [AllowedPath(config.work_dir, mode, WORK)]
+    for mount in config.mounts:
+        if mount.guest_path != WORK:
+            mode = AccessMode.READ_WRITE if mount.writable else AccessMode.READ_ONLY
+            paths.append(AllowedPath(mount.host, mode, mount.guest_path))
+    limits = policy.limits or Limits(memory_mb=config.memory_limit_mb)
+    return replace(policy, allowed_paths=(*policy.allowed_paths, *paths), limits=limits)
+
+
+#: The shell "finds" these, but in quotes they are nothing that can be run.
+_RESERVED = frozenset({"!", "{", "}", "case", "do", "done", "elif", "else", "esac", "fi", "for", "if", "in", "then"})
+_RESERVED |= {"until", "while"}
+#: Written by our own prelude, before the command could have written anything.
+_MISSING = "warmcell: no such command: "
+
+
+def command_script(argv: Sequence[str], cwd: str) -> str:
+    """A script that runs exactly this argv. Every word is quoted, so none is a keyword, an assignment or an option."""
+    words = " ".join(quoted(word) for word in argv)
+    name = quoted(argv[0])
+    missing = f"{{ printf '%s%s\\n' {quoted(_MISSING)} {name} >&2; exit {NOT_FOUND}; }}"
+    return f"cd {quoted(cwd)} || exit 126\ncommand -v {name} >/dev/null 2>&1 || {missing}\n{words}\n"
+
+
+def in_directory(script: str, cwd: str) -> str:
+    """The script, started in a directory. On the first line, so that line numbers in messages stay true."""
+    return script if cwd == WORK else f"cd {quoted(cwd)} || exit 126; {script}"
+
+
+def quoted(word: str) -> str:
+    """A word for a POSIX shell, always in quotes: `shlex.quote` leaves "A=b" bare, which would be an assignment."""
+    return "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+def checked_argv(command: object, args: object) -> list[str]:
+    """A command line of plain text, or `InvalidRequest` that names the part."""
+    name = check_text("command", command)
+    if not name.strip():
+        raise InvalidRequest("is empty", field="command")
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise InvalidRequest("must be a list of texts", field="args", hint='exec("ls", ["-l"]), or sh("ls -l")')
+    return [name, *(check_text("args", item) for item in args)]

@@ -1,0 +1,69 @@
+"""`run` and `arun`: one call, one result, through a backend that the whole process shares."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
+
+_lock = threading.Lock()
+_shared: ProcessBackend | None = None
+
+
+def _backend() -> ProcessBackend:
+    global _shared
+    with _lock:
+        if _shared is None:
+            _shared = ProcessBackend()
+        return _shared
+
+
+def _request(
+    code: str, language: str, timeout: float, stdin: str | bytes | None, env: Mapping[str, str] | None, limits: Any
+) -> ExecRequest:
+    memory = limits.pop("memory_limit_mb", None)
+    unknown = sorted(set(limits) - set(Limits.__slots__))
+    if unknown:
+        raise InvalidRequest(f"unknown limit {unknown[0]!r}; one of {', '.join(Limits.__slots__)}", field="limits")
+    return ExecRequest(
+        language=Language(language) if language in set(Language) else language,  # type: ignore[arg-type]
+        code=code,
+        timeout=timeout,
+        stdin=stdin,
+        memory_limit_mb=memory,
+        env=env or {},
+        limits=Limits(**limits) if limits else None,
+    )
+
+
+def run(
+    code: str,
+    language: str = "python",
+    *,
+    timeout: float = 30,
+    stdin: str | bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    **limits: Any,
+) -> ExecResult:
+    """Runs the code in a cage and returns what happened. Limits by name: `memory_mb=256`, `processes=10`, ...
+
+    Works from anywhere, inside a running event loop too (where it blocks that loop: use `arun` there).
+    """
+    return _backend().execute_blocking(_request(code, language, timeout, stdin, env, limits))
+
+
+async def arun(
+    code: str,
+    language: str = "python",
+    *,
+    timeout: float = 30,
+    stdin: str | bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    **limits: Any,
+) -> ExecResult:
+    """`run` for event loops."""
+    return await _backend().execute(_request(code, language, timeout, stdin, env, limits))

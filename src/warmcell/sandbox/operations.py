@@ -1,0 +1,68 @@
+"""What a sandbox has under way: every operation can be ended, and none outlives the thing that it works on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from warmcell.core.errors import SandboxDestroyed
+
+T = TypeVar("T")
+
+
+class Operations:
+    """Counts operations in and out. After `close` began, new ones are refused and running ones end, typed.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise SandboxDestroyed
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Carries out `work` as a task that `close` can end. Cancelling the caller cancels the work as always."""
+        if self.is_closed:
+            work.close()
+            raise SandboxDestroyed
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self.is_closed and task.cancelled() and not (caller is not None and caller.cancelling()):
+                raise SandboxDestroyed from None
+            raise
+
+    async def close(self) -> None:
+        """Ends what is running and waits until it has cleaned up."""
+        self.is_closed = True
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(set(self._running))
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs blocking work in a thread and, also when cancelled, waits for its end.
+
+    The work holds descriptors: going on while it runs would let them be closed, and their numbers reused, under it.
+    """
+    thread = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        while not thread.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({thread})
+        if not thread.cancelled():
+            thread.exception()  # looked at, so that asyncio does not complain that nobody did
+        raise

@@ -1,0 +1,1 @@
+"""The command toolbox: WASM modules that Warmcell ships, and how to find them."""

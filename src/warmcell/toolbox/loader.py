@@ -1,0 +1,69 @@
+"""Finds the modules of the toolbox and the commands that each of them runs. Reads manifests; runs nothing."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warmcell.core.errors import BackendUnavailable
+
+DIRECTORY = Path(__file__).resolve().parent
+TOOLBOX, PYTHON = "toolbox", "python"
+#: Commands that are modules of their own, so that the shell does not pay for them at its start.
+OWN_MODULES = {"node": "node", "nodejs": "node", "git": "git", "python": PYTHON, "python3": PYTHON}
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A module that was built and committed, as its manifest describes it."""
+
+    name: str
+    path: Path
+    sha256: str
+    entry: str
+
+    def read(self) -> bytes:
+        """Its bytes, or `BackendUnavailable` when they are not the ones that were built."""
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise BackendUnavailable(f"the toolbox module {self.name} cannot be read: {error}") from error
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise BackendUnavailable(f"{self.path} is not the module that its manifest describes", hint="reinstall")
+        return data
+
+
+@functools.cache
+def find_artefact(name: str) -> Artefact:
+    """The module of that name (`toolbox`, `node`, `git`)."""
+    record = _manifest("toolbox.json") if name == TOOLBOX else _manifest("modules.json").get(name)
+    if not record:
+        raise BackendUnavailable(f"this installation has no toolbox module {name!r}", hint="reinstall warmcell")
+    entry = str(record.get("entry", "run"))
+    return Artefact(name, DIRECTORY / record.get("file", f"{name}.wasm"), str(record["sha256"]), entry)
+
+
+@functools.cache
+def toolbox_commands() -> frozenset[str]:
+    """Every command that an agent can name."""
+    return frozenset(_manifest("toolbox.json").get("commands", ())) | OWN_MODULES.keys()
+
+
+def module_of(command: str) -> str | None:
+    """The module that runs a command, given by its name or by a path such as `/usr/bin/sort`."""
+    name = command.rpartition("/")[2]
+    if name in OWN_MODULES:
+        return OWN_MODULES[name]
+    return TOOLBOX if name in toolbox_commands() else None
+
+
+def _manifest(file: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads((DIRECTORY / file).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return manifest if isinstance(manifest, dict) else {}

@@ -1,0 +1,127 @@
+"""What changed in a workspace since it was made, by content.
+
+Times, inode numbers and sizes can all be made to look as before: a guest sets mtime freely, and on tmpfs a write
+through a mapping leaves even ctime alone. So a file of unchanged size is always read and hashed again; no shortcut is
+taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from warmcell.core.types import MIB
+from warmcell.workspace.errors import LimitExceeded
+from warmcell.workspace.names import Parts
+from warmcell.workspace.paths import Root, explained, text_of
+from warmcell.workspace.tree import EntryKind, Found, TreeLimits, open_found, walk
+
+ChangeKind = Literal["created", "modified", "deleted"]
+
+
+@dataclass(frozen=True, slots=True)
+class FsChange:
+    """One file that was created, modified or deleted. `size` is the new one, or the old one of a deleted file.
+
+    `entry` is "symlink" or "other" (FIFO, socket, device) for what is not a regular file; those are reported, never
+    opened. Directories are not reported by themselves, as in git.
+    """
+
+    path: str
+    kind: ChangeKind
+    size: int = 0
+    entry: EntryKind = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Enough of an entry to tell whether it is still the same. `content` is a digest, or where a link points."""
+
+    entry: EntryKind
+    size: int
+    content: bytes
+
+
+State = Mapping[Parts, Fingerprint]
+
+
+def record(root: Root, limits: TreeLimits | None = None) -> State:
+    """The state of a whole tree. Raises `LimitExceeded` when it is larger than can be hashed in reasonable time."""
+    limits = limits or TreeLimits()
+    state: dict[Parts, Fingerprint] = {}
+    total = 0
+    for found in walk(root, (), limits.entries):
+        if found.kind == "directory":
+            continue
+        total += found.state.st_size if found.kind == "file" else 0
+        if total > limits.total_bytes:
+            raise _too_large(found, limits.total_bytes)
+        state[found.parts] = _fingerprint(found, limits.total_bytes)
+    return state
+
+
+def changes_since(before: State, root: Root, limits: TreeLimits | None = None) -> list[FsChange]:
+    """What differs now, sorted by path. New files are not read at all, so their size costs nothing."""
+    limits = limits or TreeLimits()
+    changes, unseen = [], dict(before)
+    for found in walk(root, (), limits.entries):
+        if found.kind == "directory":
+            continue
+        old = unseen.pop(found.parts, None)
+        if old is None:
+            changes.append(_change(found, "created"))
+        elif _differs(old, found, limits.total_bytes):
+            changes.append(_change(found, "modified"))
+    changes += [FsChange(text_of(parts), "deleted", old.size, old.entry) for parts, old in unseen.items()]
+    return sorted(changes, key=lambda change: change.path)
+
+
+def _change(found: Found, kind: ChangeKind) -> FsChange:
+    size = found.state.st_size if found.kind == "file" else 0
+    return FsChange(text_of(found.parts), kind, size, found.kind)
+
+
+def _differs(old: Fingerprint, found: Found, max_bytes: int) -> bool:
+    if old.entry != found.kind:
+        return True
+    if found.kind == "file" and old.size != found.state.st_size:
+        return True
+    return old.content != _fingerprint(found, max_bytes).content
+
+
+def _fingerprint(found: Found, max_bytes: int) -> Fingerprint:
+    if found.kind == "file":
+        return Fingerprint("file", found.state.st_size, _digest(found, max_bytes))
+    if found.kind == "symlink":
+        with explained(found.parts):
+            return Fingerprint("symlink", 0, os.fsencode(os.readlink(found.name, dir_fd=found.dir_fd)))
+    return Fingerprint(found.kind, 0, b"")
+
+
+#: Stands for a file that may not be read. It differs from every digest, so that becoming readable shows as a change.
+_UNREADABLE = b"unreadable"
+
+
+def _digest(found: Found, max_bytes: int) -> bytes:
+    fd = open_found(found)
+    if fd is None:
+        return _UNREADABLE
+    digest, total = hashlib.blake2b(digest_size=32), 0
+    try:
+        with explained(found.parts):
+            while chunk := os.read(fd, MIB):
+                total += len(chunk)
+                if total > max_bytes:
+                    raise _too_large(found, max_bytes)
+                digest.update(chunk)
+    finally:
+        os.close(fd)
+    return digest.digest()
+
+
+def _too_large(found: Found, limit: int) -> LimitExceeded:
+    hint = "give the sandbox a smaller work_dir, or pass the data as a read-only mount"
+    return LimitExceeded(text_of(found.parts), f"takes the tree over {limit} bytes", limit=limit, hint=hint)

@@ -1,0 +1,85 @@
+"""What an archive may hold and how much of it. Pure: names and numbers in, members or a refusal out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warmcell.core.errors import PathTraversal
+from warmcell.core.types import MIB
+from warmcell.workspace.errors import ArchiveRejected
+from warmcell.workspace.names import Parts, shown, split_relative
+
+_SET_ID_BITS = 0o6000
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """How large an archive may be. `ratio` is content to archive size; it counts once the content passes 16 MiB."""
+
+    entries: int = 10_000
+    total_bytes: int = 256 * MIB
+    ratio: int = 200
+    ratio_from_bytes: int = 16 * MIB
+
+    @property
+    def largest_input(self) -> int:
+        """Archives add a header and padding per entry to what they hold."""
+        return self.total_bytes + self.entries * 2048 + MIB
+
+    def check_expansion(self, content: int, compressed: int, *, overhead: bool = False) -> None:
+        """Refuses a bomb while it is being unpacked, not afterwards."""
+        largest = self.largest_input if overhead else self.total_bytes
+        if content > largest:
+            raise ArchiveRejected(f"the archive holds more than {largest} bytes")
+        if content > self.ratio_from_bytes and content > self.ratio * max(compressed, 1):
+            raise ArchiveRejected(f"the archive expands to more than {self.ratio} times its size")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file or directory of an archive; its content lies at `offset` of the archive's content file."""
+
+    parts: Parts
+    is_dir: bool
+    is_executable: bool
+    size: int
+    offset: int
+
+
+class MemberList:
+    """Collects members, refusing what no archive may hold. Both readers go through it, so both have the same rules."""
+
+    def __init__(self, limits: ArchiveLimits) -> None:
+        self._limits = limits
+        self._seen: dict[Parts, bool] = {}
+        self._entries = 0
+        self._total = 0
+        self.members: list[Member] = []
+
+    def count_entry(self) -> None:
+        """To be called for every header, also for those that make no member: headers alone can be a bomb."""
+        self._entries += 1
+        if self._entries > self._limits.entries:
+            raise ArchiveRejected(f"the archive has more than {self._limits.entries} entries")
+
+    def add(self, name: str, *, is_dir: bool, mode: int, size: int, offset: int) -> None:
+        parts = _checked_name(name)
+        if mode & _SET_ID_BITS:
+            raise ArchiveRejected(f"{shown(name)!r} has a set-id bit")
+        if self._seen.get(parts, is_dir) is not True and parts in self._seen:
+            raise ArchiveRejected(f"{shown(name)!r} is there twice")
+        if not parts and not is_dir:
+            raise ArchiveRejected(f"{shown(name)!r} names the workspace itself")
+        self._total += size
+        if self._total > self._limits.total_bytes:
+            raise ArchiveRejected(f"the archive holds more than {self._limits.total_bytes} bytes")
+        if parts and parts not in self._seen:
+            self.members.append(Member(parts, is_dir, bool(mode & 0o100), size, offset))
+        self._seen[parts] = is_dir
+
+
+def _checked_name(name: str) -> Parts:
+    try:
+        return split_relative(name)
+    except PathTraversal as error:
+        raise ArchiveRejected(f"bad member name: {error.message}") from None

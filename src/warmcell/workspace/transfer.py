@@ -1,0 +1,150 @@
+"""Between the host and a workspace: files, whole directories and archives in; a file or a tar out."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+from typing import NamedTuple
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.workspace.archive import Archive, read_archive, unpack
+from warmcell.workspace.errors import FileMissing, LimitExceeded
+from warmcell.workspace.files import MAX_FILE_BYTES, read_file, read_open, stat_path, write_file
+from warmcell.workspace.members import ArchiveLimits
+from warmcell.workspace.names import Parts, split_relative
+from warmcell.workspace.paths import OPEN_FILE, Root, require_regular, text_of
+from warmcell.workspace.tree import Found, open_found, walk
+
+
+class Uploaded(NamedTuple):
+    """What an upload wrote. `skipped` names links and special files of a host directory, which are not copied."""
+
+    files: int
+    total_bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+def upload_bytes(root: Root, target: Parts, data: bytes, limits: ArchiveLimits) -> Uploaded:
+    if len(data) > limits.total_bytes:
+        raise LimitExceeded(text_of(target), f"would have {len(data)} bytes", limit=limits.total_bytes)
+    write_file(root, target, data)
+    return Uploaded(1, len(data))
+
+
+def upload_archive(root: Root, base: Parts, source: bytes | Path, limits: ArchiveLimits) -> Uploaded:
+    """Unpacks a tar or zip beneath `base`, all of it or nothing."""
+    if isinstance(source, Path):
+        with os.fdopen(_open_host_file(source), "rb") as stream:
+            return _unpacked(root, base, read_archive(stream, limits))
+    return _unpacked(root, base, read_archive(source, limits))
+
+
+def _unpacked(root: Root, base: Parts, archive: Archive) -> Uploaded:
+    with archive.content:
+        return Uploaded(unpack(root, base, archive), sum(member.size for member in archive.members))
+
+
+def upload_path(root: Root, target: Parts, source: Path, limits: ArchiveLimits) -> Uploaded:
+    """Copies a host file to `target`, or into it when that is a directory; of a host directory, what is in it."""
+    if source.is_dir():
+        return _upload_directory(root, target, source, limits)
+    if not target or _is_directory(root, target):
+        target = (*target, *split_relative(source.name))
+    with os.fdopen(_open_host_file(source), "rb") as stream:
+        data = read_open(stream.fileno(), (source.name,), limits.total_bytes)
+        is_executable = bool(os.fstat(stream.fileno()).st_mode & stat.S_IXUSR)
+    write_file(root, target, data, executable=is_executable)
+    return Uploaded(1, len(data))
+
+
+def _is_directory(root: Root, parts: Parts) -> bool:
+    try:
+        return stat_path(root, parts).is_dir
+    except FileMissing:
+        return False
+
+
+def _open_host_file(source: Path) -> int:
+    """A file that the caller, not a guest, named: links are the caller's own, FIFOs still must not block us."""
+    try:
+        fd = os.open(source, OPEN_FILE & ~os.O_NOFOLLOW)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {str(source)!r}: {error.strerror}", field="source") from None
+    try:
+        require_regular(fd, (source.name,))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _upload_directory(root: Root, target: Parts, source: Path, limits: ArchiveLimits) -> Uploaded:
+    host = Root(source)
+    try:
+        _check_total(host, limits)
+        files, total, skipped = 0, 0, []
+        for found in walk(host, (), limits.entries):
+            size = _upload_entry(root, (*target, *found.parts), found, limits.total_bytes - total)
+            if size is None:
+                skipped.append(text_of(found.parts))
+            else:
+                files, total = files + (found.kind == "file"), total + size
+        return Uploaded(files, total, tuple(skipped))
+    finally:
+        host.close()
+
+
+def _check_total(host: Root, limits: ArchiveLimits) -> None:
+    """Before the first write: is it too much?"""
+    total = sum(found.state.st_size for found in walk(host, (), limits.entries) if found.kind == "file")
+    if total > limits.total_bytes:
+        raise LimitExceeded(host.path, f"has {total} bytes, more than {limits.total_bytes}", limit=limits.total_bytes)
+
+
+def _upload_entry(root: Root, target: Parts, found: Found, room: int) -> int | None:
+    if found.kind == "directory":
+        root.make_directories(target)
+        return 0
+    fd = open_found(found) if found.kind == "file" else None
+    if fd is None:
+        return None
+    try:
+        data = read_open(fd, found.parts, room)
+    finally:
+        os.close(fd)
+    write_file(root, target, data, executable=bool(found.state.st_mode & stat.S_IXUSR))
+    return len(data)
+
+
+def download(root: Root, parts: Parts, max_bytes: int = MAX_FILE_BYTES, max_entries: int = 10_000) -> bytes:
+    """A file as it is, or a directory as an uncompressed tar of its files and directories."""
+    if parts and not stat.S_ISDIR(root.lstat(parts).st_mode):
+        return read_file(root, parts, max_bytes)
+    buffer, total = io.BytesIO(), 0
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for found in walk(root, parts, max_entries):
+            total += _pack(tar, found, found.parts[len(parts) :], max_bytes - total)
+    return buffer.getvalue()
+
+
+def _pack(tar: tarfile.TarFile, found: Found, name: Parts, room: int) -> int:
+    """Adds one entry. Links are left out: whoever unpacks the tar may be less careful than we are."""
+    info = tarfile.TarInfo("/".join(name))
+    info.mode, info.mtime = stat.S_IMODE(found.state.st_mode) & 0o777, found.state.st_mtime
+    if found.kind == "directory":
+        info.type = tarfile.DIRTYPE
+        tar.addfile(info)
+        return 0
+    fd = open_found(found) if found.kind == "file" else None
+    if fd is None:
+        return 0
+    try:
+        data = read_open(fd, found.parts, room)
+    finally:
+        os.close(fd)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+    return len(data)
