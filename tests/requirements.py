@@ -28,10 +28,56 @@ ATTACKS = {
     "SS": "01 02 03 06 07 09 11 12 14 15 16 17 19",
     "WS": "01 02 03 04 06 07 10 12 13 14",
     "WA": "01 02 04 05 08 09 10 11 15 17 18",
+    # The second siege: what worked against our own cage.
+    "S2": " ".join(f"{number:02}" for number in range(1, 41)),
 }
 
-#: Attacks on doors that are not built yet; the first test of one takes it off this list.
-NOT_YET = {"PT-10", "PT-15"}
+#: Attacks that no test carries out yet. It only shrinks: the first test of one takes its line away, and the test of
+#: this file that compares both fails for whoever forgets.
+NOT_YET = {
+    "PT-10",
+    "PT-15",
+    "S2-01",  # caches shared across trust
+    "S2-02",  # read-only inside writable
+    "S2-03",  # a diff that sees nothing
+    "S2-04",  # watching others
+    "S2-05",  # shared quotas
+    "S2-06",  # memory that is not counted
+    "S2-07",  # credentials in clear
+    "S2-08",  # the cage's own places
+    "S2-09",  # residue in the zygote
+    "S2-10",  # disk that is not counted
+    "S2-11",  # locks
+    "S2-12",  # descriptors of the host program
+    "S2-13",  # deep trees
+    "S2-14",  # metadata in the landlock class
+    "S2-15",  # neighbours of a toolchain
+    "S2-16",  # terminal escapes in our messages
+    "S2-17",  # host paths to the model
+    "S2-18",  # work that outlives its run
+    "S2-19",  # methods in lower case
+    "S2-20",  # a cache without an end
+    "S2-21",  # what kill -9 leaves
+    "S2-22",  # address rules by name
+    "S2-23",  # a link left for the next sandbox
+    "S2-24",  # files written by the host's API
+    "S2-25",  # signals to init
+    "S2-26",  # forks of the host program
+    "S2-27",  # no descriptor left
+    "S2-28",  # forged verdicts
+    "S2-29",  # path rules of URLs
+    "S2-30",  # another tenant's ids
+    "S2-31",  # terminals and ports
+    "S2-32",  # one header that freezes the host
+    "S2-33",  # credentials in pieces
+    "S2-34",  # the guest's JSON in the host
+    "S2-35",  # depth instead of count
+    "S2-36",  # host paths by exhaustion
+    "S2-37",  # worker and supervisor disagree
+    "S2-38",  # a drip of records
+    "S2-39",  # addresses in refusals
+    "S2-40",  # a cache as a clock
+}
 
 
 class Proof(NamedTuple):
@@ -42,13 +88,13 @@ class Proof(NamedTuple):
 
 
 REQUIREMENTS: dict[str, Proof] = {
-    "WC-FS-1": Proof("FS-01 FS-05 LK-03"),
+    "WC-FS-1": Proof("FS-01 FS-05 LK-03 S2-15"),
     "WC-FS-2": Proof("FS-02 LK-05"),
-    "WC-FS-3": Proof("FS-03 FS-12"),
+    "WC-FS-3": Proof("FS-03 FS-12 S2-02 S2-08 S2-23"),
     "WC-FS-4": Proof("FS-10"),
-    "WC-FS-5": Proof("PT-08"),
+    "WC-FS-5": Proof("PT-08 S2-01"),
     "WC-FS-6": Proof("", ("tests/escape/test_fs_writes.py::test_no_setuid_file_can_be_left_on_the_host",)),
-    "WC-PR-1": Proof("PR-01 PR-02 KR-04 KR-16"),
+    "WC-PR-1": Proof("PR-01 PR-02 KR-04 KR-16 S2-25"),
     "WC-PR-2": Proof("PR-03"),
     "WC-PR-3": Proof("FS-09", ("tests/escape/test_layers.py::test_capabilities",)),
     "WC-KR-1": Proof("KR-01 KR-02 KR-04 KR-05 KR-06 KR-11", ("tests/escape/test_layers.py::test_seccomp",)),
@@ -57,7 +103,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-KR-4": Proof("KR-12"),
     "WC-NW-1": Proof("NW-01 NW-02 NW-03 NW-04 NW-06 NW-07"),
     "WC-NW-2": Proof("NW-08"),
-    "WC-NW-3": Proof("SS-07 SS-11 SS-12 SS-19"),
+    "WC-NW-3": Proof("SS-07 SS-11 SS-12 SS-19 S2-19 S2-22 S2-29"),
     "WC-NW-4": Proof("SS-01 SS-02 SS-03 SS-06 SS-09"),
     "WC-NW-5": Proof(
         "",
@@ -67,26 +113,26 @@ REQUIREMENTS: dict[str, Proof] = {
         ),
     ),
     "WC-RX-1": Proof("RX-12 RX-15 RX-16"),
-    "WC-RX-2": Proof("RX-02 RX-04"),
-    "WC-RX-3": Proof("RX-01 RX-06 RX-08 RX-11"),
+    "WC-RX-2": Proof("RX-02 RX-04 S2-06"),
+    "WC-RX-3": Proof("RX-01 RX-06 RX-08 RX-11 S2-10 S2-24"),
     "WC-RX-4": Proof("RX-09"),
-    "WC-RX-5": Proof("RX-12 RX-13 RX-14 PT-09 PT-11"),
+    "WC-RX-5": Proof("RX-12 RX-13 RX-14 PT-09 PT-11 S2-13 S2-18 S2-21 S2-27"),
     "WC-LK-1": Proof("LK-01 PR-01"),
     "WC-LK-2": Proof("LK-02"),
-    "WC-LK-3": Proof("LK-05 LK-06"),
+    "WC-LK-3": Proof("LK-05 LK-06 S2-01 S2-04 S2-09"),
     "WC-LK-4": Proof("LK-04"),
-    "WC-LK-5": Proof("LK-11"),
+    "WC-LK-5": Proof("LK-11 S2-17 S2-36"),
     "WC-PT-1": Proof("PT-02 PT-03 PT-04 PT-05"),
     "WC-PT-2": Proof("FS-03"),
     "WC-PT-3": Proof(),
     "WC-PT-4": Proof("", ("tests/escape/test_landlock_class.py::test_the_class_says_what_it_is",)),
     "WC-PT-5": Proof("PT-06"),
-    "WC-PT-6": Proof("", ("tests/escape/test_lk_leaks.py::test_a_report_that_the_guest_forges_stays_data",)),
+    "WC-PT-6": Proof("S2-16 S2-28", ("tests/escape/test_lk_leaks.py::test_a_report_that_the_guest_forges_stays_data",)),
     "WC-WS-1": Proof("WS-01 WS-02 WS-03 WS-04 WS-06 WS-10 WS-12 WS-13 WS-14"),
-    "WC-WS-2": Proof("WS-07 RX-07 RX-08"),
+    "WC-WS-2": Proof("WS-07 RX-07 RX-08 S2-03 S2-35"),
     "WC-WA-1": Proof("WA-01 WA-02 WA-04 WA-05 WA-09"),
     "WC-WA-2": Proof("WA-10"),
-    "WC-WA-3": Proof("WA-15 WA-17"),
+    "WC-WA-3": Proof("WA-15 WA-17 S2-37"),
     "WC-WA-4": Proof("WA-17"),
 }
 
@@ -102,7 +148,7 @@ class Marked:
 
 def promises() -> set[str]:
     """The ids in the table of SECURITY.md."""
-    return set(re.findall(r"^\| (SK-[A-Z]+-\d+) \|", (ROOT / "SECURITY.md").read_text(), re.MULTILINE))
+    return set(re.findall(r"^\| (WC-[A-Z]+-\d+) \|", (ROOT / "SECURITY.md").read_text(), re.MULTILINE))
 
 
 def catalogue() -> set[str]:
