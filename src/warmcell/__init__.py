@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from warmcell.core.types import Limits as Limits
     from warmcell.core.types import Usage as Usage
     from warmcell.enforcers.registry import get_enforcer as get_enforcer
+    from warmcell.errors import BackendBusy as BackendBusy
     from warmcell.errors import BackendUnavailable as BackendUnavailable
+    from warmcell.errors import BuildFailed as BuildFailed
     from warmcell.errors import CommandNotFound as CommandNotFound
     from warmcell.errors import EnforcerFailed as EnforcerFailed
     from warmcell.errors import EnforcerUnavailable as EnforcerUnavailable
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from warmcell.errors import SandboxDestroyed as SandboxDestroyed
     from warmcell.errors import SandboxError as SandboxError
     from warmcell.errors import SessionBusy as SessionBusy
+    from warmcell.errors import SessionEnded as SessionEnded
     from warmcell.errors import SessionNotFound as SessionNotFound
     from warmcell.errors import SessionTimeout as SessionTimeout
     from warmcell.errors import SnapshotNotFound as SnapshotNotFound
@@ -87,7 +90,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "warmcell.enforcers.registry": ("get_enforcer",),
     "warmcell.errors": (
+        "BackendBusy",
         "BackendUnavailable",
+        "BuildFailed",
         "CommandNotFound",
         "EnforcerFailed",
         "EnforcerUnavailable",
@@ -104,6 +109,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SandboxDestroyed",
         "SandboxError",
         "SessionBusy",
+        "SessionEnded",
         "SessionNotFound",
         "SessionTimeout",
         "SnapshotNotFound",

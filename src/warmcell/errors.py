@@ -1,7 +1,9 @@
 """The error tree under its public name: `warmcell.core.errors`, and what the workspace adds to it."""
 
 from warmcell.core.errors import (
+    BackendBusy,
     BackendUnavailable,
+    BuildFailed,
     CommandNotFound,
     EnforcerFailed,
     EnforcerUnavailable,
@@ -18,6 +20,7 @@ from warmcell.core.errors import (
     SandboxDestroyed,
     SandboxError,
     SessionBusy,
+    SessionEnded,
     SessionNotFound,
     SessionTimeout,
     SnapshotNotFound,
@@ -35,7 +38,9 @@ from warmcell.workspace.errors import (
 __all__ = [
     "AlreadyExists",
     "ArchiveRejected",
+    "BackendBusy",
     "BackendUnavailable",
+    "BuildFailed",
     "CommandNotFound",
     "EnforcerFailed",
     "EnforcerUnavailable",
@@ -55,6 +60,7 @@ __all__ = [
     "SandboxDestroyed",
     "SandboxError",
     "SessionBusy",
+    "SessionEnded",
     "SessionNotFound",
     "SessionTimeout",
     "SnapshotNotFound",

@@ -20,7 +20,7 @@ DESIGNED = """
     SandboxError ExecutionTimeout MemoryExceeded ExecutionFailed InvalidRequest BackendUnavailable
     EnforcerFailed EnforcerUnavailable PolicyViolation ProvisionFailed SessionNotFound SnapshotNotFound
     PathTraversal SessionTimeout SessionBusy SandboxDestroyed CommandNotFound NetworkingDisabled FetchFailed
-    FuelExhausted
+    FuelExhausted BackendBusy BuildFailed SessionEnded
 """
 
 

@@ -234,9 +234,20 @@ class Denial:
     hint: str
 
 
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What happened. A non-zero exit is a result like any other."""
+    """What happened. A non-zero exit is a result like any other.
+
+    `duration` is the guest's own, from the moment that it could run; `queued` is what the caller waited before that.
+    """
 
     stdout: str = ""
     stderr: str = ""
@@ -251,6 +262,7 @@ class ExecResult:
     enforced: Enforced = Enforced()
     outputs: list[dict[str, Any]] = field(default_factory=list)
     denials: list[Denial] = field(default_factory=list)
+    queued: float = 0.0
 
     def __post_init__(self) -> None:
         for text, raw in (("stdout", "stdout_bytes"), ("stderr", "stderr_bytes")):
@@ -261,6 +273,24 @@ class ExecResult:
     def ok(self) -> bool:
         """Whether the guest ended by itself with status 0."""
         return self.exit_code == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field in JSON types; bytes only where they are not the UTF-8 of the text, as `..._base64`."""
+        from base64 import b64encode
+        from dataclasses import asdict
+
+        plain = asdict(self)
+        for name in ("stdout", "stderr"):
+            raw: bytes = plain.pop(f"{name}_bytes")
+            if not _is_utf8(raw):
+                plain[f"{name}_base64"] = b64encode(raw).decode()
+        return plain
+
+    def to_json(self) -> str:
+        """`to_dict()` as one line of ASCII: lone surrogates and odd terminals cannot break it."""
+        import json
+
+        return json.dumps(self.to_dict(), ensure_ascii=True, default=str)
 
 
 @dataclass(frozen=True, slots=True)

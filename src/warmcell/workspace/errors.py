@@ -13,6 +13,7 @@ class WorkspaceError(SandboxError):
     """A file operation on the workspace failed. `path` is what the caller gave."""
 
     code = "sandbox.workspace_error"
+    fault = "caller"
 
     def __init__(self, path: str, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"{path!r} {reason}", hint=hint)
@@ -57,9 +58,11 @@ class ArchiveRejected(SandboxError):
     """An archive holds something that is never unpacked. Nothing was written."""
 
     code = "sandbox.archive_rejected"
+    fault = "caller"
 
 
 class PatchRejected(SandboxError):
     """A patch is malformed, does not apply, or reaches for something that patches may not touch. Nothing changed."""
 
     code = "sandbox.patch_rejected"
+    fault = "caller"

@@ -19,6 +19,8 @@ EXAMPLES: list[tuple[errors.SandboxError, str]] = [
     (errors.ExecutionFailed("x"), "sandbox.execution_failed"),
     (errors.InvalidRequest("x", field="code", hint="y"), "sandbox.invalid_request"),
     (errors.BackendUnavailable("x"), "sandbox.backend_unavailable"),
+    (errors.BackendBusy(60), "sandbox.backend_busy"),
+    (errors.BuildFailed(ExecResult(stderr="error: no", exit_code=1)), "sandbox.build_failed"),
     (errors.EnforcerUnavailable("native", "x", hint="y"), "sandbox.enforcer_unavailable"),
     (errors.EnforcerFailed("native", "x"), "sandbox.enforcer_failed"),
     (errors.PolicyViolation("x"), "sandbox.policy_violation"),
@@ -28,6 +30,7 @@ EXAMPLES: list[tuple[errors.SandboxError, str]] = [
     (errors.PathTraversal("../x"), "sandbox.path_traversal"),
     (errors.SessionTimeout(3), "sandbox.session_timeout"),
     (errors.SessionBusy("x"), "sandbox.session_busy"),
+    (errors.SessionEnded("killed by signal 9"), "sandbox.session_ended"),
     (errors.SandboxDestroyed(), "sandbox.destroyed"),
     (errors.CommandNotFound("frobnicate"), "sandbox.command_not_found"),
     (errors.NetworkingDisabled(), "sandbox.networking_disabled"),
@@ -62,6 +65,67 @@ def test_the_message_comes_first_and_the_hint_is_in_it(error: errors.SandboxErro
     assert error.hint is None or error.hint in str(error)
 
 
+#: Whose fault each error is, and whether the same call may succeed later.
+FAULTS = {
+    "AlreadyExists": ("caller", False),
+    "ArchiveRejected": ("caller", False),
+    "BackendBusy": ("host", True),
+    "BackendUnavailable": ("host", False),
+    "BuildFailed": ("guest", False),
+    "CommandNotFound": ("caller", False),
+    "EnforcerFailed": ("host", True),
+    "EnforcerUnavailable": ("host", False),
+    "ExecutionFailed": ("host", True),
+    "ExecutionTimeout": ("guest", False),
+    "FetchFailed": ("host", True),
+    "FileMissing": ("caller", False),
+    "FuelExhausted": ("guest", False),
+    "InvalidRequest": ("caller", False),
+    "LimitExceeded": ("caller", False),
+    "MemoryExceeded": ("guest", False),
+    "NetworkingDisabled": ("caller", False),
+    "PatchRejected": ("caller", False),
+    "PathTraversal": ("caller", False),
+    "PolicyViolation": ("caller", False),
+    "ProvisionFailed": ("caller", False),
+    "SandboxDestroyed": ("caller", False),
+    "SandboxError": ("host", False),
+    "SessionBusy": ("caller", True),
+    "SessionEnded": ("guest", False),
+    "SessionNotFound": ("caller", False),
+    "SessionTimeout": ("guest", False),
+    "SnapshotNotFound": ("caller", False),
+    "WorkspaceError": ("caller", False),
+    "WrongKind": ("caller", False),
+}
+
+
+def test_every_error_says_whose_fault_it_was_and_whether_to_try_again() -> None:
+    said = {name: (getattr(errors, name).fault, getattr(errors, name).retryable) for name in errors.__all__}
+    assert said == FAULTS
+
+
+@pytest.mark.parametrize(
+    ("reason", "fault", "retryable"),
+    [
+        ("refused", "caller", False),
+        ("invalid", "caller", False),
+        ("too_large", "caller", False),
+        ("dns", "host", True),
+        ("connect", "host", True),
+        ("tls", "host", True),
+        ("timeout", "host", True),
+        ("rate_limited", "host", True),
+    ],
+)
+def test_a_fetch_that_may_not_be_is_the_callers_one_that_fails_on_the_way_is_not(
+    reason: str, fault: str, retryable: bool
+) -> None:
+    error = errors.FetchFailed("x", reason=reason)
+    assert (error.fault, error.retryable) == (fault, retryable)
+    assert (pickle.loads(pickle.dumps(error)).fault, copy.copy(error).retryable) == (fault, retryable)
+
+
 def test_what_errors_carry() -> None:
     timeout = errors.ExecutionTimeout(1.5, PARTIAL)
     assert (timeout.timeout, timeout.result) == (1.5, PARTIAL)
@@ -75,3 +139,10 @@ def test_what_errors_carry() -> None:
     assert errors.PathTraversal("../x").path == "../x"
     assert errors.EnforcerUnavailable("native", "x").enforcer == "native"
     assert errors.FetchFailed("x", reason="dns").reason == "dns"
+    ended = ExecResult(stderr="error: no", exit_code=1)
+    assert errors.BuildFailed(ended).result is ended
+    assert "exit code is 1" in str(errors.BuildFailed(ended))
+    assert (timeout.phase, errors.ExecutionTimeout(2, phase="build").phase) == ("run", "build")
+    assert str(errors.ExecutionTimeout(2, phase="build")) == "build timed out after 2 s"
+    assert errors.SessionEnded("killed").reason == "killed"
+    assert errors.BackendBusy(60).waited == 60

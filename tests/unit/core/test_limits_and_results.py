@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import Enforced, EnforcedLimits, ExecResult, Limits
+from warmcell.core.types import Denial, Enforced, EnforcedLimits, ExecResult, Limits
 
 WHOLE = ("memory_mb", "processes", "open_files", "disk_mb", "output_bytes")
 NUMBERS = ("cpu_seconds", "cpus")
@@ -89,3 +90,29 @@ def test_bytes_that_were_given_stay() -> None:
 @pytest.mark.parametrize(("status", "ok"), [(0, True), (1, False), (137, False)])
 def test_ok_is_status_zero(status: int, ok: bool) -> None:
     assert ExecResult(exit_code=status).ok is ok
+
+
+def test_a_result_as_json_holds_every_field_and_bytes_only_where_text_would_lie() -> None:
+    result = ExecResult(
+        stdout="é\n",
+        stderr="\ufffd",
+        stderr_bytes=b"\xff",
+        exit_code=3,
+        queued=0.25,
+        denials=[Denial("a", "b", "c", "d")],
+    )
+    plain = result.to_dict()
+    assert (plain["stdout"], plain["exit_code"], plain["queued"]) == ("é\n", 3, 0.25)
+    assert plain["denials"] == [{"kind": "a", "what": "b", "rule": "c", "hint": "d"}]
+    assert "stdout_base64" not in plain
+    assert plain["stderr_base64"] == "/w=="
+    assert json.loads(result.to_json()) == plain
+    assert result.to_json().isascii()
+
+
+def test_lone_surrogates_survive_as_json() -> None:
+    assert json.loads(ExecResult(stdout="a\ud800").to_json())["stdout"] == "a\ud800"
+
+
+def test_a_result_was_not_queued_unless_it_says_so() -> None:
+    assert ExecResult().queued == 0.0

@@ -61,29 +61,14 @@ def status_of(error: SandboxError) -> int:
 def to_plain(outcome: ExecResult | SandboxError) -> dict[str, Any]:
     """`{"status", ...result, "error"?}` with nothing but JSON types in it."""
     if isinstance(outcome, ExecResult):
-        return {"status": "success"} | result_to_plain(outcome)
+        return {"status": "success"} | outcome.to_dict()
     names = {ExecutionTimeout: "timeout", MemoryExceeded: "memory_exceeded"}
     partial = partial_result(outcome)
     return (
         {"status": names.get(type(outcome), "error")}
-        | ({} if partial is None else result_to_plain(partial))
+        | ({} if partial is None else partial.to_dict())
         | {"error": {"code": outcome.code, "message": outcome.message, "hint": outcome.hint}}
     )
-
-
-def result_to_plain(result: ExecResult) -> dict[str, Any]:
-    """Every field; the bytes only where they are not the UTF-8 of the text, as base64."""
-    from base64 import b64encode
-    from dataclasses import asdict
-
-    plain = asdict(result)
-    for name in ("stdout", "stderr"):
-        raw: bytes = plain.pop(f"{name}_bytes")
-        try:
-            raw.decode()
-        except UnicodeDecodeError:
-            plain[f"{name}_base64"] = b64encode(raw).decode()
-    return plain
 
 
 def print_json(value: object) -> None:
