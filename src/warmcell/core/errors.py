@@ -46,18 +46,28 @@ def _rebuild(kind: type[SandboxError], args: tuple[object, ...], state: dict[str
 
 
 class ExecutionTimeout(SandboxError):
-    """The guest was still running at its deadline. Everything it started is gone; `result` has what it had printed."""
+    """The guest was still running at its deadline. Everything it started is gone; `result` has what it had printed.
+
+    `clock` says which deadline: its time, or its `cpu_seconds`. `timeout` is how much of that it had.
+    """
 
     code = "sandbox.timeout"
     fault = "guest"
 
     def __init__(
-        self, timeout: float, result: ExecResult | None = None, *, phase: Literal["run", "build"] = "run"
+        self,
+        timeout: float,
+        result: ExecResult | None = None,
+        *,
+        phase: Literal["run", "build"] = "run",
+        clock: Literal["wall", "cpu"] = "wall",
     ) -> None:
-        super().__init__(f"{'execution' if phase == 'run' else phase} timed out after {timeout:g} s")
+        what = "execution" if phase == "run" else phase
+        super().__init__(f"{what} timed out after {timeout:g} s{' of cpu time' if clock == 'cpu' else ''}")
         self.timeout = timeout
         self.result = result
         self.phase = phase
+        self.clock = clock
 
 
 class MemoryExceeded(SandboxError):

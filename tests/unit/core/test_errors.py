@@ -144,5 +144,7 @@ def test_what_errors_carry() -> None:
     assert "exit code is 1" in str(errors.BuildFailed(ended))
     assert (timeout.phase, errors.ExecutionTimeout(2, phase="build").phase) == ("run", "build")
     assert str(errors.ExecutionTimeout(2, phase="build")) == "build timed out after 2 s"
+    assert (timeout.clock, errors.ExecutionTimeout(2, clock="cpu").clock) == ("wall", "cpu")
+    assert str(errors.ExecutionTimeout(0.5, clock="cpu")) == "execution timed out after 0.5 s of cpu time"
     assert errors.SessionEnded("killed").reason == "killed"
     assert errors.BackendBusy(60).waited == 60
