@@ -10,6 +10,7 @@ import pytest
 from warmcell.core.types import Limits
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.resolve import effective_limits
 from warmcell.sandbox.guests import GuestConfig, command_script, in_directory, quoted, sandbox_policy
 from warmcell.workspace.places import MountPoint
 
@@ -47,7 +48,6 @@ def test_without_a_policy_processes_are_allowed_and_nothing_else(tmp_path: Path)
             AllowedPath(host, AccessMode.READ_WRITE, "/out"),
         ),
         allow_process_spawn=True,
-        limits=Limits(memory_mb=64),
     )
 
 
@@ -57,3 +57,16 @@ def test_a_policy_gets_the_workspace_and_keeps_the_rest() -> None:
     assert made.allowed_paths == (AllowedPath("/x", AccessMode.READ_ONLY, "/work"),)
     assert not made.allow_process_spawn
     assert (made.network_rules, made.limits) == (policy.network_rules, policy.limits)
+
+
+@pytest.mark.parametrize(
+    ("said_by_policy", "said_by_sandbox", "holds"),
+    [(None, 2048, 2048), (None, None, 512), (1024, None, 1024), (1024, 2048, 1024), (2048, 1024, 1024)],
+)
+def test_a_policy_lowers_no_memory_that_it_does_not_name(
+    said_by_policy: int | None, said_by_sandbox: int | None, holds: int
+) -> None:
+    policy = SandboxPolicy(limits=Limits(memory_mb=said_by_policy, disk_mb=64))
+    config = GuestConfig("/x", policy=policy, memory_limit_mb=said_by_sandbox)
+    limits = effective_limits(sandbox_policy(config), None, config.memory_limit_mb)
+    assert (limits.memory_mb, limits.disk_mb) == (holds, 64)

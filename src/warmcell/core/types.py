@@ -98,7 +98,47 @@ class FrozenEnv(dict[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a whole run may use, all its processes together. `None` for cpu means bounded by the timeout alone."""
+    """What somebody says about what a run may use, all its processes together. `None`: not said."""
+
+    memory_mb: int | None = None
+    cpu_seconds: float | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    disk_mb: int | None = None
+    output_bytes: int | None = None
+    cpus: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, largest in _LARGEST.items():
+            value = getattr(self, name)
+            if value is not None:
+                check = _positive_number if isinstance(largest, float) else _positive_int
+                check(name, value, largest)
+
+    def capped_by(self, ceiling: Limits) -> Limits:
+        """The smaller of each pair, or the one that was said: a request can tighten a policy, never widen it."""
+
+        def smaller(name: str) -> Any:
+            ours, theirs = getattr(self, name), getattr(ceiling, name)
+            return theirs if ours is None else ours if theirs is None else min(ours, theirs)
+
+        return Limits(**{name: smaller(name) for name in self.__slots__})
+
+
+_LARGEST: dict[str, Any] = {
+    "memory_mb": 1 << 20,
+    "cpu_seconds": MAX_TIMEOUT * 1024,
+    "processes": 1 << 16,
+    "open_files": 1 << 20,
+    "disk_mb": 1 << 24,
+    "output_bytes": 1 << 30,
+    "cpus": 1024.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveLimits:
+    """What holds for a run, nothing left unsaid; these are the defaults. `None` for cpu: only the timeout bounds it."""
 
     memory_mb: int = 512
     cpu_seconds: float | None = None
@@ -108,25 +148,9 @@ class Limits:
     output_bytes: int = DEFAULT_OUTPUT_BYTES
     cpus: float | None = None
 
-    def __post_init__(self) -> None:
-        _positive_int("memory_mb", self.memory_mb, 1 << 20)
-        _positive_int("processes", self.processes, 1 << 16)
-        _positive_int("open_files", self.open_files, 1 << 20)
-        _positive_int("disk_mb", self.disk_mb, 1 << 24)
-        _positive_int("output_bytes", self.output_bytes, 1 << 30)
-        if self.cpu_seconds is not None:
-            _positive_number("cpu_seconds", self.cpu_seconds, MAX_TIMEOUT * 1024)
-        if self.cpus is not None:
-            _positive_number("cpus", self.cpus, 1024)
-
-    def capped_by(self, ceiling: Limits) -> Limits:
-        """The smaller of each pair: a request can tighten a policy, never widen it."""
-
-        def smaller(name: str) -> Any:
-            ours, theirs = getattr(self, name), getattr(ceiling, name)
-            return theirs if ours is None else ours if theirs is None else min(ours, theirs)
-
-        return Limits(**{name: smaller(name) for name in self.__slots__})
+    def stated(self) -> Limits:
+        """The same as somebody would say it, for a policy that is handed on."""
+        return Limits(**{name: getattr(self, name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True)

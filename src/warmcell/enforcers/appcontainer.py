@@ -16,8 +16,9 @@ from pathlib import Path
 
 from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
-from warmcell.core.types import Limits, check_text
+from warmcell.core.types import check_text
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.resolve import effective_limits
 
 NAME = "appcontainer"
 LAUNCHER = Path(__file__).with_name("appcontainer_launcher.py")
@@ -96,7 +97,7 @@ def container_plan(program: str, args: Sequence[str], policy: SandboxPolicy) -> 
         )
     check_program(program)
     command = command_line([program, *(check_text("args", item) for item in args)])
-    limits = policy.limits or Limits()
+    limits = effective_limits(policy)
     return ContainerPlan(
         profile=profile_name(policy, command),
         capabilities=(INTERNET_CLIENT, PRIVATE_NETWORK) if policy.allow_network else (),

@@ -11,11 +11,12 @@ from functools import lru_cache
 from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, InvalidRequest
 from warmcell.core.records import dataclass
-from warmcell.core.types import MIB, Limits, check_text
+from warmcell.core.types import MIB, check_text
 from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
 from warmcell.enforcers.layout import SystemLayout, resolver_mounts, system_layout
 from warmcell.enforcers.mounts import Mount, resolve_mounts
 from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import effective_limits
 
 NAME = "bubblewrap"
 WORK_DIR = "/work"
@@ -95,7 +96,7 @@ def bwrap_options(
     policy: SandboxPolicy, system: SystemLayout, mounts: Sequence[Mount], known: frozenset[str]
 ) -> tuple[str, ...]:
     """The whole cage as bwrap's options. Pure; order matters, since each option covers what earlier ones made."""
-    disk_bytes = (policy.limits or Limits()).disk_mb * MIB
+    disk_bytes = effective_limits(policy).disk_mb * MIB
     return (
         *_isolation(policy, known),
         *_environment(policy.env),

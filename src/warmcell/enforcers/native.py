@@ -7,12 +7,12 @@ import sys
 import warmcell.cage
 from warmcell.cage.plan import encode
 from warmcell.core.errors import EnforcerUnavailable
-from warmcell.core.types import Limits
+from warmcell.core.types import EffectiveLimits
 from warmcell.enforcers import probe
 from warmcell.enforcers.pinned import pinned_paths
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.resolve import resolve
+from warmcell.policy.resolve import effective_limits, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class NativeEnforcer:
     name = "native"
 
     def probe(self) -> None:
-        resolve(SandboxPolicy(), (), Limits(), probe.measure(), self.name)
+        resolve(SandboxPolicy(), (), EffectiveLimits(), probe.measure(), self.name)
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
         if policy.network_rules:
@@ -46,7 +46,7 @@ class NativeEnforcer:
         self.probe()
         command = checked_command(program, args)
         host = probe.without_cgroup(probe.measure())
-        effective = resolve(policy, pinned_paths(policy), policy.limits or Limits(), host, self.name)
+        effective = resolve(policy, pinned_paths(policy), effective_limits(policy), host, self.name)
         plan = compile_plan(effective, probe.layout(), ())
         interpreter = ("-I", "-S", str(warmcell.cage.__path__[0]), "launch")
         return WrappedCommand(sys.executable, (*interpreter, encode(plan), *command), {**DEFAULT_ENV, **policy.env})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
-from warmcell.core.types import MIB, Limits
+from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.policy.host import HostLayout
 from warmcell.policy.resolve import EffectivePolicy
 
@@ -70,7 +70,7 @@ def compile_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tup
     )
 
 
-def _inodes(limits: Limits) -> int:
+def _inodes(limits: EffectiveLimits) -> int:
     return min(max(limits.disk_mb * 256, 16_384), 1 << 20)
 
 
@@ -100,7 +100,7 @@ def is_below(path: str, targets: tuple[str, ...]) -> bool:
     return any(posixpath.commonpath([path, target]) == target for target in targets)
 
 
-def _rlimits(limits: Limits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
+def _rlimits(limits: EffectiveLimits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
     # 1, not 0: only that value also keeps the kernel from piping a core to the host's crash handler.
     rlimits = [("core", 1), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
     rlimits += [("sigpending", 1024), ("msgqueue", 819_200), ("rtprio", 0), ("nice", 0)]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass, replace
-from warmcell.core.types import Enforced, Limits
+from warmcell.core.types import EffectiveLimits, Enforced, Limits
 from warmcell.policy.host import HostCapabilities
 from warmcell.policy.model import AccessMode, NetworkRule, SandboxPolicy
 
@@ -42,23 +42,27 @@ class EffectivePolicy:
     paths: tuple[ResolvedPath, ...]
     allow_spawn: bool
     env: Mapping[str, str]
-    limits: Limits
+    limits: EffectiveLimits
     uses_cgroup: bool
     enforced: Enforced
 
 
-def effective_limits(policy: SandboxPolicy, requested: Limits | None, memory_mb: int | None) -> Limits:
-    """What a request asked for, never more than the policy gives; the defaults where neither says anything."""
-    limits = requested or policy.limits or Limits()
-    if memory_mb is not None:
-        limits = replace(limits, memory_mb=memory_mb)
-    return limits.capped_by(policy.limits) if policy.limits else limits
+def effective_limits(
+    policy: SandboxPolicy, requested: Limits | None = None, memory_mb: int | None = None
+) -> EffectiveLimits:
+    """Limit by limit: what was asked for, never more than the policy gives; the default where neither says anything.
+
+    `memory_mb` is a request's other way to say `memory_mb`; of two figures the smaller holds.
+    """
+    asked = (requested or Limits()).capped_by(Limits(memory_mb=memory_mb)).capped_by(policy.limits or Limits())
+    said = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name) is not None}
+    return EffectiveLimits(**said)
 
 
 def resolve(
     policy: SandboxPolicy,
     paths: tuple[ResolvedPath, ...],
-    limits: Limits,
+    limits: EffectiveLimits,
     host: HostCapabilities,
     enforcer: str | None,
     has_egress: bool = False,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from warmcell.core.types import Denial, Limits
+from warmcell.core.types import Denial, EffectiveLimits
 from warmcell.runner.outcome import KernelUsage
 from warmcell.runner.streams import Exit
 
 
-def explain(end: Exit, kernel: KernelUsage, limits: Limits, allowed_targets: tuple[str, ...]) -> list[Denial]:
+def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
     """Everything the cage noted, in the words of the policy."""
     found = [_refused(kind, what) for kind, what in end.denials if kind != "path"]
     found += [

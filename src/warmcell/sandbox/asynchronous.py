@@ -55,7 +55,7 @@ class AsyncSandbox:
         mounts: Sequence[MountPoint] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
-        memory_limit_mb: int = 512,
+        memory_limit_mb: int | None = None,
         fuel: int | None = None,
         fetch_policy: FetchPolicy | None = None,
         policy: SandboxPolicy | None = None,
@@ -261,5 +261,5 @@ class AsyncSandbox:
         return await handle_fetch_json(self._fetch_client(), request)
 
 
-def _memory_limit(value: int) -> int:
+def _memory_limit(value: int | None) -> int | None:
     return Limits(memory_mb=value).memory_mb

@@ -49,7 +49,7 @@ class Sandbox:
         mounts: Sequence[MountPoint] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
-        memory_limit_mb: int = 512,
+        memory_limit_mb: int | None = None,
         fuel: int | None = None,
         fetch_policy: FetchPolicy | None = None,
         policy: SandboxPolicy | None = None,

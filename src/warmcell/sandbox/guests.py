@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from warmcell.core.errors import CommandNotFound, InvalidRequest
-from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_text
+from warmcell.core.types import ExecRequest, ExecResult, Language, check_text
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.workspace.places import WORK, MountPoint
 
@@ -28,7 +28,7 @@ class GuestConfig:
     is_work_writable: bool = True
     mounts: tuple[MountPoint, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    memory_limit_mb: int = 512
+    memory_limit_mb: int | None = None
     fuel: int | None = None
     policy: SandboxPolicy | None = None
     fetch: FetchCall | None = None
@@ -131,8 +131,7 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
         if mount.guest_path != WORK:
             mode = AccessMode.READ_WRITE if mount.writable else AccessMode.READ_ONLY
             paths.append(AllowedPath(mount.host, mode, mount.guest_path))
-    limits = policy.limits or Limits(memory_mb=config.memory_limit_mb)
-    return replace(policy, allowed_paths=(*policy.allowed_paths, *paths), limits=limits)
+    return replace(policy, allowed_paths=(*policy.allowed_paths, *paths))
 
 
 #: The shell "finds" these, but in quotes they are nothing that can be run.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import Denial, Enforced, EnforcedLimits, ExecResult, Limits
+from warmcell.core.types import Denial, EffectiveLimits, Enforced, EnforcedLimits, ExecResult, Limits
 
 WHOLE = ("memory_mb", "processes", "open_files", "disk_mb", "output_bytes")
 NUMBERS = ("cpu_seconds", "cpus")
@@ -19,7 +19,7 @@ NUMBERS = ("cpu_seconds", "cpus")
 
 @pytest.mark.attack("PT-04")
 @pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.parametrize("value", [0, -1, 1.0, math.nan, math.inf, "1", True, None, 1 << 50], ids=repr)
+@pytest.mark.parametrize("value", [0, -1, 1.0, math.nan, math.inf, "1", True, 1 << 50], ids=repr)
 @pytest.mark.claim("WC-PT-1")
 def test_whole_limits_refuse_everything_else(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -38,9 +38,9 @@ def test_cpu_limits_are_positive_and_finite(name: str, value: object) -> None:
 
 limits = st.builds(
     Limits,
-    memory_mb=st.integers(1, 4096),
+    memory_mb=st.none() | st.integers(1, 4096),
     cpu_seconds=st.none() | st.floats(0.1, 100),
-    processes=st.integers(1, 500),
+    processes=st.none() | st.integers(1, 500),
     open_files=st.integers(1, 5000),
     disk_mb=st.integers(1, 5000),
     output_bytes=st.integers(1, 1 << 24),
@@ -66,8 +66,14 @@ def test_a_cap_by_itself_changes_nothing(same: Limits) -> None:
     assert same.capped_by(same) == same
 
 
-def test_output_is_one_mebibyte_by_default() -> None:
-    assert Limits().output_bytes == 1_048_576
+def test_nothing_said_is_nothing_set() -> None:
+    assert {getattr(Limits(), name) for name in WHOLE + NUMBERS} == {None}
+    assert Limits(**dict.fromkeys(WHOLE + NUMBERS)) == Limits()
+
+
+def test_what_holds_where_nobody_said_anything() -> None:
+    assert EffectiveLimits() == EffectiveLimits(512, None, 128, 1024, 256, 1_048_576, None)
+    assert EffectiveLimits(memory_mb=7).stated() == Limits(7, None, 128, 1024, 256, 1_048_576, None)
 
 
 @pytest.mark.claim("WC-PT-5")

@@ -52,11 +52,11 @@ def test_nothing_named_is_nothing_allowed(text: str) -> None:
 
 
 def test_keys_are_camel_case() -> None:
-    policy = SandboxPolicy((AllowedPath("/data", AccessMode.READ_WRITE),), limits=Limits())
+    policy = SandboxPolicy((AllowedPath("/data", AccessMode.READ_WRITE),), limits=Limits(memory_mb=64))
     plain = json.loads(policy.to_json())
     assert plain["allowedPaths"] == [{"path": "/data", "mode": "readWrite", "guestPath": None}]
     assert {"allowNetwork", "networkRules", "allowProcessSpawn", "env"} < set(plain)
-    assert plain["limits"]["memoryMb"] == 512
+    assert plain["limits"]["memoryMb"] == 64
 
 
 @pytest.mark.parametrize(

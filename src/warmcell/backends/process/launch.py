@@ -14,7 +14,7 @@ from warmcell.backends.process.settings import PlaceFor, Setting, WrappedSetting
 from warmcell.cage.linux.cgroups import GroupLimits
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
 from warmcell.core.records import dataclass, replace
-from warmcell.core.types import MIB, Denial, Enforced, ExecResult, Limits
+from warmcell.core.types import MIB, Denial, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers import probe
 from warmcell.enforcers.pinned import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
@@ -44,7 +44,7 @@ class Launch:
     stdin: bytes | int
     timeout: float
     deadline: float
-    limits: Limits
+    limits: EffectiveLimits
     cancel: int = -1
     #: More of the host for this run: a build's output directory, an artefact.
     extra_paths: tuple[ResolvedPath, ...] = ()
@@ -106,9 +106,9 @@ class Launcher:
 
     def describe(self) -> Enforced:
         """What would be enforced for a run under this policy."""
-        return self._effective(Limits(), ()).enforced
+        return self._effective(EffectiveLimits(), ()).enforced
 
-    def _effective(self, limits: Limits, extra: tuple[ResolvedPath, ...]) -> EffectivePolicy:
+    def _effective(self, limits: EffectiveLimits, extra: tuple[ResolvedPath, ...]) -> EffectivePolicy:
         if isinstance(self._paths, PolicyViolation):
             raise self._paths
         host = probe.measure()

@@ -173,7 +173,7 @@ class WrappedSetting(OpenSetting):
         program = launch.program
         inside = program.argv_in(CODE_DIR, OUT_DIR)
         env = {**program.env, **self.policy.env, **launch.env}
-        policy = replace(self.policy, env=env, limits=launch.limits, allowed_paths=self._paths(launch, place))
+        policy = replace(self.policy, env=env, limits=launch.limits.stated(), allowed_paths=self._paths(launch, place))
         if launch.is_build:
             policy = replace(policy, allow_process_spawn=True)
         enforcer = get_enforcer(self.effective.enforced.enforcer)

@@ -24,6 +24,8 @@ from warmcell.core.types import (
     Language,
     Limits,
 )
+from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import effective_limits
 
 _ENFORCED_LIMITS = EnforcedLimits(
     timeout=True,
@@ -110,18 +112,11 @@ class WasmBackend:
         return self._supervisor.run(source, self._run_request(request), cancellation=cancellation)
 
     def _run_request(self, request: ExecRequest) -> RunRequest:
-        limits = request.limits or self._limits or Limits()
-        if request.limits is not None and self._limits is not None:
-            limits = request.limits.capped_by(self._limits)
-        memory_mb = limits.memory_mb
-        if request.memory_limit_mb is not None:
-            # A request's own figure replaces the default, and is capped only by limits that somebody set.
-            has_ceiling = request.limits is not None or self._limits is not None
-            memory_mb = min(request.memory_limit_mb, memory_mb) if has_ceiling else request.memory_limit_mb
+        limits = effective_limits(SandboxPolicy(limits=self._limits), request.limits, request.memory_limit_mb)
         return RunRequest(
             argv=("main.wasm",),
             timeout=request.timeout,
-            memory_limit_mb=memory_mb,
+            memory_limit_mb=limits.memory_mb,
             env=request.env,
             stdin=request.stdin_bytes,
             fuel=self._fuel,

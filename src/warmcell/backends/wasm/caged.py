@@ -15,7 +15,7 @@ from warmcell.cage.linux.cgroups import GroupLimits
 from warmcell.cage.plan import encode
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerUnavailable, SandboxError
-from warmcell.core.types import MIB, Limits
+from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.enforcers import probe
 from warmcell.enforcers.pinned import pin
 from warmcell.languages.config import ProcessConfig
@@ -27,7 +27,7 @@ from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 
 #: For the worker as a whole, runtime included; what a run may use of it is the runtime's to keep.
-WORKER_LIMITS = Limits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
+WORKER_LIMITS = EffectiveLimits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
 _READY_SECONDS = 30.0
 
 

@@ -15,8 +15,9 @@ from warmcell.backends.wasm.request import MIB, Fetch, Preopen, RunRequest
 from warmcell.backends.wasm.threads import RunThreads
 from warmcell.backends.wasm.worker import wasmtime_directory
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import ExecResult, Language, Limits
+from warmcell.core.types import EffectiveLimits, ExecResult, Language
 from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import effective_limits
 from warmcell.workspace.places import WORK, MountPoint
 
 _TEMPORARY = "/tmp"
@@ -41,7 +42,7 @@ class GuestConfig(Protocol):
     @property
     def env(self) -> Mapping[str, str]: ...
     @property
-    def memory_limit_mb(self) -> int: ...
+    def memory_limit_mb(self) -> int | None: ...
     @property
     def fuel(self) -> int | None: ...
     @property
@@ -108,7 +109,7 @@ class WasmGuest:
             env={**_WORLD, **self._config.env},
             cwd=job.cwd,
             stdin=_as_bytes(job.stdin),
-            memory_limit_mb=self._config.memory_limit_mb,
+            memory_limit_mb=limits.memory_mb,
             fuel=self._config.fuel,
             output_bytes=limits.output_bytes,
             preopens=self._preopens(),
@@ -122,7 +123,7 @@ class WasmGuest:
         request = RunRequest(
             argv=("main.wasm",),
             timeout=job.timeout,
-            memory_limit_mb=self._config.memory_limit_mb,
+            memory_limit_mb=limits.memory_mb,
             env={**_WORLD, **self._config.env, "PWD": job.cwd},
             stdin=_as_bytes(job.stdin),
             fuel=self._config.fuel,
@@ -132,9 +133,8 @@ class WasmGuest:
         )
         return self._supervisor.run(source_from_code(code), request, cancellation=cancellation)
 
-    def _limits(self) -> Limits:
-        policy = self._config.policy
-        return (policy.limits if policy is not None else None) or Limits()
+    def _limits(self) -> EffectiveLimits:
+        return effective_limits(self._config.policy or SandboxPolicy(), memory_mb=self._config.memory_limit_mb)
 
     def _preopens(self) -> list[Preopen]:
         found = [Preopen(self._config.work_dir, WORK, self._config.is_work_writable)]
