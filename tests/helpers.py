@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
+from typing import NoReturn
 
 import pytest
 
@@ -49,6 +55,41 @@ FEATURES: dict[str, Callable[[], bool]] = {
     "user namespaces": has_user_namespaces,
     **{program: _on_path(program) for program in ("bwrap", "node", "rustc", "bash", "zsh", "fish", "go", "curl", "jq")},
 }
+
+
+def in_a_fork(action: Callable[[], object], seconds: float = 60, *, ends: str = "at once") -> object:
+    """What `action` returns in a forked copy of this process, which then ends at once or through `sys.exit`.
+
+    A copy that raises gives its exception's text; one that hangs fails the test after `seconds`.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        _be_the_fork(action, writer, ends)
+    os.close(writer)
+    deadline = time.monotonic() + seconds
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
+            pytest.fail(f"a forked copy hung for {seconds:g} s")
+        time.sleep(0.01)
+    with open(reader) as pipe:
+        return json.loads(pipe.read())
+
+
+def _be_the_fork(action: Callable[[], object], writer: int, ends: str) -> NoReturn:
+    try:
+        answer = action()
+    except BaseException as error:
+        answer = f"{type(error).__name__}: {error}"
+    os.write(writer, json.dumps(answer).encode())
+    if ends == "sys.exit":  # as a program of its own would: handlers, then the end, and nothing of pytest's
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+    os._exit(0)
+
 
 #: First of all in payloads that try addresses beyond loopback: where the guest is not alone, nothing is tried.
 ALONE = """

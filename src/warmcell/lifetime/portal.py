@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.lifetime.ownership import own
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,12 +17,15 @@ T = TypeVar("T")
 class Portal:
     """Runs coroutines on its own loop and waits for them. Any number of threads may call at the same time.
 
-    The thread starts with the first call. After a fork the child has no such thread, so it gets a new one.
+    The thread starts with the first call. A fork has no such thread, so its first call starts one.
     """
 
     def __init__(self) -> None:
+        self.abandon()
+        own(self)
+
+    def abandon(self) -> None:
         self._lock = threading.Lock()
-        self._owner = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -49,8 +52,8 @@ class Portal:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None or self._owner != os.getpid():
-                self._loop, self._owner = asyncio.new_event_loop(), os.getpid()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="warmcell", daemon=True)
                 self._thread.start()
             return self._loop
@@ -62,6 +65,3 @@ class Portal:
 
 
 portal = Portal()
-# A fork while another thread holds the lock would leave it held for ever in the child.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=portal.__init__)  # type: ignore[misc]

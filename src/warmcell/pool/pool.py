@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
-from contextlib import suppress
 
 from warmcell.cage.linux.cgroups import GroupLimits, Home
 from warmcell.cage.wire import Job
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.records import dataclass
+from warmcell.lifetime.ownership import own_until_exit
 from warmcell.pool.state import IDLE_SECONDS, PoolState
 from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
-from warmcell.runner.cell import Cell, CellLost, live_cells
+from warmcell.runner.cell import Cell, CellLost
 
 _READY_TIMEOUT = 30.0
 _RUNS_PER_ZYGOTE = 10_000
@@ -50,11 +46,12 @@ class Pool:
     def __init__(self, smallest: int, largest: int, home: Home | None) -> None:
         self._home = home
         self._smallest, self._largest = smallest, largest
-        self._reset()
-        _live.add(self)
+        self._is_closed = False
+        self.abandon()
+        own_until_exit(self)
 
-    def _reset(self) -> None:
-        self._owner = os.getpid()
+    def abandon(self) -> None:
+        """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
         self._state = PoolState(self._smallest, self._largest, max(self._largest * 4, 1))
         self._changed = threading.Condition()
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
@@ -63,7 +60,6 @@ class Pool:
         self._runs: defaultdict[ZygoteKey, int] = defaultdict(int)
         self._zygote_locks: defaultdict[ZygoteKey, threading.Lock] = defaultdict(threading.Lock)
         self._maker: threading.Thread | None = None
-        self._is_closed = False
         self._leased = 0
 
     def lease(self, kind: CellKind) -> Cell:
@@ -196,8 +192,6 @@ class Pool:
         return [zygote.pid for zygote in self._zygotes.values() if zygote.is_alive()]
 
     def close(self) -> None:
-        if self._owner != os.getpid():
-            return
         with self._changed:
             self._is_closed = True
             self._state.clear()
@@ -212,31 +206,3 @@ class Pool:
             zygote.close()
         self._zygotes.clear()
         self._retired.clear()
-
-    def abandon(self) -> None:
-        """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
-        was_closed = self._is_closed
-        for zygote in self._zygotes.values():
-            zygote.abandon()
-        self._reset()
-        self._is_closed = was_closed
-
-
-_live: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _for_each(action: Callable[[Pool], None]) -> None:
-    for pool in list(_live):
-        with suppress(OSError):
-            action(pool)
-
-
-def _let_go() -> None:
-    """In a forked copy: what belongs to the original stays the original's, runs in flight included."""
-    for cell in list(live_cells):
-        cell.abandon()
-    _for_each(Pool.abandon)
-
-
-os.register_at_fork(after_in_child=_let_go)
-atexit.register(_for_each, Pool.close)

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 
 import warmcell.cage
+from warmcell.lifetime.ownership import own
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
 _CONTROL = 3
@@ -36,6 +37,7 @@ class Start:
     def __init__(self, interpreter: str, prefix: tuple[str, ...] = ()) -> None:
         self._lock = threading.Lock()
         self._pidfd = -1
+        own(self)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of a pipe.
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
@@ -89,7 +91,8 @@ class Start:
         return "no answer"
 
     def abandon(self) -> None:
-        """In a forked copy of its owner: lets go of it without ending it."""
+        """In a forked copy: lets go of it without ending it, because the original still holds the channels."""
+        self._lock = threading.Lock()
         self.let_go()
         if self._pidfd >= 0:
             os.close(self._pidfd)
@@ -133,7 +136,7 @@ def start_ahead(interpreter: str) -> None:
 def started(interpreter: str, prefix: tuple[str, ...]) -> Start:
     """The one that was started ahead, if it will do, or a new one."""
     early = _ahead.pop(interpreter, None)
-    if early is not None and not prefix:
+    if early is not None and not prefix and early.is_running():
         return early
     if early is not None:
         early.let_go()

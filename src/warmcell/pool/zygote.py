@@ -11,6 +11,7 @@ from warmcell.cage.linux.cgroups import Group, GroupLimits, Home
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.records import dataclass
+from warmcell.lifetime.ownership import own
 from warmcell.pool.start import started
 from warmcell.runner.cell import Cell, CellLost
 
@@ -39,12 +40,12 @@ class ZygoteProcess:
     def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = ()) -> None:
         self.key = key
         self._lock = threading.Lock()
-        self._owner = os.getpid()
         try:
             start = started(key.interpreter, prefix)
         except OSError as error:
             raise BackendUnavailable(f"could not start {key.interpreter}: {error.strerror}") from None
         self._control, self._process = start.control, start
+        own(self)
         try:
             self._prepare()
         except BaseException:
@@ -115,7 +116,7 @@ class ZygoteProcess:
         return cell
 
     def is_alive(self) -> bool:
-        return self._owner == os.getpid() and self._process.is_running()
+        return self._process.is_running()
 
     def await_death(self, seconds: float) -> None:
         """Where cells are lost the zygote may be dying: asking it again before it is dead would lose the next one."""
@@ -132,10 +133,10 @@ class ZygoteProcess:
     def close(self) -> None:
         """Retires it and waits, though not forever."""
         self.retire()
-        if self._owner == os.getpid() and not self._process.await_end(5):
+        if not self._process.await_end(5):
             self._process.kill()
             self._process.await_end(5)
 
     def abandon(self) -> None:
-        """In a forked copy of the supervisor: let go without ending what the original still uses."""
-        self._process.abandon()
+        """In a forked copy: for the copy it is dead, and the original goes on using it."""
+        self._lock = threading.Lock()

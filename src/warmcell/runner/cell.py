@@ -7,16 +7,13 @@ import select
 import signal
 import socket
 import time
-import weakref
 from contextlib import suppress
 from typing import Any
 
 from warmcell.cage.linux.cgroups import Group, GroupUsage
 from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
 from warmcell.core.errors import EnforcerFailed
-
-#: Every cell that is not closed, so that a forked copy of this process can let go of all of them.
-live_cells: weakref.WeakSet[Cell] = weakref.WeakSet()
+from warmcell.lifetime.ownership import own
 
 
 class CellLost(Exception):
@@ -62,7 +59,7 @@ class Cell:
         for descriptor in (self.stdin, self.stdout, self.stderr):
             if descriptor >= 0:
                 os.set_blocking(descriptor, False)
-        live_cells.add(self)
+        own(self)
 
     def descriptors_to_send(self) -> list[int]:
         """The cell's ends in the order that the zygote expects; `sent` closes our copies of them."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
+from warmcell.lifetime.ownership import Lock
 
-_lock = threading.Lock()
+_lock = Lock()
 _shared: ProcessBackend | None = None
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from warmcell.backends.process.launch import Launch, Launcher
-from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from concurrent.futures import ThreadPoolExecutor
 
+    from warmcell.lifetime.run import Run
     from warmcell.net.types import FetchPolicy
     from warmcell.policy.model import NetworkRule
 
 _LANGUAGES = (Language.PYTHON, Language.JAVASCRIPT, Language.TYPESCRIPT, Language.RUST, Language.COMMAND)
 _MOST_CONCURRENT = 128
+_QUEUE_TIMEOUT = 60.0
 
 
 class ProcessBackend:
@@ -48,8 +49,7 @@ class ProcessBackend:
         self._config = config or ProcessConfig()
         self._policy = policy or DEFAULT_POLICY
         self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit)
-        self._threads: ThreadPoolExecutor | None = None
-        self._owner = os.getpid()
+        self._runs = Runs(self.name, _MOST_CONCURRENT, _QUEUE_TIMEOUT)
 
     @classmethod
     def with_sandbox(
@@ -93,12 +93,18 @@ class ProcessBackend:
         """The processes that cells are forked from."""
         return self._launcher.pool.zygote_pids()
 
-    def execute_blocking(self, request: ExecRequest, *, cancel: int = -1, stdin: int = -1) -> ExecResult:
+    def execute_blocking(self, request: ExecRequest, *, stdin: int = -1) -> ExecResult:
         """Runs the request in the calling thread.
 
-        `cancel` is a descriptor that ends the run when it becomes readable; `stdin` one whose data the guest reads as
-        it comes, in place of the request's.
+        `stdin` is a descriptor whose data the guest reads as it comes, in place of the request's.
         """
+        return self._runs.run_blocking(lambda run: self._execute(request, run, stdin))
+
+    async def execute(self, request: ExecRequest) -> ExecResult:
+        """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
+        return await self._runs.run(lambda run: self._execute(request, run))
+
+    def _execute(self, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
         if request.language is Language.WASM:
             raise InvalidRequest("the process backend does not run wasm", field="language", hint="use WasmBackend()")
         from warmcell.languages.registry import language_runtime
@@ -112,36 +118,9 @@ class ProcessBackend:
             timeout=request.timeout,
             deadline=time.monotonic() + request.timeout,
             limits=effective_limits(self._policy, request.limits, request.memory_limit_mb),
-            cancel=cancel,
+            run=run,
         )
         return self._launcher.run(launch)
-
-    async def execute(self, request: ExecRequest) -> ExecResult:
-        """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
-        import asyncio
-
-        cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        run = self._executor().submit(self.execute_blocking, request, cancel=cancel)
-        waiting = asyncio.wrap_future(run)
-        try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            os.eventfd_write(cancel, 1)
-            if not run.cancel():
-                await _settled(waiting)
-            raise
-        finally:
-            os.close(cancel)
-
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._launcher.is_closed:
-            raise BackendUnavailable("the backend was closed", hint="create a new one")
-        if self._threads is None or self._owner != os.getpid():
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._owner = os.getpid()
-            self._threads = ThreadPoolExecutor(_MOST_CONCURRENT, thread_name_prefix="warmcell")
-        return self._threads
 
     def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
         """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""
@@ -151,14 +130,13 @@ class ProcessBackend:
 
     def close(self) -> None:
         """Ends zygotes and waiting cells. Runs in flight end first."""
-        if self._threads is not None and self._owner == os.getpid():
-            self._threads.shutdown(wait=True)
+        self._runs.finish()
         self._launcher.close()
 
     async def aclose(self) -> None:
-        import asyncio
+        from warmcell.lifetime.threads import in_thread
 
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
 
     def __enter__(self) -> ProcessBackend:
         return self
@@ -171,16 +149,3 @@ class ProcessBackend:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
-
-
-async def _settled(waiting: Any) -> None:
-    """Until the run has really ended, however often the task is cancelled meanwhile."""
-    import asyncio
-
-    while not waiting.done():
-        try:
-            await asyncio.wait([waiting])
-        except asyncio.CancelledError:
-            continue
-    if not waiting.cancelled():
-        waiting.exception()

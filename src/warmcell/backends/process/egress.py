@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Denial
+from warmcell.lifetime.ownership import own
 from warmcell.policy.compile import CODE_DIR, PROXY_PORT
 from warmcell.policy.model import NetworkRule
 from warmcell.runner.cell import Cell
@@ -40,9 +41,14 @@ class Egress:
         self._rules = rules
         self._audit = audit
         self._limiter: RateLimiter | None = None
+        self._authority: SandboxAuthority | None = None
+        self.abandon()
+        own(self)
+
+    def abandon(self) -> None:
+        """In a forked copy: the proxies' threads are the original's."""
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[EgressProxy] = weakref.WeakSet()
-        self._authority: SandboxAuthority | None = None
 
     def set_rules(self, rules: FetchPolicy | tuple[NetworkRule, ...]) -> None:
         """From the next connection on, in runs that are under way as well.

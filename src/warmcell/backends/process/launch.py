@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from warmcell.backends.process.builds import Artefacts
@@ -19,6 +18,7 @@ from warmcell.enforcers import probe
 from warmcell.enforcers.pinned import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
+from warmcell.lifetime.run import Run
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
 from warmcell.pool.pool import CellKind, Pool
@@ -45,7 +45,7 @@ class Launch:
     timeout: float
     deadline: float
     limits: EffectiveLimits
-    cancel: int = -1
+    run: Run
     #: More of the host for this run: a build's output directory, an artefact.
     extra_paths: tuple[ResolvedPath, ...] = ()
     #: Compilers need processes of their own, whatever the program may do.
@@ -79,6 +79,7 @@ class Launcher:
     ) -> None:
         self._config = config
         self._asked_for = enforcer
+        self._proved: str | None = None
         self._policy = policy
         self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
         if fetch_policy is not None and policy.network_rules:
@@ -89,20 +90,15 @@ class Launcher:
         self._home = probe.cgroup_home()
         self._pool = Pool(config.pool_min, config.pool_size, self._home)
         self._settings: dict[object, Setting] = {}
-        self.is_closed = False
 
-    @cached_property
+    @property
     def enforcer(self) -> str | None:
         """The name of the one in use; "auto" becomes the best that works here, or an error."""
         if self._asked_for is None:
             return None
-        from warmcell.enforcers.registry import get_enforcer
-
-        if self._asked_for == "auto":
-            return get_enforcer().name
-        enforcer = get_enforcer(self._asked_for)
-        enforcer.probe()
-        return enforcer.name
+        if self._proved is None:  # looked up twice by two threads is better than a lock that a fork finds held
+            self._proved = _proved_enforcer(self._asked_for)
+        return self._proved
 
     def describe(self) -> Enforced:
         """What would be enforced for a run under this policy."""
@@ -142,17 +138,13 @@ class Launcher:
             cell = self._started(setting, place, launch, told, cleanup)
             started = time.monotonic()
             limits = launch.limits
+            cancel = cleanup.enter_context(launch.run.descriptor())
             pump = Pump(
-                cell,
-                launch.stdin,
-                limits.output_bytes,
-                launch.deadline,
-                launch.cancel,
-                limits.cpu_seconds,
-                self._pool.linger,
+                cell, launch.stdin, limits.output_bytes, launch.deadline, cancel, limits.cpu_seconds, self._pool.linger
             )
             end = pump.run(started)
             cell.close()
+            launch.run.check()
             kernel = _kernel_usage(cell)
             targets = tuple(bind.target for bind in setting.visible)
             for denial in explain(end, kernel, limits, targets):
@@ -199,12 +191,21 @@ class Launcher:
         )
 
     def close(self) -> None:
-        self.is_closed = True
         self._pool.close()
 
     @property
     def pool(self) -> Pool:
         return self._pool
+
+
+def _proved_enforcer(name: str) -> str:
+    from warmcell.enforcers.registry import get_enforcer
+
+    if name == "auto":
+        return get_enforcer().name
+    enforcer = get_enforcer(name)
+    enforcer.probe()
+    return enforcer.name
 
 
 def _kernel_usage(cell: Cell) -> KernelUsage:

@@ -1,0 +1,94 @@
+"""Descriptors with one owner: each is closed once, in every way that the owner can end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterable
+
+from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.lifetime.ownership import own, undisturbed_by_forks
+
+
+class Descriptors:
+    """A set that belongs to one object, which opens through it, gives away or closes single ones, and closes the rest.
+
+    For one thread at a time. A fork of the process closes its copies of them. Use it as a context manager around the
+    making of an object: what was opened before a failure is closed again.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        own(self)
+
+    def pipe(self) -> tuple[int, int]:
+        """The reading and the writing end."""
+        with undisturbed_by_forks:
+            reader, writer = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+            self._open |= {reader, writer}
+        return reader, writer
+
+    def socketpair(self, kind: socket.SocketKind) -> tuple[int, int]:
+        """Two connected local sockets, as descriptors."""
+        with undisturbed_by_forks:
+            ours, theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, kind))
+            self._open |= {ours, theirs}
+        return ours, theirs
+
+    def opened(self, opening: Callable[[], int]) -> int:
+        """What `opening` returns, now ours. It must not block: forks wait for it."""
+        with undisturbed_by_forks:
+            descriptor = opening()
+            self._open.add(descriptor)
+        return descriptor
+
+    def take(self, descriptors: Iterable[int]) -> None:
+        """From somebody who had them, who must not close them any more."""
+        self._open.update(descriptors)
+
+    def give(self, descriptor: int) -> int:
+        """To somebody who closes it from now on."""
+        self._open.remove(descriptor)
+        return descriptor
+
+    def close(self, *descriptors: int) -> None:
+        """Those of them that are still ours; without arguments, all."""
+        for descriptor in descriptors or tuple(self._open):
+            if descriptor in self._open:
+                self._open.remove(descriptor)  # first: a number must never be closed twice, whatever close() says
+                os.close(descriptor)
+
+    abandon = close
+
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._open
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            self.close()
+
+
+def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxError:
+    """The typed error for a call of the kernel's that failed on our side; never the guest's fault."""
+    if error.errno == errno.EMFILE:
+        return ExecutionFailed(
+            f"could not {doing}: this process has as many open descriptors as its limit allows{_soft_limit()}",
+            hint="raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run less at once",
+        )
+    if error.errno == errno.ENFILE:
+        hint = "raise it: `sudo sysctl -w fs.file-max=...`"
+        return ExecutionFailed(f"could not {doing}: this host has as many open files as fs.file-max allows", hint=hint)
+    what = f" ({error.filename})" if error.filename else ""
+    return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}")
+
+
+def _soft_limit() -> str:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return ""
+    return f" (RLIMIT_NOFILE is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"

@@ -1,0 +1,100 @@
+"""What belongs to this process: let go of in forks, closed at exit. The only fork and exit hooks of the house."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+
+class Owned(Protocol):
+    """Something that only the process which made it may use, or end: descriptors, children, threads, held locks."""
+
+    def abandon(self) -> None:
+        """Called in a forked copy of the owner, where only the forking thread is left.
+
+        It closes the copies of descriptors, makes fresh locks, and forgets the rest without ending any of it: the
+        object afterwards owns nothing. It may then be used like a new one, or stay closed for ever.
+        """
+        ...
+
+
+class ClosedAtExit(Owned, Protocol):
+    """Something that outlives its runs."""
+
+    def close(self) -> None:
+        """Called when the process ends, the latest made first; may have been called before."""
+        ...
+
+
+O = TypeVar("O", bound=Owned)  # noqa: E741
+C = TypeVar("C", bound=ClosedAtExit)
+_numbers = count()
+_owned: WeakValueDictionary[int, Owned] = WeakValueDictionary()
+_closed_at_exit: WeakValueDictionary[int, ClosedAtExit] = WeakValueDictionary()
+
+#: Held while descriptors are opened and told to their owner, so that no fork happens between the two: the copy would
+#: keep them for as long as it lives, and a guest would wait for an end of file that never comes. Reentrant, because a
+#: signal's handler may fork.
+undisturbed_by_forks = threading.RLock()
+
+
+def own(thing: O) -> O:
+    """Remembers, weakly, that `thing` is this process's: forks abandon it."""
+    _owned[next(_numbers)] = thing
+    return thing
+
+
+def own_until_exit(thing: C) -> C:
+    """`own`, and closed at exit. Closing must not need anything that was made later."""
+    own(thing)
+    _closed_at_exit[next(_numbers)] = thing
+    return thing
+
+
+class Lock:
+    """A lock that a fork finds free, whoever held it: what it guards must be whole at any moment, or be owned."""
+
+    def __init__(self) -> None:
+        own(self)
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _newest_first(things: WeakValueDictionary[int, O]) -> Iterator[O]:
+    return reversed(list(things.values()))
+
+
+def _abandon_all() -> None:
+    undisturbed_by_forks.release()
+    for thing in _newest_first(_owned):
+        with suppress(OSError):  # a descriptor that somebody closed behind our back must not keep the others open
+            thing.abandon()
+
+
+def _close_all() -> None:
+    for thing in _newest_first(_closed_at_exit):
+        with suppress(OSError):
+            thing.close()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=undisturbed_by_forks.acquire,
+        after_in_parent=undisturbed_by_forks.release,
+        after_in_child=_abandon_all,
+    )

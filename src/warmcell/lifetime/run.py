@@ -1,0 +1,66 @@
+"""Run: one run as its caller holds it: since when it waits, and whether it was given up."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from warmcell.lifetime.descriptors import Descriptors
+
+
+class RunCancelled(Exception):
+    """The caller gave the run up. Raised by `check` in the run's own thread, never seen by a caller."""
+
+
+class Run:
+    """Made by `Runs` for the thread that carries the run out; `cancel` is for any other thread, at any moment.
+
+    Whoever carries it out says, for every stretch of it, what would end that stretch (`on_cancel`, `descriptor`), and
+    looks between them (`check`). What has ended is never ended again: a cancellation that comes late finds nothing.
+    """
+
+    def __init__(self) -> None:
+        #: When the caller asked, by the monotonic clock.
+        self.asked = time.monotonic()
+        self.is_cancelled = False
+        self._lock = threading.Lock()
+        self._ends: list[Callable[[], object]] = []
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.is_cancelled = True
+            for end in self._ends:
+                end()
+
+    def check(self) -> None:
+        if self.is_cancelled:
+            raise RunCancelled
+
+    @contextmanager
+    def on_cancel(self, end: Callable[[], object]) -> Iterator[None]:
+        """While inside, cancelling calls `end`, at once if it came before. When this is left, `end` is not running and
+        will not run: what it ends may be used for something else. It must be quick and must not call us back.
+        """
+        with self._lock:
+            self._ends.append(end)
+            if self.is_cancelled:
+                end()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ends.remove(end)
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """`on_cancel` for who waits with poll: a descriptor that is readable once the run was cancelled (Linux)."""
+        owned = Descriptors()
+        eventfd = owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        try:
+            with self.on_cancel(lambda: os.eventfd_write(eventfd, 1)):
+                yield eventfd
+        finally:
+            owned.close()

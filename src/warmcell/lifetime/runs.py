@@ -1,0 +1,97 @@
+"""Runs: what a backend has under way. Everything that it runs goes through here, from threads and from event loops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from warmcell.core.errors import BackendUnavailable
+from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.ownership import own_until_exit
+from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.lifetime.threads import in_thread
+
+T = TypeVar("T")
+
+
+class Runs:
+    """One per backend, which makes it after all that its runs use: at exit the latest made is closed first.
+
+    `most` runs go on at a time; the rest wait in order for `queue_timeout` seconds, then `BackendBusy`. In a fork
+    nothing is under way.
+    """
+
+    def __init__(self, name: str, most: int, queue_timeout: float) -> None:
+        self._name = name
+        self._queue_timeout = queue_timeout
+        self._queue = FairQueue(most)
+        self._is_closed = False
+        self.abandon()
+        own_until_exit(self)
+
+    def abandon(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way: set[Run] = set()
+
+    async def run(self, work: Callable[[Run], T]) -> T:
+        """Carries out `work` in a thread. Cancelling the task cancels the run and waits for its real end."""
+        self._check_open()
+        run = Run()
+        await self._queue.enter_async(self._queue_timeout)
+        try:
+            return await in_thread(lambda: self._carry_out(run, work), run.cancel)
+        finally:
+            self._queue.leave()
+
+    def run_blocking(self, work: Callable[[Run], T]) -> T:
+        """Carries out `work` in the calling thread."""
+        self._check_open()
+        run = Run()
+        self._queue.enter(run, self._queue_timeout)
+        try:
+            return self._carry_out(run, work)
+        finally:
+            self._queue.leave()
+
+    def finish(self) -> None:
+        """Refuses new runs and waits for those under way."""
+        with self._changed:
+            self._is_closed = True
+            while self._under_way:
+                self._changed.wait()
+
+    def close(self) -> None:
+        """Refuses new runs, cancels those under way and waits until they have ended."""
+        with self._changed:
+            self._is_closed = True
+            under_way = tuple(self._under_way)
+        for run in under_way:
+            run.cancel()
+        self.finish()
+
+    def _carry_out(self, run: Run, work: Callable[[Run], T]) -> T:
+        with self._counted(run):
+            try:
+                run.check()
+                return work(run)
+            except RunCancelled:
+                # A caller who cancelled sees its own cancellation; any other one can only have met `close`.
+                raise BackendUnavailable(f"the {self._name} backend was closed during the run") from None
+
+    @contextmanager
+    def _counted(self, run: Run) -> Iterator[None]:
+        with self._changed:
+            self._check_open()
+            self._under_way.add(run)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way.discard(run)
+                self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BackendUnavailable(f"the {self._name} backend was closed", hint="create a new one")
