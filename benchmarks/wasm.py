@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from warmcell.backends.wasm.backend import WasmBackend
-from warmcell.backends.wasm.commands import ToolboxRunner
-from warmcell.backends.wasm.request import Preopen
+from warmcell.backends.wasm.run_request import Preopen
+from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import BackendUnavailable, CommandNotFound, ExecutionFailed, SandboxError
 from warmcell.core.types import ExecRequest
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import python_host
 import wasmtime
 import wasmtime.component
 from harness import TOOLBOX, Outcome
@@ -31,7 +32,6 @@ def load(name: str):
 
 
 python_component = load("python_component")
-python_host = load("python_host")
 
 
 class Python:

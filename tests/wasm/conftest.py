@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import require
 
 from warmcell.backends.wasm.backend import WasmBackend
-from warmcell.backends.wasm.cache import ModuleCache
+from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.types import ExecRequest, ExecResult
 

@@ -165,7 +165,7 @@ def test_modules_have_a_size_limit() -> None:
 
 @pytest.mark.attack("WA-09")
 def test_compiling_has_a_memory_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmcell.backends.wasm.loading.COMPILE_MEMORY_MB", 16)
+    monkeypatch.setattr("warmcell.backends.wasm.module_loading.COMPILE_MEMORY_MB", 16)
     with pytest.raises(MemoryExceeded) as caught:
         run(_compile_bomb(151), 60)
     assert caught.value.limit_mb == 16

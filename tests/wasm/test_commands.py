@@ -12,9 +12,9 @@ import pytest
 from tests.helpers import require
 from tests.wasm import guests
 
-from warmcell.backends.wasm.commands import ToolboxRunner
 from warmcell.backends.wasm.guest import WasmGuest
-from warmcell.backends.wasm.request import Preopen
+from warmcell.backends.wasm.run_request import Preopen
+from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import (
     BackendUnavailable,
     CommandNotFound,

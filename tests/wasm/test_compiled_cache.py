@@ -90,7 +90,7 @@ def test_a_readable_secret_is_no_secret(empty_cache: Path) -> None:
 
 
 def test_what_was_checked_cannot_change_any_more(empty_cache: Path) -> None:
-    from warmcell.backends.wasm.cache import ModuleCache
+    from warmcell.backends.wasm.module_cache import ModuleCache
 
     _run_once(empty_cache)
     cache = ModuleCache(empty_cache)
@@ -129,7 +129,7 @@ def test_a_large_module_gets_a_clean_worker(empty_cache: Path) -> None:
 
 
 def test_it_is_kept_small(empty_cache: Path) -> None:
-    from warmcell.backends.wasm.cache import ModuleCache
+    from warmcell.backends.wasm.module_cache import ModuleCache
 
     _run_once(empty_cache)
     (artefact,) = _artefacts(empty_cache)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.wasm import guests
 
-from warmcell.backends.wasm.cache import ModuleCache
+from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
-from warmcell.backends.wasm.request import RunRequest
+from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
 from warmcell.core.types import ExecResult

@@ -12,7 +12,7 @@ from tests.wasm.conftest import Run
 from tests.wasm.guests import EXIT, PRINT, WRITE
 
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.request import Preopen, RunRequest
+from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import MemoryExceeded
 from warmcell.core.types import ExecResult

@@ -30,7 +30,7 @@ from tests.wasm.probe import (
 )
 
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.request import Preopen, RunRequest
+from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import ExecutionFailed, InvalidRequest
 from warmcell.core.types import ExecResult

@@ -6,15 +6,15 @@ import asyncio
 import os
 from pathlib import Path
 
-from warmcell.backends.wasm.cache import ModuleCache, default_directory
 from warmcell.backends.wasm.cancellation import Cancellation
-from warmcell.backends.wasm.launch import launcher
+from warmcell.backends.wasm.launcher import launcher
+from warmcell.backends.wasm.module_cache import ModuleCache, default_directory
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.pool import DEFAULT_MOST_WORKERS
-from warmcell.backends.wasm.request import RunRequest, check_fuel
+from warmcell.backends.wasm.run_request import RunRequest, check_fuel
+from warmcell.backends.wasm.runtime import wasmtime_directory
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.backends.wasm.threads import RunThreads
-from warmcell.backends.wasm.worker import wasmtime_directory
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
 from warmcell.core.types import (
     BackendCapabilities,

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from warmcell.backends.wasm.cancellation import Cancellation
-from warmcell.backends.wasm.commands import SharedSupervisor, ToolboxRunner
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.request import MIB, Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.run_request import MIB, Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.runtime import wasmtime_directory
 from warmcell.backends.wasm.threads import RunThreads
-from warmcell.backends.wasm.worker import wasmtime_directory
+from warmcell.backends.wasm.toolbox_runner import SharedSupervisor, ToolboxRunner
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import EffectiveLimits, ExecResult, Language
 from warmcell.policy.model import SandboxPolicy

@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from warmcell.backends.wasm.cache import ModuleCache, default_directory
-from warmcell.backends.wasm.calls import CallDesk, CommandModules
 from warmcell.backends.wasm.cancellation import Cancellation
-from warmcell.backends.wasm.exchange import Bounds, Exchange, OverCpu, OverMemory
+from warmcell.backends.wasm.conversation import Bounds, Conversation, OverCpu, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.lease import Lease
-from warmcell.backends.wasm.loading import OWN_COMPILE_SECONDS, Loader, loaded_key
+from warmcell.backends.wasm.module_cache import ModuleCache, default_directory
+from warmcell.backends.wasm.module_loading import OWN_COMPILE_SECONDS, Loader, loaded_key
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.pool import DEFAULT_MOST_WORKERS, Paths, WorkerPool
-from warmcell.backends.wasm.request import MIB, OpenedPreopen, RunRequest, open_preopens
-from warmcell.backends.wasm.verdict import Captured, Ending, deliver, ending_from, result_of
-from warmcell.backends.wasm.worker import wasmtime_version
+from warmcell.backends.wasm.outcome import Captured, Ending, deliver, ending_from, result_of
+from warmcell.backends.wasm.pool import DEFAULT_MOST_WORKERS, Lease, Paths, WorkerPool
+from warmcell.backends.wasm.questions import CommandModules, Questions
+from warmcell.backends.wasm.run_request import MIB, OpenedPreopen, RunRequest, open_preopens
+from warmcell.backends.wasm.runtime import wasmtime_version
 from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.types import ExecResult
 
@@ -57,8 +56,8 @@ class Supervisor:
                 self.loader.ensure(lease, source, needs_fuel, seconds, request.timeout)
                 # Compiling what the caller gave is the caller's time; our own modules are our business.
                 started = time.monotonic() if source.is_own else started
-            desk = CallDesk(lease.worker, self.loader, request.fetch, commands)
-            return _carry_out(lease, desk, run_message(prefer, request, preopens, commands), request, started)
+            questions = Questions(lease.worker, self.loader, request.fetch, commands)
+            return _carry_out(lease, questions, run_message(prefer, request, preopens, commands), request, started)
 
     def close(self) -> None:
         self.pool.close()
@@ -92,12 +91,12 @@ def run_message(
 
 
 def _carry_out(
-    lease: Lease, desk: CallDesk, message: dict[str, Any], request: RunRequest, started: float
+    lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest, started: float
 ) -> ExecResult:
     worker = lease.worker
     worker.is_clean = False
     worker.start_streams(request.output_bytes)
-    ending = _converse(lease, desk, message, request, started)
+    ending = _converse(lease, questions, message, request, started)
     lease.is_reusable = ending.kind in _CLEAN_ENDINGS and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
@@ -106,23 +105,25 @@ def _carry_out(
     return deliver(ending, result_of(ending, stdout, stderr, seconds, request, wasmtime_version()), request)
 
 
-def _converse(lease: Lease, desk: CallDesk, message: dict[str, Any], request: RunRequest, started: float) -> Ending:
+def _converse(
+    lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest, started: float
+) -> Ending:
     remaining = request.timeout - (time.monotonic() - started)
     if remaining <= 0:
         raise ExecutionTimeout(request.timeout)
     memory = request.memory_bytes + _OVERHEAD_BYTES + _STDIN_COPIES * len(request.stdin)
     bounds = Bounds(remaining + GRACE_SECONDS, memory, request.cpu_seconds)
-    exchange = desk.exchange = Exchange(lease.worker, bounds, desk.answer)
+    conversation = questions.conversation = Conversation(lease.worker, bounds, questions.answer)
     try:
         message["timeout"] = remaining
         lease.worker.channel.send(message, request.stdin, timeout=bounds.seconds)
-        return ending_from(exchange.wait().message)
+        return ending_from(conversation.wait().message)
     except Overstayed:
-        return Ending("timeout", cpu=exchange.spent_cpu())
+        return Ending("timeout", cpu=conversation.spent_cpu())
     except OverMemory:
-        return Ending("memory", 1, "the worker outgrew its memory", cpu=exchange.spent_cpu())
+        return Ending("memory", 1, "the worker outgrew its memory", cpu=conversation.spent_cpu())
     except OverCpu:
-        return Ending("cpu", cpu=exchange.spent_cpu())
+        return Ending("cpu", cpu=conversation.spent_cpu())
     except ProtocolViolation as error:
         return Ending("failed", message=f"the worker broke the protocol: {error}")
     except WorkerDied:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import os
 import select
 import socket
@@ -12,36 +10,67 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 
-from warmcell.backends.wasm.exchange import Bounds, Exchange
-from warmcell.backends.wasm.frames import Channel, Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.launch import Launched, launcher
-from warmcell.backends.wasm.process_stats import cpu_seconds
-from warmcell.backends.wasm.streams import Stream
+from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied
+from warmcell.backends.wasm.launcher import Launched, launcher
+from warmcell.backends.wasm.runtime import WORKER_SCRIPT, wasmtime_directory
 from warmcell.core.errors import BackendUnavailable
 
-_SCRIPT = Path(__file__).resolve().parent.parent.parent / "guest" / "wasm_worker.py"
 _START_SECONDS = 30.0
-_START_MEMORY = 1 << 30
 _REAP_SECONDS = 5.0
 _LOG_BYTES = 4000
+_READ_BYTES = 65536
+#: More than any pipe holds: a worker that says it is done and still writes is not one of ours any more.
+_MAX_FINAL_READS = 64
 
 
-@functools.cache
-def wasmtime_directory() -> str:
-    """Where wasmtime is installed, without importing it."""
-    spec = importlib.util.find_spec("wasmtime")
-    if spec is None or not spec.origin:
-        raise BackendUnavailable("wasmtime is not installed", hint="pip install 'warmcell[wasm]'")
-    return str(Path(spec.origin).resolve().parent.parent)
+class Stream:
+    """The read end of one of a worker's output pipes, used for one run after the other.
 
+    Never more than the limit is kept, and the writer never stalls on a full pipe.
+    """
 
-@functools.cache
-def wasmtime_version() -> str:
-    """The version that is installed, from its metadata directory: reading it properly costs more than a run."""
-    installed = sorted(Path(wasmtime_directory()).glob("wasmtime-*.dist-info"))
-    return installed[-1].name.removeprefix("wasmtime-").removesuffix(".dist-info") if installed else "unknown"
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+        os.fchmod(self._writer, 0o666)  # a caged worker is another user, and opens it by its name in /proc
+        os.set_blocking(self.reader, False)
+        self._kept = bytearray()
+        self._most = 0
+        self.is_truncated = False
+
+    @property
+    def writer(self) -> int:
+        return self._writer
+
+    def give_away_writer(self) -> None:
+        """The worker has its own copy now; ours would keep the pipe alive."""
+        os.close(self._writer)
+
+    def start(self, most: int) -> None:
+        self._kept = bytearray()
+        self._most = most
+        self.is_truncated = False
+
+    def pump(self) -> int:
+        """Reads once; 0 when there is nothing to read at the moment."""
+        try:
+            data = os.read(self.reader, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        room = self._most - len(self._kept)
+        self._kept += data[:room] if len(data) > room else data
+        self.is_truncated = self.is_truncated or len(data) > room
+        return len(data)
+
+    def drain(self) -> bool:
+        """Reads what is left after a run; False when it does not end. A read that is not filled emptied the pipe."""
+        return any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
+
+    def kept(self) -> bytes:
+        return bytes(self._kept)
+
+    def close(self) -> None:
+        os.close(self.reader)
 
 
 class Worker:
@@ -70,8 +99,8 @@ class Worker:
 
     def _start(self, paths: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Channel, Launched]:
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-I", "-S", str(_SCRIPT), wasmtime_directory()]
-        read_only = (str(_SCRIPT.parent), wasmtime_directory(), *paths[0])
+        argv = [sys.executable, "-I", "-S", str(WORKER_SCRIPT), wasmtime_directory()]
+        read_only = (str(WORKER_SCRIPT.parent), wasmtime_directory(), *paths[0])
         try:
             process = launcher()(argv, theirs, read_only, paths[1])
         except OSError as error:
@@ -95,18 +124,6 @@ class Worker:
             full.register(descriptor, select.POLLIN)
         return control, full
 
-    def await_ready(self) -> None:
-        """Returns when the worker can take requests; a new worker needs a few hundredths of a second."""
-        if self.is_ready:
-            return
-        try:
-            frame = Exchange(self, Bounds(_START_SECONDS, _START_MEMORY)).wait()
-        except (WorkerDied, Overstayed, ProtocolViolation) as error:
-            detail = self.log() or str(error)
-            self.dispose()
-            raise BackendUnavailable(f"a WASM worker did not start: {detail}") from error
-        self.is_ready = frame.message.get("op") == "ready"
-
     def start_streams(self, most: int) -> None:
         for stream in self._streams:
             stream.start(most)
@@ -124,9 +141,6 @@ class Worker:
     @property
     def streams(self) -> Sequence[Stream]:
         return self._streams
-
-    def cpu_seconds(self) -> float:
-        return cpu_seconds(self.pid) or 0.0
 
     def log(self) -> str:
         """The end of what the worker's runtime printed about its own failure."""

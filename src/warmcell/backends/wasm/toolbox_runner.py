@@ -1,0 +1,133 @@
+"""Runs commands of the toolbox: a shell with its tools, node, git and python3, each in a fresh instance."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from warmcell.backends.wasm.cancellation import Cancellation
+from warmcell.backends.wasm.module_source import ModuleSource
+from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.core.errors import BackendUnavailable, CommandNotFound
+from warmcell.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
+from warmcell.toolbox.loader import PYTHON, TOOLBOX, find_artefact, module_of, toolbox_commands
+
+DEFAULT_MEMORY_MB = 512
+#: What nearly every run of a module does: it starts, reads, prints.
+_REHEARSALS = {
+    TOOLBOX: ("sh", "-c", "printf . | cat"),
+    "node": ("node", "-e", "console.log({})"),
+    "git": ("git", "--version"),
+    PYTHON: ("python3", "-c", "import sys; sys.stdout.write('.')"),
+}
+_log = logging.getLogger(__name__)
+
+
+class ToolboxRunner:
+    """Thread-safe. Many may share one supervisor, and so one pool of warm workers."""
+
+    def __init__(self, supervisor: Supervisor | None = None) -> None:
+        self._supervisor = supervisor or Supervisor()
+
+    def run_command(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        stdin: bytes = b"",
+        memory_limit_mb: int = DEFAULT_MEMORY_MB,
+        fuel: int | None = None,
+        output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        preopens: Sequence[Preopen] = (),
+        fetch: Fetch | None = None,
+        file_bytes: int | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> ExecResult:
+        """One command, no shell in between unless `argv` names one. `CommandNotFound` when there is no such command.
+
+        `fetch` takes a request and gives a response, both JSON; without it networking is off. It is called in a
+        thread of its own. A limit that ends the run raises, with the partial result, as in a backend.
+        """
+        request = RunRequest(
+            argv=tuple(argv),
+            timeout=timeout,
+            memory_limit_mb=memory_limit_mb,
+            env={**(env or {}), "PWD": check_text("cwd", cwd)},
+            stdin=stdin,
+            fuel=fuel,
+            output_bytes=output_bytes,
+            preopens=tuple(preopens),
+            fetch=fetch,
+            file_bytes=file_bytes,
+        )
+        source = command_module(request.argv[0])
+        if source is None:
+            raise CommandNotFound(request.argv[0])
+        return self._supervisor.run(source, request, commands=command_module, cancellation=cancellation)
+
+    @property
+    def commands(self) -> frozenset[str]:
+        """Every command that can be named."""
+        return toolbox_commands()
+
+    def close(self) -> None:
+        self._supervisor.close()
+
+
+def command_module(command: str) -> ModuleSource | None:
+    """The module that runs a command, or None where there is no such command."""
+    name = module_of(command)
+    return _own_source(name) if name is not None else None
+
+
+@functools.cache
+def _own_source(name: str) -> ModuleSource:
+    if name == PYTHON:
+        return _python_source()
+    artefact = find_artefact(name)
+    return ModuleSource(
+        "wasm", artefact.read, f"own:{artefact.sha256}", artefact.entry, is_own=True, rehearsal=_REHEARSALS[name]
+    )
+
+
+def _python_source() -> ModuleSource:
+    """The interpreter is too large to ship: it is built once on each machine, which takes half a minute."""
+    from warmcell.toolbox import python_component
+
+    try:
+        path = python_component.ensure_component(_log.info)
+    except python_component.ComponentUnavailable as error:
+        raise BackendUnavailable(f"python3 is not there: {error}") from error
+    return ModuleSource(
+        "component", path.read_bytes, f"own:{path.stem}", "run", is_own=True, rehearsal=_REHEARSALS[PYTHON]
+    )
+
+
+class SharedSupervisor:
+    """One pool of workers for all sandboxes of a process, gone when the last of them is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._supervisor: Supervisor | None = None
+        self._users = 0
+
+    def acquire(self) -> Supervisor:
+        with self._lock:
+            self._users += 1
+            if self._supervisor is None:
+                self._supervisor = Supervisor()
+            return self._supervisor
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            supervisor = self._supervisor if self._users == 0 else None
+            if supervisor is not None:
+                self._supervisor = None
+        if supervisor is not None:
+            supervisor.close()

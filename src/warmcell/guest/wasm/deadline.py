@@ -1,0 +1,81 @@
+"""The deadline of the run in progress, and a thread that keeps it.
+
+Epoch interruption stops guest code at the deadline; what a guest does inside a host call ends because every host call
+of ours looks at the same deadline; for all the rest the supervisor kills the process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+#: A guest that was in a host call at the first interruption meets the next one.
+_INSIST_SECONDS = 0.05
+
+
+class DeadlineReached(Exception):
+    """Raised inside a host call when the run's time is over."""
+
+
+class Deadline:
+    """One run at a time. The thread sleeps until the next deadline, so a short run does not even wake it."""
+
+    def __init__(self, control_fd: int, interrupt: Callable[[], None]) -> None:
+        self._control_fd = control_fd
+        self._interrupt = interrupt
+        self._lock = threading.Lock()
+        self._deadline = math.inf
+        self._next_look = math.inf
+        self._wake_reader, self._wake_writer = os.pipe()
+        threading.Thread(target=self._keep, name="deadline", daemon=True).start()
+
+    def start(self, seconds: float) -> None:
+        with self._lock:
+            self._deadline = time.monotonic() + seconds
+            must_wake = self._deadline < self._next_look
+        if must_wake:
+            os.write(self._wake_writer, b"!")
+
+    def stop(self) -> None:
+        # Under the lock: a timer that fires late for this run must never interrupt the next one.
+        with self._lock:
+            self._deadline = math.inf
+
+    def remaining(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def has_passed(self) -> bool:
+        return self.remaining() <= 0
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps for the guest, at most until the deadline."""
+        remaining = self.remaining()
+        if seconds < remaining:
+            time.sleep(max(0.0, seconds))
+            return
+        time.sleep(max(0.0, remaining))
+        raise DeadlineReached
+
+    def _keep(self) -> None:
+        poller = select.poll()
+        poller.register(self._control_fd, 0)  # no events asked for: only the hang-up of the supervisor is reported
+        poller.register(self._wake_reader, select.POLLIN)
+        while True:
+            for descriptor, _ in poller.poll(self._look()):
+                if descriptor == self._control_fd:
+                    os._exit(0)
+                os.read(self._wake_reader, 4096)
+
+    def _look(self) -> int | None:
+        """Interrupts what is over, and says in how many milliseconds to look again."""
+        with self._lock:
+            now = time.monotonic()
+            self._next_look = self._deadline
+            if self._deadline <= now:
+                self._interrupt()
+                self._next_look = now + _INSIST_SECONDS
+            return None if math.isinf(self._next_look) else math.ceil((self._next_look - now) * 1000)

@@ -1,0 +1,243 @@
+"""Engines with an explicit list of allowed proposals, and modules loaded into them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import wasmtime
+from wasm.binary import Outline, Unreadable
+from wasm.growth_counter import add_growth_counter
+from wasm.pages import Touched
+
+#: Every switch is set, so that a new default of wasmtime never opens anything by itself. What is off could escape a
+#: limit (threads: shared memories ignore the limiter; memory64 and multi-memory: more than one bounded memory; GC:
+#: a heap of its own) or is young code in the compiler.
+PROPOSALS = {
+    "bulk_memory": True,
+    "multi_value": True,
+    "reference_types": True,
+    "simd": True,
+    "tail_call": True,
+    "component_model": False,
+    "custom_page_sizes": False,
+    "exceptions": False,
+    "function_references": False,
+    "gc": False,
+    "memory64": False,
+    "multi_memory": False,
+    "relaxed_simd": False,
+    "stack_switching": False,
+    "threads": False,
+    "wide_arithmetic": False,
+}
+MAX_STACK_BYTES = 2 << 20
+MAX_TABLES = 8
+_MAX_TABLE_ELEMENTS = 1_000_000
+_ELEMENT_BYTES = 8
+WASI = "wasi_snapshot_preview1"
+HOST = "sandbox"
+
+
+class Refused(Exception):
+    """The module cannot be run. `reason` is a word for the supervisor, the text is for the caller."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass
+class Facts:
+    """What a run needs to know about a module besides its code; kept beside the compiled form."""
+
+    entry: str
+    has_exit_code: bool
+    is_go: bool
+    has_visible_memory: bool
+    counts_refusals: bool
+    is_component: bool = False
+    #: No code of a caller runs before its entry does, so an instance can be made before there is a run for it.
+    is_quiet_at_start: bool = False
+
+
+@dataclass
+class Loaded:
+    """A module that is ready to be instantiated any number of times."""
+
+    pre: wasmtime.InstancePre
+    engine: wasmtime.Engine
+    facts: Facts
+    #: What a rehearsal touched, for modules of ours.
+    touched: Touched | None = None
+
+    def limit(self, store: wasmtime.Store, memory_bytes: int) -> None:
+        store.set_limits(
+            memory_size=memory_bytes,
+            table_elements=min(_MAX_TABLE_ELEMENTS, memory_bytes // (MAX_TABLES * _ELEMENT_BYTES)),
+            instances=1,
+            tables=MAX_TABLES,
+            memories=1,
+        )
+
+    def instantiate(self, store: wasmtime.Store) -> wasmtime.Instance:
+        return self.pre.instantiate(store)
+
+
+@dataclass
+class Source:
+    """What to load: a module as it was given, or its compiled form for which the supervisor vouches."""
+
+    format: str
+    blob: bytes
+    entry: str
+    needs_fuel: bool
+    has_host: bool
+
+
+def make_engine(needs_fuel: bool, *, has_components: bool = False) -> wasmtime.Engine:
+    config = wasmtime.Config()
+    for name, is_allowed in PROPOSALS.items():
+        setattr(config, f"wasm_{name}", is_allowed)
+    config.wasm_component_model = has_components
+    config.gc_support = False
+    config.epoch_interruption = True
+    config.consume_fuel = needs_fuel
+    config.max_wasm_stack = MAX_STACK_BYTES
+    return wasmtime.Engine(config)
+
+
+@dataclass(frozen=True)
+class HostFunction:
+    """A function that guests import: how many i32 it takes and returns, and what it does."""
+
+    parameters: int
+    results: int
+    function: Callable[..., Any]
+
+    def signature(self) -> wasmtime.FuncType:
+        """A new one for each engine: wasmtime binds it to the first one that uses it."""
+        i32 = wasmtime.ValType.i32()
+        return wasmtime.FuncType([i32] * self.parameters, [i32] * self.results)
+
+
+HostFunctions = dict[tuple[str, str], HostFunction]
+
+
+class Engines:
+    """One engine with fuel and one without, made when first needed, each with a linker for every kind of guest."""
+
+    def __init__(self, wasi_functions: HostFunctions, host_functions: HostFunctions) -> None:
+        self._wasi_functions = wasi_functions
+        self._host_functions = host_functions
+        self._engines: dict[bool, wasmtime.Engine] = {}
+        self._linkers: dict[tuple[bool, bool], wasmtime.Linker] = {}
+
+    def engine(self, needs_fuel: bool) -> wasmtime.Engine:
+        if needs_fuel not in self._engines:
+            self._engines[needs_fuel] = make_engine(needs_fuel)
+        return self._engines[needs_fuel]
+
+    def linker(self, needs_fuel: bool, has_host: bool) -> wasmtime.Linker:
+        key = (needs_fuel, has_host)
+        if key not in self._linkers:
+            self._linkers[key] = self._make_linker(self.engine(needs_fuel), has_host)
+        return self._linkers[key]
+
+    def _make_linker(self, engine: wasmtime.Engine, has_host: bool) -> wasmtime.Linker:
+        linker = wasmtime.Linker(engine)
+        linker.define_wasi()
+        linker.allow_shadowing = True
+        functions = {**self._wasi_functions, **(self._host_functions if has_host else {})}
+        for (module, name), host in functions.items():
+            linker.define_func(module, name, host.signature(), host.function, access_caller=True)
+        return linker
+
+    def interrupt_all(self) -> None:
+        """Every guest that is running traps at its next check."""
+        for engine in list(self._engines.values()):
+            engine.increment_epoch()
+
+    def compile(self, source: Source) -> tuple[Loaded, wasmtime.Module]:
+        """Compiles and resolves the imports. `Refused` names what is wrong with the module."""
+        binary = _binary_of(source)
+        counted, shape = _with_growth_counter(binary)
+        engine = self.engine(source.needs_fuel)
+        try:
+            module = wasmtime.Module(engine, counted)
+        except wasmtime.WasmtimeError:
+            # Offsets and indices in the message must be those of the module as it was given.
+            module, shape.memories, shape.counts_refusals = _original(engine, binary), 0, False
+        facts = _facts(shape, source.entry)
+        return self._resolve(module, facts, source), module
+
+    def adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded:
+        """Takes over code that was compiled earlier. Only the supervisor's cache ever supplies such a descriptor."""
+        engine = self.engine(source.needs_fuel)
+        try:
+            module = wasmtime.Module.deserialize_file(engine, f"/proc/self/fd/{descriptor}")
+        except wasmtime.WasmtimeError as error:
+            raise Refused("stale", one_line(error)) from None
+        return self._resolve(module, facts, source)
+
+    def _resolve(self, module: wasmtime.Module, facts: Facts, source: Source) -> Loaded:
+        try:
+            pre = self.linker(source.needs_fuel, source.has_host).instantiate_pre(module)
+        except wasmtime.WasmtimeError as error:
+            raise Refused("import", one_line(error)) from None
+        return Loaded(pre, self.engine(source.needs_fuel), facts)
+
+
+def _binary_of(source: Source) -> bytes:
+    if source.format != "wat":
+        return source.blob
+    try:
+        return bytes(wasmtime.wat2wasm(source.blob))
+    except wasmtime.WasmtimeError as error:
+        raise Refused("invalid", f"invalid WAT: {one_line(error)}") from None
+
+
+def _with_growth_counter(binary: bytes) -> tuple[bytes, Outline]:
+    try:
+        return add_growth_counter(binary)
+    except Unreadable:
+        return binary, Outline()
+
+
+def _original(engine: wasmtime.Engine, binary: bytes) -> wasmtime.Module:
+    try:
+        return wasmtime.Module(engine, binary)
+    except wasmtime.WasmtimeError as error:
+        raise Refused("invalid", f"invalid module: {one_line(error)}") from None
+
+
+def _facts(shape: Outline, entry: str) -> Facts:
+    signature = shape.signature_of_export(entry)
+    if signature is None:
+        raise Refused("entry", f"the module exports no function {entry!r}")
+    if signature not in ((b"", b""), (b"", b"\x7f")):
+        raise Refused("entry", f"{entry!r} must take no parameters and return nothing or one i32")
+    return Facts(
+        entry,
+        bool(signature[1]),
+        shape.is_go,
+        has_visible_memory=shape.memories > 0,
+        counts_refusals=shape.counts_refusals,
+        is_quiet_at_start=not shape.has_start,
+    )
+
+
+def one_line(error: Exception, most: int = 1000) -> str:
+    """The message without the backtrace of a huge module, on one line."""
+    return " ".join(str(error).split())[:most]
+
+
+def write_compiled(serialized: bytearray, descriptor: int) -> int:
+    """Writes into a file that the supervisor gave; returns the size."""
+    view = memoryview(serialized)
+    written = 0
+    while written < len(view):
+        written += os.write(descriptor, view[written:])
+    return written

@@ -1,0 +1,81 @@
+"""Frames on the control socket, worker's end: two lengths, JSON, then bytes. Nothing is ever unpickled.
+
+`warmcell/backends/wasm/frames.py` is the supervisor's end of the same format; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import select
+import socket
+import struct
+from typing import Any
+
+HEADER = struct.Struct(">II")
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
+_FROM_JSON = json.JSONDecoder().raw_decode
+MAX_DESCRIPTORS = 8
+_RECEIVE_BYTES = 1 << 14
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+
+
+def encode(message: dict[str, Any], blob: bytes = b"") -> bytes:
+    """One frame, ready to send."""
+    text = _TO_JSON(message).encode()
+    return HEADER.pack(len(text), len(blob)) + text + blob
+
+
+class SupervisorGone(Exception):
+    """The other end closed: there is nobody left to work for."""
+
+
+class Channel:
+    """Blocking frames over a Unix socket. Descriptors that came with a frame are in `descriptors` until taken."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._buffer = bytearray()
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._descriptors: list[int] = []
+
+    def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+        try:
+            self._control.sendall(encode(message, blob))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise SupervisorGone from error
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        self._fill(HEADER.size)
+        text_size, blob_size = HEADER.unpack_from(self._buffer)
+        end = HEADER.size + text_size + blob_size
+        self._fill(end)
+        message, _ = _FROM_JSON(self._buffer[HEADER.size : HEADER.size + text_size].decode())
+        blob = bytes(memoryview(self._buffer)[HEADER.size + text_size : end]) if blob_size else b""
+        del self._buffer[:end]
+        return message, blob
+
+    def has_more(self) -> bool:
+        """Whether the next frame is on its way already."""
+        return bool(self._buffer) or bool(self._poll.poll(0))
+
+    def take_descriptors(self) -> list[int]:
+        """What arrived with the frames received so far; the caller closes them."""
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+    def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            try:
+                data, ancillary, _, _ = self._control.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            except ConnectionResetError as error:
+                raise SupervisorGone from error
+            if not data:
+                raise SupervisorGone
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    received = array.array("i")
+                    received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                    self._descriptors.extend(received)
+            self._buffer += data

@@ -1,0 +1,248 @@
+"""One run in a Store of its own, and the verdict on how it ended: of a module, or of a component of ours.
+
+A component exports `run(argv, env, cwd, seed) -> s32`: the snapshot inside it froze what WASI said when it was made. It
+sleeps in short pieces, between which the epoch ends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from dataclasses import dataclass, field
+
+import wasmtime
+from wasm.binary import MEMORY_NAME, REFUSED_NAME
+from wasm.deadline import Deadline, DeadlineReached
+from wasm.engine import Facts, one_line
+from wasm.instances import PreparedInstance, give_stdin
+from wasm.memory import find_export, memory_bounds
+from wasm.pages import anonymous_bytes
+from wasm.wasi_calls import GuestExit, Wasi
+from wasmtime import _ffi as ffi
+from wasmtime import component as components
+from wasmtime._func import enter_wasm
+
+PAGE_BYTES = 65536
+_MAX_MESSAGE = 4000
+_MAX_TRACE_LINES = 20
+#: How wasmtime says at instantiation that a module asks for more than its Store may hold.
+_OVER_LIMITS = ("exceeds memory limits", "exceeds table limits", "resource limit exceeded")
+#: What Go's runtime exits with when the host refuses it memory.
+_GO_FATAL = 2
+_SEED_BYTES = 32
+#: Python turns refused growth into MemoryError long after the fact; this much of the limit in use and a failure at the
+#: end is taken for a failure for lack of memory.
+_NEARLY_ALL = 0.5
+
+
+@dataclass
+class Preopen:
+    """A host directory as the supervisor saw it: the inode must still be the same when it is opened here."""
+
+    host_path: str
+    guest_path: str
+    is_writable: bool
+    device: int
+    inode: int
+
+
+@dataclass
+class Spec:
+    """What one run gets."""
+
+    argv: list[str]
+    env: dict[str, str]
+    stdin: bytes
+    stdout: str
+    stderr: str
+    memory_bytes: int
+    fuel: int | None
+    preopens: list[Preopen] = field(default_factory=list)
+    #: For modules of our own: any failure after refused growth is a failure for lack of memory.
+    is_own_module: bool = False
+
+
+@dataclass
+class Outcome:
+    """How it ended: `exit`, `trap`, `timeout`, `fuel`, `memory`, or `failed` when it could not be carried out."""
+
+    kind: str
+    exit_code: int = 0
+    message: str = ""
+    memory_bytes: int = 0
+    fuel_left: int = 0
+
+
+class Broken(Exception):
+    """Something on the host's side is not as the supervisor said."""
+
+
+class Runner:
+    """Runs modules one after the other, nested ones inside the host calls of outer ones."""
+
+    def __init__(self, deadline: Deadline, wasi: Wasi) -> None:
+        self._deadline = deadline
+        self._wasi = wasi
+
+    def run(self, prepared: PreparedInstance, spec: Spec) -> Outcome:
+        outer_started, self._wasi.started = self._wasi.started, time.monotonic()
+        try:
+            if prepared.loaded.facts.is_component:
+                return self._run_component(prepared, spec)
+            return self._run_module(prepared, spec)
+        except (Broken, OSError) as error:
+            return Outcome("failed", message=one_line(error))
+        finally:
+            self._wasi.started = outer_started
+
+    def _run_module(self, prepared: PreparedInstance, spec: Spec) -> Outcome:
+        get_ready(prepared, spec)
+        store, facts = prepared.store, prepared.loaded.facts
+        instance = None
+        try:
+            instance = prepared.instance()
+            outcome = Outcome("exit", _call(store, instance, facts))
+        except GuestExit as leaving:
+            outcome = Outcome("exit", min(leaving.code, 255))
+        except DeadlineReached:
+            outcome = Outcome("timeout")
+        except wasmtime.Trap as trap:
+            outcome = self._judge_trap(trap)
+        except wasmtime.WasmtimeError as error:
+            outcome = _judge_error(str(error))
+        if instance is not None and facts.has_visible_memory:
+            _look_at_memory(store, instance, facts, spec, outcome)
+        outcome.fuel_left = store.get_fuel() if spec.fuel is not None else 0
+        return outcome
+
+    def _judge_trap(self, trap: wasmtime.Trap) -> Outcome:
+        code = trap.trap_code
+        if code is wasmtime.TrapCode.INTERRUPT and self._deadline.has_passed():
+            return Outcome("timeout")
+        if code is wasmtime.TrapCode.OUT_OF_FUEL:
+            return Outcome("fuel")
+        return Outcome("trap", 1, trap_text(trap.message))
+
+    def _run_component(self, prepared: PreparedInstance, spec: Spec) -> Outcome:
+        before = anonymous_bytes() - prepared.own_bytes
+        get_ready(prepared, spec)
+        outcome = self._call_component(prepared, spec)
+        outcome.memory_bytes = max(0, anonymous_bytes() - before)
+        outcome.fuel_left = prepared.store.get_fuel() if spec.fuel is not None else 0
+        has_failed = outcome.kind == "trap" or (outcome.kind == "exit" and outcome.exit_code != 0)
+        if has_failed and outcome.memory_bytes > _NEARLY_ALL * spec.memory_bytes:
+            outcome.kind = "memory"
+        return outcome
+
+    def _call_component(self, prepared: PreparedInstance, spec: Spec) -> Outcome:
+        store, entry = prepared.store, prepared.loaded.facts.entry
+        try:
+            instance = prepared.instance()
+            run = instance.get_func(store, entry) if isinstance(instance, components.Instance) else None
+            if run is None:
+                raise Broken(f"the component has no {entry!r}")
+            status = run(store, spec.argv, list(spec.env.items()), spec.env.get("PWD", "/"), os.urandom(_SEED_BYTES))
+            return Outcome("exit", int(status) & 0xFF)
+        except DeadlineReached:
+            return Outcome("timeout")
+        except wasmtime.ExitTrap as leaving:
+            return Outcome("exit", leaving.code & 0xFF)
+        except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
+            return self._judge_component(str(error))
+
+    def _judge_component(self, message: str) -> Outcome:
+        """Calls of components raise plain errors; what happened is only in their text."""
+        if "wasm trap: interrupt" in message and self._deadline.has_passed():
+            return Outcome("timeout")
+        if "all fuel consumed" in message:
+            return Outcome("fuel")
+        if "exceeds memory limits" in message:
+            return Outcome("memory", 1, message)
+        return Outcome("trap", 1, trap_text(message))
+
+
+def trap_text(message: str) -> str:
+    """The cause first, then the top of the backtrace: an endless recursion has thousands of frames."""
+    trace, found, cause = message.partition("Caused by:")
+    if not found:
+        return message.strip()[:_MAX_MESSAGE]
+    frames = trace.strip().splitlines()[:_MAX_TRACE_LINES]
+    return "\n".join([" ".join(cause.split()), *frames])[:_MAX_MESSAGE]
+
+
+def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
+    """Everything that belongs to the run and not to its instance, which may have been made long before it."""
+    prepared.store.set_epoch_deadline(1)
+    if spec.fuel is not None:
+        prepared.store.set_fuel(spec.fuel)
+    try:
+        wasi = prepared.wasi_for(spec.stdout, spec.stderr)
+        wasi.argv = spec.argv
+        if spec.env:
+            wasi.env = spec.env.items()
+        if spec.stdin:
+            give_stdin(wasi, spec.stdin)
+        for preopen in spec.preopens:
+            _give_directory(wasi, preopen)
+        prepared.store.set_wasi(wasi)
+    except wasmtime.WasmtimeError as error:
+        raise Broken(str(error)) from None
+
+
+def _give_directory(wasi: wasmtime.WasiConfig, preopen: Preopen) -> None:
+    descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino) != (preopen.device, preopen.inode):
+            raise Broken(f"{preopen.host_path} was replaced while the run was starting")
+        wasi.preopen_dir(f"/proc/self/fd/{descriptor}", preopen.guest_path, preopen.is_writable)
+    finally:
+        os.close(descriptor)
+
+
+def _call(store: wasmtime.Store, instance: wasmtime.Instance, facts: Facts) -> int:
+    entry = find_export(store, instance, facts.entry)
+    if entry is None:
+        raise Broken(f"the compiled module has no {facts.entry!r}")
+    count = int(facts.has_exit_code)
+    results = (ffi.wasmtime_val_t * count)()
+    with enter_wasm(store) as trap:
+        error = ffi.wasmtime_func_call(store._context(), ctypes.byref(entry.of.func), None, 0, results, count, trap)
+        if error:
+            raise wasmtime.WasmtimeError._from_ptr(error)
+    return min(results[0].of.i32 & 0xFFFFFFFF, 255) if count else 0
+
+
+def _judge_error(message: str) -> Outcome:
+    if any(words in message for words in _OVER_LIMITS):
+        return Outcome("memory", 1, message[:_MAX_MESSAGE])
+    return Outcome("trap", 1, trap_text(message))
+
+
+def _look_at_memory(
+    store: wasmtime.Store, instance: wasmtime.Instance, facts: Facts, spec: Spec, outcome: Outcome
+) -> None:
+    memory = find_export(store, instance, MEMORY_NAME)
+    if memory is not None:
+        outcome.memory_bytes = memory_bounds(store, memory)[1]
+    if outcome.kind not in ("trap", "exit") or not facts.counts_refusals:
+        return
+    if _died_of(outcome, facts, spec) and _refused_bytes(store, instance) > spec.memory_bytes:
+        outcome.kind = "memory"
+
+
+def _died_of(outcome: Outcome, facts: Facts, spec: Spec) -> bool:
+    """Whether the end looks like that of a guest that was refused memory; an exit of its own choice is not one."""
+    if outcome.kind == "trap":
+        return True
+    return outcome.exit_code != 0 if spec.is_own_module else facts.is_go and outcome.exit_code == _GO_FATAL
+
+
+def _refused_bytes(store: wasmtime.Store, instance: wasmtime.Instance) -> int:
+    counter = find_export(store, instance, REFUSED_NAME)
+    if counter is None:
+        return 0
+    value = ffi.wasmtime_val_t()
+    ffi.wasmtime_global_get(store._context(), ctypes.byref(counter.of.global_), ctypes.byref(value))
+    return int(value.of.i64) * PAGE_BYTES

@@ -1,0 +1,219 @@
+"""A worker process: loads modules and runs them, one at a time, for a supervisor at the other end of descriptor 0.
+
+Started as `python -I -S wasm/worker.py <directory that holds wasmtime>`. It has no environment, no files and nothing
+of the caller's; it ends when the supervisor goes away, even in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+sys.path.append(sys.argv[1])
+
+import wasmtime  # noqa: E402
+import wasmtime.component  # noqa: E402
+from wasm.component import ComponentEngines, LoadedComponent  # noqa: E402
+from wasm.deadline import Deadline, DeadlineReached  # noqa: E402
+from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
+from wasm.exec_call import ExecCall, NoSuchCommand  # noqa: E402
+from wasm.frames import Channel, SupervisorGone  # noqa: E402
+from wasm.host_calls import HostCalls  # noqa: E402
+from wasm.run import Outcome, Preopen, Runner, Spec  # noqa: E402
+from wasm.run_stack import RunStack  # noqa: E402
+from wasm.wasi_calls import Wasi  # noqa: E402
+
+_OWN_FILES = 64
+
+
+class Worker:
+    """The requests of the supervisor, each a method of the same name."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._channel = Channel(control)
+        self._calls = HostCalls()
+        self._deadline = Deadline(control.fileno(), self._interrupt)
+        self._components = ComponentEngines()
+        wasi = Wasi(self._deadline)
+        self._engines = Engines(wasi.functions(), self._calls.functions())
+        self._runs = RunStack(Runner(self._deadline, wasi), self._deadline, self._calls)
+        self._exec = ExecCall(self._runs, self._find_command)
+        self._calls.answers = {"fetch": self._fetch, "exec": self._exec.answer}
+        self._modules: dict[str, Loaded | LoadedComponent] = {}
+        self._commands: dict[tuple[str, bool], str] = {}
+        self._rehearsals: dict[str, list[str]] = {}
+        self._may_fetch = False
+        self._limits: tuple[int, int | None] = (0, None)
+
+    def _interrupt(self) -> None:
+        self._engines.interrupt_all()
+        self._components.interrupt_all()
+
+    def serve(self) -> None:
+        operations = {"setup": self._setup, "load": self._load, "run": self._run}
+        while True:
+            message, blob = self._channel.receive()
+            reply = operations[message["op"]](message, blob)
+            self._channel.send(reply)
+            self._runs.clean_up()
+            if message["op"] == "run" and not self._channel.has_more():
+                self._get_ready(message)
+
+    def _setup(self, _message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
+        self._stdout, self._stderr, log = self._channel.take_descriptors()
+        os.dup2(log, 2)
+        os.close(log)
+        return {"op": "ready"}
+
+    def _load(self, message: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        for key in message["drop"]:
+            if key in self._modules:
+                self._runs.forget(self._modules.pop(key))
+        descriptors = self._channel.take_descriptors()
+        try:
+            return self._load_from(message, blob, descriptors[0] if descriptors else None)
+        except Refused as refused:
+            return {"op": "refused", "reason": refused.reason, "detail": str(refused)}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _load_from(self, message: dict[str, Any], blob: bytes, descriptor: int | None) -> dict[str, Any]:
+        source = Source(message["format"], blob, message["entry"], message["fuel"], message["host"])
+        self._rehearsals[message["key"]] = message["rehearsal"]
+        if source.format == "compiled":
+            if descriptor is None:
+                raise Refused("stale", "no compiled form came with the request")
+            self._modules[message["key"]] = self._adopt(source, Facts(**message["facts"]), descriptor)
+            return {"op": "loaded"}
+        loaded, compiled = self._compile(source)
+        self._modules[message["key"]] = loaded
+        size = write_compiled(compiled.serialize(), descriptor) if descriptor is not None else 0
+        return {"op": "loaded", "facts": asdict(loaded.facts), "size": size}
+
+    def _adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded | LoadedComponent:
+        if facts.is_component:
+            return self._components.adopt(facts, source.needs_fuel, descriptor)
+        return self._engines.adopt(source, facts, descriptor)
+
+    def _compile(
+        self, source: Source
+    ) -> tuple[Loaded | LoadedComponent, wasmtime.Module | wasmtime.component.Component]:
+        if source.format != "component":
+            return self._engines.compile(source)
+        loaded = self._components.compile(source.blob, source.entry, source.needs_fuel)
+        return loaded, loaded.component
+
+    def _run(self, message: dict[str, Any], stdin: bytes) -> dict[str, Any]:
+        self._deadline.start(message["timeout"])
+        cpu_before = time.process_time()
+        try:
+            self._set_limits(message["open_files"], message["file_bytes"])
+            self._may_fetch, self._exec.is_allowed = message["fetch"], message["exec"]
+            self._exec.output_bytes = message["output_bytes"]
+            outcome = self._runs.run(self._modules[message["key"]], self._spec(message, stdin))
+        except DeadlineReached:
+            outcome = Outcome("timeout")
+        finally:
+            self._deadline.stop()
+        return {"op": "done", **vars(outcome), "cpu": time.process_time() - cpu_before}
+
+    def _get_ready(self, message: dict[str, Any]) -> None:
+        """Nobody waits: an instance for the next run of the same module under the same limits is made now."""
+        if message["fuel"] is not None:
+            return
+        loaded, rehearsal = self._modules[message["key"]], self._rehearsals.pop(message["key"], None)
+        self._may_fetch = self._exec.is_allowed = False
+        if rehearsal:
+            self._runs.rehearse(loaded, rehearsal)
+        self._runs.make_spare(loaded, self._spec(message, b""), self._channel.has_more)
+
+    def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
+        return Spec(
+            argv=message["argv"],
+            env=message["env"],
+            stdin=stdin,
+            stdout=f"/proc/self/fd/{self._stdout}",
+            stderr=f"/proc/self/fd/{self._stderr}",
+            memory_bytes=message["memory_bytes"],
+            fuel=message["fuel"],
+            preopens=[Preopen(*item) for item in message["preopens"]],
+            is_own_module=message["exec"],
+        )
+
+    def _set_limits(self, open_files: int, file_bytes: int | None) -> None:
+        """A second line, for the files that a guest opens and writes under its preopens."""
+        if self._limits == (open_files, file_bytes):
+            return
+        _lower(resource.RLIMIT_NOFILE, open_files + _OWN_FILES)
+        _lower(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY if file_bytes is None else file_bytes)
+        self._limits = (open_files, file_bytes)
+
+    def _ask(self, message: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """A question to the supervisor in the middle of a run."""
+        self._channel.send({"op": "call", **message}, blob)
+        return self._channel.receive()
+
+    def _fetch(self, raw: bytes, _request: dict[str, Any], _caller: wasmtime.Caller) -> bytes | None:
+        if not self._may_fetch:
+            return None
+        return self._ask({"what": "fetch"}, raw)[1]
+
+    def _find_command(self, name: str, needs_fuel: bool) -> Loaded | LoadedComponent:
+        key = self._commands.get((name, needs_fuel))
+        if key is None:
+            # The supervisor may have to compile first. That is not the guest's time, so the clock stands still.
+            remaining = self._deadline.remaining()
+            self._deadline.stop()
+            try:
+                answer, blob = self._ask({"what": "command", "name": name, "fuel": needs_fuel})
+                key = self._commands[name, needs_fuel] = self._take_command(answer, blob)
+            finally:
+                self._deadline.start(remaining)
+        return self._modules[key]
+
+    def _take_command(self, answer: dict[str, Any], blob: bytes) -> str:
+        if not answer["is_found"]:
+            raise NoSuchCommand(answer["reason"])
+        if answer["key"] in self._modules:
+            for descriptor in self._channel.take_descriptors():
+                os.close(descriptor)
+            return str(answer["key"])
+        reply = self._load(answer, blob)
+        if reply["op"] == "refused":
+            raise NoSuchCommand(reply["detail"])
+        return str(answer["key"])
+
+
+def _lower(which: int, soft: int) -> None:
+    _, hard = resource.getrlimit(which)
+    if hard != resource.RLIM_INFINITY:
+        soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
+    resource.setrlimit(which, (soft, hard))
+
+
+def main() -> None:
+    control = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # What is there now stays for ever: collecting garbage need not look at it again during runs.
+    gc.freeze()
+    try:
+        Worker(control).serve()
+    except SupervisorGone:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
