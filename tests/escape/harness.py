@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.cage.linux.usage import descendants
+from warmcell.cage.linux.processes import descendants
 from warmcell.core.errors import ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.enforcers.probe import cgroup_home

@@ -15,7 +15,7 @@ from tests.escape.payloads import guest
 from tests.helpers import require
 
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.cage.linux.usage import descendants
+from warmcell.cage.linux.processes import descendants
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.policy.builder import SandboxPolicyBuilder
 

@@ -59,7 +59,7 @@ class Weakened:
 
     def unchecked(self) -> None:
         """Nobody looks at the finished cage any more."""
-        self.line("enter.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
+        self.line("guest/recipe.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
 
     def run(self, body: str, policy: SandboxPolicy | None = None, **options: Any) -> dict[str, str]:
         limits = {key: options.pop(key) for key in ("open_files", "memory_mb", "disk_mb") if key in options}
@@ -119,7 +119,7 @@ def test_a_keeper_is_shielded_even_without_landlock(weakened: Weakened, tmp_path
     weakened.without(landlock=())
     assert set(weakened.run(_LOOK_INTO_INIT, policy).values()) == {"EACCES"}
     weakened.line(
-        "enter.py", "    _drop_privileges(kit.plan)", "    _drop_privileges(kit.plan); prctl(PR_SET_DUMPABLE, 1)"
+        "keeper/start.py", "recipe.settle(kit.plan)", "recipe.settle(kit.plan); prctl(4, 1)  # PR_SET_DUMPABLE"
     )
     with pytest.raises(EnforcerFailed, match="init can be looked into"):
         weakened.run(_LOOK_INTO_INIT, policy)
@@ -200,7 +200,7 @@ print(made)
 def test_namespace_quotas(weakened: Weakened) -> None:
     body = "attempt('inotify', lambda: [syscall('inotify_init1', 0) for _ in range(48)] and None)"
     assert weakened.run(body) == {"inotify": "EMFILE"}
-    weakened.line("enter.py", "            namespaces.set_quotas()", "            pass")
+    weakened.line("guest/recipe.py", "            namespaces.set_quotas()", "            pass")
     assert _went_through(weakened.run(body)["inotify"])
 
 
@@ -222,7 +222,7 @@ def test_capabilities(weakened: Weakened) -> None:
         attempt('down', lambda: fcntl.ioctl(s, 0x8914, b'lo'.ljust(16, b'\\0') + bytes(16)))
         """
     assert weakened.run(body) == {"down": "EPERM"}
-    weakened.line("enter.py", "            capabilities.drop_all()\n", "            pass\n")
+    weakened.line("guest/recipe.py", "            capabilities.drop_all()\n", "            pass\n")
     with pytest.raises(EnforcerFailed, match=r"verify.*CapEff"):
         weakened.run(body)
     weakened.unchecked()
@@ -242,7 +242,7 @@ def test_descriptors(weakened: Weakened) -> None:
         attempt('held', held)
         """
     assert weakened.run(body) == {"held": "EBADF"}
-    weakened.line("enter.py", "        fds.close_all_but(keep)", "        pass")
+    weakened.line("guest/recipe.py", "        fds.close_all_but(keep)", "        pass")
     with pytest.raises(EnforcerFailed, match=r"verify.*descriptors differ"):
         weakened.run(body)
     weakened.unchecked()
@@ -278,15 +278,15 @@ _STEPS = [
     (
         "no_new_privs",
         _BOTH,
-        "enter.py",
+        "guest/recipe.py",
         "            capabilities.drop_all()\n            capabilities.forbid_new_privileges()",
         "            capabilities.drop_all()",
     ),
     ("identity", _BOTH, "linux/namespaces.py", "    os.setresuid(GUEST_UID, GUEST_UID, GUEST_UID)", "    pass"),
-    ("old root", _BOTH, "linux/mounts.py", 'call("umount2", b".", MNT_DETACH)', "pass"),
-    ("root writable", (True,), "linux/mounts.py", "MS_REMOUNT | MS_RDONLY | MS_NOSUID", "MS_REMOUNT | MS_NOSUID"),
-    ("template writable", (False,), "linux/mounts.py", "_SEALED = _MOUNT_ATTR_RDONLY | ", "_SEALED = "),
-    ("seccomp", _BOTH, "enter.py", "        return seccomp.install(kit.filter)", "        return -1"),
+    ("old root", _BOTH, "linux/mounts.py", 'call("umount2", b".", _MNT_DETACH)', "pass"),
+    ("root writable", (True,), "guest/root.py", "MS_REMOUNT | MS_RDONLY | MS_NOSUID", "MS_REMOUNT | MS_NOSUID"),
+    ("shared root writable", (False,), "linux/mounts.py", "_SEALED = _MOUNT_ATTR_RDONLY | ", "_SEALED = "),
+    ("seccomp", _BOTH, "guest/recipe.py", "        return seccomp.install(kit.filter)", "        return -1"),
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.escape.harness import settled
 
 import warmcell
-from warmcell.cage.linux.usage import descendants
+from warmcell.cage.linux.processes import descendants
 
 _SOURCE = os.path.dirname(os.path.dirname(warmcell.__file__))
 

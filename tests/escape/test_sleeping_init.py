@@ -16,8 +16,8 @@ from tests.escape.payloads import guest
 
 import warmcell.backends.process.settings
 from warmcell.backends.process.backend import ProcessBackend
+from warmcell.cage.linux.processes import children
 from warmcell.cage.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
-from warmcell.cage.linux.usage import children
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import EnforcerFailed, ExecutionFailed, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult

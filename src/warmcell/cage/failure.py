@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Dict, Optional
+from typing import Optional
 
 from .wire import send_packet
 
@@ -42,11 +42,6 @@ class Step:
 
 
 step = Step
-
-
-def told(message: Dict[str, Any]) -> CageError:
-    """What the guest's process said instead of being locked in; nothing at all, if it died."""
-    return CageError(*message.get("failed", ("lock guest", 0, "the guest's process died")))
 
 
 def tell(channel: socket.socket, failure: CageError) -> None:

@@ -10,12 +10,13 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
 
-from . import init
 from .failure import CageError
+from .guest.job import await_job
 from .wire import Job, encode_job, receive_packet, send_packet
-from .zygote import Zygote
+from .zygote.cells import CellMaker, Newborn
+from .zygote.prepare import forget_callers_signals, hide_command_line
 
 _FAILED = 125
 
@@ -24,20 +25,20 @@ def launch(plan_text: str, command: Sequence[str]) -> Callable[[], None]:
     """Returns only in the guest's process, with what turns it into the program."""
     status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     job, their_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    zygote = Zygote(socket.socket(socket.AF_UNIX))
+    forget_callers_signals()
+    hide_command_line()
     try:
-        zygote.prepare({"isolation": "namespaces"})
+        maker = CellMaker(is_caging=True, on_birth=lambda pid: None)
     except CageError as failure:
         _give_up(str(failure))
     stdio = [os.dup(number) for number in (0, 1, 2)]
-    newborn = zygote.make_cell({"plan": plan_text}, [their_job.detach(), their_status.detach(), *stdio])
-    if newborn is not None:
+    made = maker.make({"plan": plan_text}, [their_job.detach(), their_status.detach(), *stdio])
+    if isinstance(made, Newborn):
         status.close()
         job.close()
-        init.run(newborn.kit, newborn.channels)
-        return zygote.await_job(newborn)
+        made.grow()
+        return await_job(made.channels.job, worker=None)
     _end_like(_supervise(status, job, command))
-    raise AssertionError("unreachable")
 
 
 def _supervise(status: socket.socket, job: socket.socket, command: Sequence[str]) -> Dict[str, Any]:
@@ -56,12 +57,12 @@ def _supervise(status: socket.socket, job: socket.socket, command: Sequence[str]
             return message
 
 
-def _give_up(reason: str) -> None:
+def _give_up(reason: str) -> NoReturn:
     print(f"warmcell: {reason}", file=sys.stderr)
     os._exit(_FAILED)
 
 
-def _end_like(report: Dict[str, Any]) -> None:
+def _end_like(report: Dict[str, Any]) -> NoReturn:
     status = report["exit"]
     number: Optional[int] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     if number is None:

@@ -26,7 +26,7 @@ package = ModuleType("cage")
 package.__path__ = [sys.argv.pop()]
 sys.modules["cage"] = package
 sys.path[:] = [entry for entry in sys.path if entry]
-from cage.zygote import main
+from cage.zygote.serve import main
 main({_CONTROL})()
 """.strip()
 

@@ -15,7 +15,7 @@ from tests.qemu.guest import payloads
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.cage.linux import cgroups
-from warmcell.cage.linux.usage import descendants
+from warmcell.cage.linux.processes import descendants
 from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, ExecutionTimeout, MemoryExceeded, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
 from warmcell.enforcers import probe

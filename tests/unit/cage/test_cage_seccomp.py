@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from warmcell.cage.linux import seccomp, tables
+from warmcell.cage.linux import seccomp, syscall_numbers
 from warmcell.cage.linux.seccomp import Profile
 
 _KILL, _ALLOW, _NOTIFY, _ERRNO = 0x80000000, 0x7FFF0000, 0x7FC00000, 0x00050000
 EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = (_ERRNO | number for number in (1, 38, 93, 97))
-_ARCHITECTURES = {"x86_64": (0xC000003E, tables.X86_64), "aarch64": (0xC00000B7, tables.AARCH64)}
+_ARCHITECTURES = {"x86_64": (0xC000003E, syscall_numbers.X86_64), "aarch64": (0xC00000B7, syscall_numbers.AARCH64)}
 _HIGHEST = 700
 
 
@@ -120,7 +120,7 @@ def test_foreign_architectures_are_killed(machine: str) -> None:
 @pytest.mark.claim("WC-KR-1")
 def test_x32_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seccomp, "MACHINE", "x86_64")
-    monkeypatch.setattr(seccomp, "NUMBERS", tables.X86_64)
+    monkeypatch.setattr(seccomp, "NUMBERS", syscall_numbers.X86_64)
     filter_ = _filter("x86_64", Profile(True))
     for number in (*range(0, _HIGHEST, 7), 0x3FFFFFFF):
         assert filter_.verdict(0x40000000 | number) == _KILL
@@ -275,12 +275,24 @@ def test_an_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tables_agree_with_the_running_kernel() -> None:
     """Where this architecture's numbers are known from elsewhere."""
-    assert (tables.X86_64["openat"], tables.X86_64["clone3"], tables.X86_64["landlock_restrict_self"]) == (
+    assert (
+        syscall_numbers.X86_64["openat"],
+        syscall_numbers.X86_64["clone3"],
+        syscall_numbers.X86_64["landlock_restrict_self"],
+    ) == (
         257,
         435,
         446,
     )
-    assert (tables.AARCH64["openat"], tables.AARCH64["clone3"], tables.AARCH64["execve"]) == (56, 435, 221)
-    assert tables.X86_64["rseq"] == 334 and tables.AARCH64["rseq"] == 293
-    shared = {name for name, number in tables.X86_64.items() if number >= 424}
-    assert all(tables.AARCH64[name] == tables.X86_64[name] for name in shared if name in tables.AARCH64)
+    assert (
+        syscall_numbers.AARCH64["openat"],
+        syscall_numbers.AARCH64["clone3"],
+        syscall_numbers.AARCH64["execve"],
+    ) == (56, 435, 221)
+    assert syscall_numbers.X86_64["rseq"] == 334 and syscall_numbers.AARCH64["rseq"] == 293
+    shared = {name for name, number in syscall_numbers.X86_64.items() if number >= 424}
+    assert all(
+        syscall_numbers.AARCH64[name] == syscall_numbers.X86_64[name]
+        for name in shared
+        if name in syscall_numbers.AARCH64
+    )

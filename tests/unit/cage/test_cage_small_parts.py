@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError, step
-from warmcell.cage.linux import broker, cgroup_homes, cgroups, fds, notify, usage
+from warmcell.cage.keeper import usage
+from warmcell.cage.linux import cgroup_homes, cgroups, fds, notify
 from warmcell.cage.wire import Job
 
 
@@ -51,7 +52,7 @@ def test_destinations_are_named(raw: bytes, text: str) -> None:
 @given(st.binary(max_size=130))
 def test_any_bytes_are_an_address_or_nothing(raw: bytes) -> None:
     assert isinstance(notify.describe_address(raw), str)
-    path = broker.unix_path(raw)
+    path = notify.unix_path(raw)
     assert path is None or (path and b"\0" not in path)
 
 
@@ -66,7 +67,7 @@ def test_any_bytes_are_an_address_or_nothing(raw: bytes) -> None:
     ],
 )
 def test_paths_of_unix_sockets(raw: bytes, path: bytes | None) -> None:
-    assert broker.unix_path(raw) == path
+    assert notify.unix_path(raw) == path
 
 
 def test_packets_carry_messages_and_descriptors() -> None:

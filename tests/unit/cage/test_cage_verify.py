@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warmcell.cage.linux import verify
-from warmcell.cage.linux.verify import Expected, Facts
+from warmcell.cage.guest import verify
+from warmcell.cage.guest.verify import Expected, Facts
 from warmcell.cage.plan import Bind, LaunchPlan
 
 _OUTER = {"user": 1, "mnt": 2, "pid": 3, "net": 4, "ipc": 5, "uts": 6, "cgroup": 7}

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
 
 from .cgroups import ROOT, Group, GroupLimits, Home, members, own_paths, read, remove_group
-from .usage import descendants
+from .processes import descendants
 
 if TYPE_CHECKING:
     import subprocess

@@ -6,9 +6,8 @@ import fcntl
 import os
 import socket
 import struct
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
-from . import broker
 from .syscalls import NUMBERS
 
 _RECEIVE, _SEND, _IS_VALID, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
@@ -23,13 +22,19 @@ _SPAWNING = {"clone", "fork", "vfork", "execve", "execveat"}
 _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the address and its length
 
 
-class Listener:
-    """Answers notifications. What is only looked at goes on, what init does itself is done, all else gets EPERM."""
+#: (thread, descriptor, address) -> 0 or the errno that the guest gets.
+Connect = Callable[[int, int, bytes], int]
 
-    def __init__(self, descriptor: int, guest: int, own_device: Optional[int]) -> None:
+
+class Listener:
+    """Answers notifications. What is only looked at goes on, what is done for the guest is done, all else gets EPERM.
+
+    `connect`, where given, makes the guest's connections in its place.
+    """
+
+    def __init__(self, descriptor: int, guest: int, connect: Optional[Connect] = None) -> None:
         self.descriptor = descriptor
-        #: Where host directories are visible: the device on which unix sockets are the guest's own.
-        self._own_device = own_device
+        self._connect = connect
         self._guest = guest
         #: Set from outside when the job is a program: our own code execs it, before any of the guest's runs.
         self.may_exec_once = False
@@ -99,10 +104,10 @@ class Listener:
         destination = describe_address(address)
         if destination:
             self._remember("network", destination)
-        if self._own_device is None or name != "connect":
+        if self._connect is None or name != "connect":
             return None  # the network itself refuses
-        errno = broker.connect(pid, descriptor, address, self._own_device)
-        path = broker.unix_path(address)
+        errno = self._connect(pid, descriptor, address)
+        path = unix_path(address)
         if errno == _EPERM and path is not None:
             self._remember("path", path.decode("utf-8", "replace"))
         return errno
@@ -139,3 +144,10 @@ def describe_address(raw: bytes) -> str:
         host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
         return "" if host in ("::1", "::") else f"[{host}]:{port}"
     return ""
+
+
+def unix_path(address: bytes) -> Optional[bytes]:
+    """The path in a socket address; None for other families, abstract names and unnamed sockets. Pure."""
+    if len(address) < 3 or struct.unpack_from("=H", address)[0] != socket.AF_UNIX:
+        return None
+    return address[2:].split(b"\0", 1)[0] or None

@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Iterable
 
-from .tables import AARCH64, X86_64
+from .syscall_numbers import AARCH64, X86_64
 
 MACHINE = os.uname().machine  # not platform.machine(): that would remember the host's name for every guest
 NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})

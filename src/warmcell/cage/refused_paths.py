@@ -13,7 +13,7 @@ _MOST_NAMES = 8
 _MOST_BYTES = 8192
 
 
-def read(path: str, directory: Optional[int] = None) -> List[List[str]]:
+def read_note(path: str, directory: Optional[int] = None) -> List[List[str]]:
     """Denials for the report. Links, devices and pipes in the note's place are no notes; "" is where none is kept."""
     if not path:
         return []

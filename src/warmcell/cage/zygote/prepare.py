@@ -9,7 +9,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Sequence
 
-from .failure import CageError, step
+from ..failure import CageError, step
 
 
 def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleType:

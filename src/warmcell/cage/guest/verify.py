@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Dict, List, NamedTuple, Set
 
+from ..linux import fds, kernel_files, namespaces
 from ..plan import LaunchPlan
-from . import fds, kernel_files, namespaces
 
 _HELD_SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 _CAPABILITY_SETS = (*_HELD_SETS, "CapBnd")

@@ -1,43 +1,15 @@
-"""What the whole tree uses, read from the /proc that init sees: every process in it belongs to the run."""
+"""What the whole tree uses, read from the /proc that the keeper sees: every process in it belongs to the run."""
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
+from ..linux.processes import must_be_expected
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
-
-
-#: A process that just ended or made itself unreadable. Any other error means that we are blind, which ends the run.
-_EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
-
-
-def _must_be_expected(error: OSError) -> None:
-    if error.errno not in _EXPECTED:
-        raise error
-
-
-def descendants(root: int) -> Iterator[int]:
-    """Every process below `root`. Not by recursion: a guest can make chains longer than Python's stack."""
-    pending = children(root)
-    while pending:
-        pid = pending.pop()
-        yield pid
-        pending += children(pid)
-
-
-def children(pid: int) -> List[int]:
-    found: List[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += [int(item) for item in file.read().split()]
-    except OSError as error:
-        _must_be_expected(error)
-    return found
 
 
 def cpu_seconds(pids: List[int]) -> float:
@@ -47,7 +19,7 @@ def cpu_seconds(pids: List[int]) -> float:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError as error:
-            _must_be_expected(error)
+            must_be_expected(error)
             continue
         total += sum(int(field) for field in fields[11:15])
     return total / _TICK
@@ -68,7 +40,7 @@ def _readable(pid: int, name: str) -> str:
             with open(path) as file:
                 text = file.read()
         except OSError as error:
-            _must_be_expected(error)
+            must_be_expected(error)
             continue
         if text and not text.startswith("0 "):
             return text
@@ -79,7 +51,7 @@ def _threads(pid: int) -> Iterator[str]:
     try:
         yield from os.listdir(f"/proc/{pid}/task")
     except OSError as error:
-        _must_be_expected(error)
+        must_be_expected(error)
 
 
 def _resident(pid: int) -> int:
@@ -152,7 +124,7 @@ def _lines(path: str) -> List[str]:
         with open(path) as file:
             return file.readlines()[1:]
     except OSError as error:
-        _must_be_expected(error)
+        must_be_expected(error)
         return []
 
 
@@ -218,7 +190,7 @@ def _walk(directory: int, left: int, depth: int) -> Tuple[int, int, bool]:
             is_complete = is_complete and is_whole
         return total, left, is_complete
     except OSError as error:
-        _must_be_expected(error)
+        must_be_expected(error)
         return total, left, False
     finally:
         os.close(directory)
@@ -235,7 +207,7 @@ def _nameless(pids: List[int], devices: Set[int]) -> int:
                     if status.st_nlink == 0 and status.st_dev in devices:
                         sizes[status.st_ino] = status.st_blocks * 512
             except OSError as error:
-                _must_be_expected(error)
+                must_be_expected(error)
                 continue
             break  # threads share their descriptors
     return sum(sizes.values())

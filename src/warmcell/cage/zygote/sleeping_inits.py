@@ -1,7 +1,7 @@
-"""Homes: namespaces with a sleeping init, for guests to move into. Where cells may wait, one home is kept ready.
+"""Namespaces with a sleeping init, for guests to be forked into. Where cells may wait, one is kept ready.
 
 What takes longest about a cell does not depend on its plan: new namespaces, their users, their network. So the next
-home is made when there is nothing else to do.
+ones are made when there is nothing else to do.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import os
 import signal
 from typing import Callable, Dict, List
 
-from .enter import Home, sleep
-from .failure import CageError, step
-from .linux import namespaces, sleeper
-from .wire import close_all
+from ..cell import SleepingInit
+from ..failure import CageError, step
+from ..guest.recipe import become_sleeping_init
+from ..linux import namespaces, sleeper
+from ..wire import close_all
 
 
-class Homes:
+class SleepingInits:
     """Owned by the zygote. `on_birth` is told the pid of every init."""
 
     def __init__(self, host_id: int, on_birth: Callable[[int], None], keeps_spares: bool) -> None:
         self._host_id = host_id
         self._on_birth = on_birth
         self._program = sleeper.make()
-        self._spare: Dict[str, Home] = {}
+        self._spare: Dict[str, SleepingInit] = {}
         self._missing: List[str] = []
         self._keeps_spares = keeps_spares
 
@@ -31,15 +32,15 @@ class Homes:
     def is_complete(self) -> bool:
         return not self._missing
 
-    def take(self, network: str) -> Home:
-        """A home with that network; the caller owns its descriptors."""
+    def take(self, network: str) -> SleepingInit:
+        """One with that network; the caller owns its descriptors."""
         if self._keeps_spares and network not in self._missing:
             self._missing.append(network)
-        home = self._spare.pop(network, None)
-        if home is not None and _is_there(home):
-            return home
-        if home is not None:
-            home.close()
+        spare = self._spare.pop(network, None)
+        if spare is not None and _is_there(spare):
+            return spare
+        if spare is not None:
+            spare.close()
         return self._make(network)
 
     def complete(self) -> None:
@@ -56,7 +57,7 @@ class Homes:
         while self._spare:
             self._spare.popitem()[1].close()
 
-    def _make(self, network: str) -> Home:
+    def _make(self, network: str) -> SleepingInit:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         asleep, awake = os.pipe2(os.O_CLOEXEC)
         sleeps_on, lifeline = os.pipe2(os.O_CLOEXEC)
@@ -66,22 +67,22 @@ class Homes:
             if pid == 0:
                 close_all([go_write, lifeline])
                 await_go(go_read)
-                sleep(network, self._program, sleeps_on, awake)
+                become_sleeping_init(network, self._program, sleeps_on, awake)
             self._on_birth(pid)
-            home = Home(pid, pidfd, asleep, lifeline)
+            init = SleepingInit(pid, pidfd, asleep, lifeline)
             try:
                 with step("map user"):
                     namespaces.map_ids(pid, self._host_id, self._host_id)
                 os.write(go_write, b"g")
             except BaseException:
-                home.end()
+                init.end()
                 raise
         except BaseException:
             close_all([asleep, lifeline])
             raise
         finally:
             close_all([go_read, go_write, awake, sleeps_on])
-        return home
+        return init
 
 
 def await_go(go_read: int) -> None:
@@ -92,9 +93,9 @@ def await_go(go_read: int) -> None:
     os.close(go_read)
 
 
-def _is_there(home: Home) -> bool:
+def _is_there(init: SleepingInit) -> bool:
     try:
-        signal.pidfd_send_signal(home.init, 0)
+        signal.pidfd_send_signal(init.pidfd, 0)
         return True
     except ProcessLookupError:
         return False

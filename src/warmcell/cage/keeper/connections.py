@@ -1,8 +1,8 @@
 """Connects unix sockets for guests that see host directories: to sockets of the guest's own making, to no others.
 
 A read-only mount does not keep anybody from connecting to a socket in it, and what a host process offers on a socket is
-not something that "may read this directory" was meant to include. Init looks where the path really leads and makes the
-connection itself, so that nothing can change between the look and the act.
+not something that "may read this directory" was meant to include. The keeper looks where the path really leads and
+makes the connection itself, so that nothing can change between the look and the act.
 """
 
 from __future__ import annotations
@@ -11,20 +11,13 @@ import os
 import socket
 import stat
 import struct
-from typing import Optional
 
-from .syscalls import call
+from ..linux.notify import unix_path
+from ..linux.syscalls import call
 
 _EPERM = 1
 #: A full backlog must not hold up the one who watches everything.
 _PATIENCE = struct.pack("@ll", 0, 20_000)
-
-
-def unix_path(address: bytes) -> Optional[bytes]:
-    """The path in a socket address; None for other families, abstract names and unnamed sockets. Pure."""
-    if len(address) < 3 or struct.unpack_from("=H", address)[0] != socket.AF_UNIX:
-        return None
-    return address[2:].split(b"\0", 1)[0] or None
 
 
 def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> int:

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+from types import ModuleType
+from typing import Callable, List, Optional, Tuple
 
-from .wire import Job, close_all, encode_job, receive_job
+from ..linux import pages
+from ..wire import Job, close_all, encode_job, receive_job
 
 
-def restore_signals() -> None:
+def await_job(
+    job_descriptor: int, worker: Optional[ModuleType], droppable: Optional[List[Tuple[int, int]]] = None
+) -> Callable[[], None]:
+    """Cage complete: waits for the job and returns what carries it out.
+
+    `droppable` is for who will wait: it has the time to prepare for its job, and pages that it can have back later.
+    """
+    _restore_signals()
+    if worker is not None:
+        if droppable is not None:
+            _rehearse()
+            worker.warm_up()
+        worker.forget_the_zygote()
+        if droppable is not None:
+            pages.drop(droppable)
+    try:
+        job = receive_job(job_descriptor)
+    except EOFError:
+        os._exit(0)
+    if job.mode != "python" or worker is None:
+        return functools.partial(_become_program, job, job_descriptor)
+    _write_files(job)
+    os.close(job_descriptor)
+    return functools.partial(worker.run, job)
+
+
+def _restore_signals() -> None:
     """What a program finds when a shell starts it; Python itself ignores SIGPIPE and SIGXFSZ."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def rehearse() -> None:
+def _rehearse() -> None:
     """Receives a job like any other, so that copying the pages this touches is over before the real one comes."""
     job = Job("python", (), dict(os.environ, PATH="/usr/bin"), "/code", {"main.py": b"print(1)"}, "main.py")
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -25,7 +55,7 @@ def rehearse() -> None:
         close_all([reader, writer])
 
 
-def write_files(job: Job) -> None:
+def _write_files(job: Job) -> None:
     for name, content in job.files.items():
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(os.path.join(job.code_dir, name), flags, 0o644)
@@ -37,10 +67,10 @@ def write_files(job: Job) -> None:
             os.close(descriptor)
 
 
-def become_program(job: Job, job_descriptor: int) -> None:
+def _become_program(job: Job, job_descriptor: int) -> None:
     """Writes the program's files and execs it. A failure is told on the job channel, which exec closes."""
     try:
-        write_files(job)
+        _write_files(job)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         if job.mode == "prelude":  # a program that starts first and reads its job itself, from descriptor 3

@@ -1,25 +1,26 @@
-"""Births: children of this process in the pid namespace of another."""
+"""Forking a child of this process into the pid namespace of another."""
 
 from __future__ import annotations
 
 import os
 
-from .linux import namespaces
+from ..linux import namespaces
 
 _FAILED = b"failed "
 
 
-class Births:
+class NamespaceFork:
     """Owned by the zygote, which must be the reaper of what its children leave behind."""
 
     def __init__(self) -> None:
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._can_return = _may_join(self._own)
 
-    def fork_into(self, process: int) -> int:
+    def into(self, process: int) -> int:
         """Forks into the namespace of the process behind a pidfd; returns as `os.fork` does."""
         if not self._can_return:
             return _fork_through_another(process)
+        # The kernel applies this to children only; we ourselves stay where we are.
         namespaces.send_children_to(process)
         child = -1
         try:
@@ -44,7 +45,7 @@ def _may_join(namespace: int) -> bool:
 
 
 def _fork_through_another(process: int) -> int:
-    """A process in between goes there for good, and leaves us its child when it ends."""
+    """A process in between goes there for good, and leaves us its child when it ends, for we are the subreaper."""
     told, tells = os.pipe2(os.O_CLOEXEC)
     between = os.fork()
     if between == 0:
@@ -67,6 +68,7 @@ def _fork_and_tell(process: int, tells: int) -> int:
     """Returns in the child only."""
     try:
         namespaces.send_children_to(process)
+        # Still in our own namespace, this process is told the pid that the zygote knows the child by.
         child = os.fork()
         if child == 0:
             return 0

@@ -1,0 +1,54 @@
+"""The tree of processes below one, as /proc tells it, and its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import Iterator, List
+
+#: A process that just ended or made itself unreadable. Any other error means that we are blind, which ends the run.
+_EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
+
+
+def must_be_expected(error: OSError) -> None:
+    if error.errno not in _EXPECTED:
+        raise error
+
+
+def descendants(root: int) -> Iterator[int]:
+    """Every process below `root`. Not by recursion: a guest can make chains longer than Python's stack."""
+    pending = children(root)
+    while pending:
+        pid = pending.pop()
+        yield pid
+        pending += children(pid)
+
+
+def children(pid: int) -> List[int]:
+    found: List[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(item) for item in file.read().split()]
+    except OSError as error:
+        must_be_expected(error)
+    return found
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def kill_tree(root: int, itself: bool = True) -> None:
+    """Stops everything first, so that nothing forks while it is being killed."""
+    found = [*([root] if itself else []), *descendants(root)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in found:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue

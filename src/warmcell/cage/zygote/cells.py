@@ -1,0 +1,237 @@
+"""Making one cell: from an order and its descriptors to processes in namespaces of their own.
+
+There are two ways. With a keeper, one clone becomes the cell's init and forks the guest itself. Where nobody has to
+watch the run, init sleeps in namespaces that may have been made ahead, and the guest is forked into them as our child.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import socket
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from .. import plan as plans
+from ..cell import Channels, Kit, SleepingInit
+from ..failure import CageError, step, tell
+from ..guest import recipe
+from ..keeper import start as keeper
+from ..linux import mounts, namespaces, seccomp
+from ..linux.processes import kill
+from ..linux.syscalls import call
+from ..wire import close_all, send_packet
+from .fork_into import NamespaceFork
+from .guest_children import GuestChild
+from .shared_roots import SharedRoots
+from .sleeping_inits import SleepingInits, await_go
+
+_FIXED_DESCRIPTORS = 5  # job, status, stdin, stdout, stderr; the rest are cgroups
+
+
+class Newborn(NamedTuple):
+    """In a fresh child: what it needs to become a guest, by way of being its keeper or in a sleeping init's place."""
+
+    kit: Kit
+    channels: Channels
+    handoff: Optional[socket.socket] = None
+    init: Optional[SleepingInit] = None
+    #: Its job comes later, so it has the time to prepare for it.
+    waits: bool = False
+
+    def grow(self) -> None:
+        """Returns in the guest's process, locked in."""
+        if self.handoff is None:
+            keeper.run(self.kit, self.channels)
+        else:
+            recipe.lock_in(self.kit, self.channels, self.handoff, self.init)
+
+
+class CellMaker:
+    """Owned by the zygote. `on_birth` is told the pid of every process that is forked."""
+
+    def __init__(self, is_caging: bool, on_birth: Callable[[int], None], keeps_spares: bool = False) -> None:
+        self._is_root = os.geteuid() == 0
+        self._host_id = 0
+        self._on_birth = on_birth
+        self._id_maps: Dict[mounts.Owner, int] = {}
+        self._outer = namespaces.identities()
+        self._is_caging = is_caging
+        if is_caging:
+            self._own_mounts()
+            self._inits = SleepingInits(self._host_id, on_birth, keeps_spares)
+            self._roots = SharedRoots(self._open_tree)
+            self._fork = NamespaceFork()
+
+    def _own_mounts(self) -> None:
+        """A mount namespace in which this process may clone trees; an ordinary user needs a user namespace for that."""
+        uid, gid = os.geteuid(), os.getegid()
+        if self._is_root:
+            os.setgroups([])
+        with step("create namespaces"):
+            call("unshare", namespaces.CLONE_NEWNS | (0 if self._is_root else namespaces.CLONE_NEWUSER))
+        if not self._is_root:
+            with step("map own user"):
+                namespaces.map_ids(os.getpid(), uid, gid, 0, 0)
+        with step("make mounts slave"):
+            mounts.make_slave()
+        self._host_id = namespaces.UNOWNED_UID_BASE + os.getpid() if self._is_root else 0
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._is_caging or self._inits.is_complete
+
+    def complete(self) -> None:
+        """Makes what the next cell can have ready-made."""
+        self._inits.complete()
+
+    def make(self, order: Dict[str, Any], descriptors: List[int]) -> Union[Newborn, GuestChild, None]:
+        """Clones the processes of one cell; the descriptors are ours from here. In the child: what it is to be.
+
+        In the zygote, a guest to look after, or None: a keeper does, or it failed and the status channel was told.
+        """
+        status = socket.socket(fileno=descriptors[1])
+        channels = Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
+        trees: List[int] = []
+        made: Union[Newborn, GuestChild, None] = None
+        try:
+            kit = self._kit(order, tuple(descriptors[_FIXED_DESCRIPTORS:]), trees)
+            made = (
+                self._fork_guest(kit, channels, order["execs"]) if order.get("sleeps") else self._clone(kit, channels)
+            )
+        except CageError as failure:
+            tell(status, failure)
+        except plans.PlanError as problem:
+            tell(status, CageError("read plan", 0, str(problem)))
+        except OSError as error:  # one cell's trouble must not end the others' zygote
+            tell(status, CageError("make cell", error.errno or 0, str(error.filename or error.strerror)))
+        if isinstance(made, Newborn):
+            return made._replace(waits=bool(order.get("waits")))
+        status.close()
+        close_all([*trees, descriptors[0], *descriptors[2:]])
+        return made
+
+    def _kit(self, order: Dict[str, Any], cgroups: Tuple[int, ...], trees: List[int]) -> Kit:
+        """`trees` is filled as they are opened, so that the caller can close them whatever happens."""
+        plan, program = _parse(order["plan"])
+        shared_root = self._roots.copy_for(plan) if order.get("sleeps") else None
+        if shared_root is not None:
+            trees.append(shared_root)
+        else:
+            for bind in plan.binds:
+                trees.append(self._open_tree(bind))
+        return Kit(plan, program, tuple(trees), cgroups, self._outer, has_shared_root=shared_root is not None)
+
+    def _clone(self, kit: Kit, channels: Channels) -> Optional[Newborn]:
+        """A cell with a keeper. In the child, what it is to be; it waits until it has its user."""
+        is_caged = kit.plan.isolation == "namespaces"
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        with step("clone into namespaces" if is_caged else "fork"):
+            if is_caged:
+                pid, pidfd = namespaces.clone(namespaces.flags_for(kit.plan.network))
+            else:
+                pid = os.fork()
+                pidfd = call("pidfd_open", pid, 0) if pid else -1
+        if pid == 0:
+            os.close(go_write)
+            await_go(go_read)
+            self._let_go()
+            return Newborn(kit, channels)
+        os.close(go_read)
+        self._on_birth(pid)
+        try:
+            if is_caged:
+                with step("map user"):
+                    namespaces.map_ids(pid, self._host_id, self._host_id)
+            send_packet(channels.status, {"pid": pid}, [pidfd])  # before anything that the cell itself can say
+            os.write(go_write, b"g")
+        except (CageError, OSError):
+            kill(pid)
+            raise
+        finally:
+            close_all([go_write, pidfd])
+        return None
+
+    def _fork_guest(self, kit: Kit, channels: Channels, may_exec: bool) -> Union[Newborn, GuestChild]:
+        """A guest in the namespaces of a sleeping init, with this process as its parent."""
+        init = self._inits.take(kit.plan.network)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guest = guest_pidfd = -1
+        try:
+            with step("fork guest"):
+                guest = self._fork.into(init.pidfd)
+            if guest == 0:
+                self._let_go()
+                ours.close()
+                return Newborn(kit, channels, theirs, init)
+            self._on_birth(guest)
+            guest_pidfd = call("pidfd_open", guest, 0)
+            # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
+            send_packet(channels.status, {"pid": init.pid}, [init.pidfd, guest_pidfd, init.lifeline])
+            return GuestChild(guest, kit.plan.report_path, channels.status.dup(), init, ours, may_exec)
+        except BaseException:
+            init.end()
+            ours.close()
+            close_all([init.pidfd])
+            raise
+        finally:
+            if guest:
+                theirs.close()
+                close_all([init.asleep, init.lifeline, guest_pidfd])
+
+    def _let_go(self) -> None:
+        """In a cell: none of this is its business."""
+        signal.set_wakeup_fd(-1)
+        if self._is_caging:
+            self._inits.let_go()
+            self._roots.let_go()
+            self._fork.let_go()
+        close_all(self._id_maps.values())
+
+    def _open_tree(self, bind: plans.Bind) -> int:
+        return mounts.detached_tree(bind, self._id_map)
+
+    def _id_map(self, owner: mounts.Owner) -> Optional[int]:
+        """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""
+        if not self._is_root:
+            return None
+        if owner not in self._id_maps:
+            self._id_maps[owner] = _user_namespace(owner, self._host_id)
+        return self._id_maps[owner]
+
+
+def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
+    """A user namespace, kept by descriptor, in which the owner of a path on disk is the guest's id on the host."""
+    pid, pidfd = namespaces.clone(namespaces.CLONE_NEWUSER)
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        signal.pause()
+        os._exit(0)
+    try:
+        with step("map owner of allowed path"):
+            namespaces.map_ids(pid, host_id, host_id, owner[0], owner[1])
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(pidfd)
+        kill(pid)
+        os.waitpid(pid, 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(text: str) -> Tuple[plans.LaunchPlan, bytes]:
+    """The plan and its filter: the same text comes again with every cell of a policy, and compiling takes a while."""
+    plan = plans.decode(json.loads(text))
+    if not plan.seccomp:
+        return plan, b""
+    is_caged = plan.isolation == "namespaces"
+    shows_host = is_caged and any(bind.as_owner for bind in plan.binds)
+    profile = seccomp.Profile(
+        allow_spawn=plan.allow_spawn,
+        allow_internet=is_caged or plan.network == "host",
+        is_caged=is_caged,
+        shows_host=shows_host,
+        allow_unix=is_caged and not (shows_host and plan.network == "host"),
+        is_watched=is_caged and bool(plan.watch.memory_bytes),
+    )
+    return plan, seccomp.compile_filter(profile)
