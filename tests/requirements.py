@@ -38,13 +38,11 @@ NOT_YET = {
     "PT-10",
     "PT-15",
     "S2-01",  # caches shared across trust
-    "S2-02",  # read-only inside writable
     "S2-03",  # a diff that sees nothing
     "S2-04",  # watching others
     "S2-05",  # shared quotas
     "S2-06",  # memory that is not counted
     "S2-07",  # credentials in clear
-    "S2-08",  # the cage's own places
     "S2-09",  # residue in the zygote
     "S2-10",  # disk that is not counted
     "S2-11",  # locks

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CLI_PARSER = ROOT / "src/warmcell/interfaces/cli/parser.py"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-CLAIM = re.compile(r"^\| (SK-[A-Z]{2}-\d+) \| (.+) \| (\w+) \|$", re.M)
+CLAIM = re.compile(r"^\| (WC-[A-Z]{2}-\d+) \| (.+) \| (\w+) \|$", re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

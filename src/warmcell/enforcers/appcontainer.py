@@ -18,6 +18,7 @@ from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import check_text
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.places import narrowed
 from warmcell.policy.resolve import effective_limits
 
 NAME = "appcontainer"
@@ -126,7 +127,13 @@ def profile_name(policy: SandboxPolicy, command: str) -> str:
 
 
 def grants(paths: Sequence[AllowedPath]) -> tuple[Grant, ...]:
-    """Parents first; a deeper entry is explicit and so wins over what its parent hands down."""
+    """Parents first. What a parent hands down adds to a deeper entry, so a narrower one would narrow nothing."""
+    pair = narrowed((allowed.path, allowed.mode is AccessMode.READ_WRITE) for allowed in paths)
+    if pair is not None:
+        raise PolicyViolation(
+            f"an AppContainer cannot keep {pair[1]!r} read-only inside {pair[0]!r}",
+            hint="allow only the parts that may be written",
+        )
     found = [_grant(allowed) for allowed in paths]
     return tuple(sorted(found, key=lambda grant: (grant.path.count("\\"), grant.path)))
 

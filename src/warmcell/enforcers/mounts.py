@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import dataclass
 from warmcell.policy.model import AccessMode, AllowedPath
-
-#: Made by the cage itself; a host path there would undo what makes it one.
-RESERVED = ("/proc", "/dev", "/sys")
+from warmcell.policy.places import KERNEL_PLACES, is_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +31,43 @@ def resolve_mounts(
     mounts: dict[str, Mount] = {}
     for allowed in paths:
         mount = _resolve(allowed, links)
-        if mounts.setdefault(mount.target, mount) != mount:
+        known = mounts.get(mount.target, mount)
+        if known.source != mount.source:
             raise PolicyViolation(f"{mount.target!r} is allowed twice, differently", hint="keep one of the two")
-    ordered = tuple(sorted(mounts.values(), key=lambda mount: (mount.target.count("/"), mount.target)))
-    for mount in ordered:
-        _check_mount_point(mount, [*system, *ordered])
-    return ordered
+        mounts[mount.target] = known if known.writable else mount  # the wider of two rules for one path
+    for mount in mounts.values():
+        _check_mount_point(mount, [*system, *mounts.values()])
+    anchors = {anchor.target: anchor for mount in mounts.values() for anchor in _anchors(mount, mounts.values())}
+    merged = {**anchors, **mounts}
+    return tuple(sorted(merged.values(), key=lambda mount: (mount.target.count("/"), mount.target)))
+
+
+def _anchors(narrow: Mount, mounts: Iterable[Mount]) -> Iterator[Mount]:
+    """The directories on the way from a writable path to a read-only one in it, each to be a mount of its own.
+
+    Renaming a directory takes the mounts below it along: the guest would move the read-only part aside and put its own
+    in that place. A mount point itself can be neither renamed nor removed.
+    """
+    around = [other for other in mounts if other != narrow and is_within(narrow.target, other.target)]
+    wide = max(around, key=lambda other: len(other.target), default=narrow)
+    if narrow.writable or not wide.writable:
+        return
+    names = narrow.target[len(wide.target) + 1 :].split("/")
+    for count in range(1, len(names)):
+        tail = "/" + "/".join(names[:count])
+        anchor = Mount(wide.source + tail, wide.target + tail, writable=True)
+        _check_owner(anchor, wide)
+        yield anchor
+
+
+def _check_owner(anchor: Mount, wide: Mount) -> None:
+    """The cage shows each mount as its owner sees it; one of another owner's would show more than the wide path did."""
+    mine, other = os.stat(anchor.source), os.stat(wide.source)
+    if (mine.st_uid, mine.st_gid) != (other.st_uid, other.st_gid):
+        raise PolicyViolation(
+            f"{anchor.target!r} holds a path that is only to be read, and has another owner than {wide.target!r}",
+            hint="give both the same owner and group, or allow the whole of it read-only",
+        )
 
 
 def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
@@ -70,8 +99,8 @@ def check_target(target: str) -> None:
     """Refuses the places that the cage must keep for itself."""
     if target == "/":
         raise PolicyViolation("nothing can be mounted at '/'", hint="choose a directory below it")
-    for reserved in RESERVED:
-        if target == reserved or target.startswith(reserved + "/"):
+    for reserved in KERNEL_PLACES:
+        if is_within(target, reserved):
             raise PolicyViolation(
                 f"{target!r} lies in {reserved}, which the cage makes itself", hint="choose another place"
             )

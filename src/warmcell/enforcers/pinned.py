@@ -6,7 +6,7 @@ import os
 
 from warmcell.enforcers.layout import system_layout
 from warmcell.enforcers.mounts import resolve_mounts
-from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.model import SandboxPolicy, check_places
 from warmcell.policy.resolve import ResolvedPath
 
 
@@ -14,6 +14,7 @@ def pinned_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
     """Resolved once. Raises `PolicyViolation` for what is missing or cannot be shown."""
     if not policy.allowed_paths:
         return ()
+    check_places(policy)
     layout = system_layout()
     mounts = resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)
     return tuple(pin(mount.source, mount.target, mount.writable) for mount in mounts)

@@ -162,6 +162,9 @@ def _path_rules(path: ProfilePath) -> Iterator[str]:
     yield from (f"(allow file-read-metadata (literal {quoted(parent)}))" for parent in parents(path.path))
     yield f"(allow file-read* {where})"
     yield f"({'allow' if path.writable else 'deny'} file-write* {where})"
+    if path.writable and path.is_directory:
+        # Moving it, or a directory on the way to a narrower path in it, would take that path from under its rule.
+        yield f"(deny file-write-unlink (literal {quoted(path.path)}))"
 
 
 def parents(path: str) -> list[str]:

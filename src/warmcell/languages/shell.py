@@ -9,7 +9,7 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.enforcers.host import find_program, is_program
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import CODE_DIR, Program
-from warmcell.languages.toolchain import is_within
+from warmcell.policy.places import is_within
 
 MAIN_FILE = "main.sh"
 #: What the host's own PATH may lack, tried after it.

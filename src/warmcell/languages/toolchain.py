@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.enforcers.host import find_program, is_program
+from warmcell.policy.places import is_within
 
 #: Directories that hold far more than a toolchain, whatever was installed into them.
 _SHARED_DIRECTORIES = (
@@ -33,11 +34,6 @@ def configured_program(path: str, name: str) -> str:
             f"{name}: {path!r} is not an executable file", hint=f"correct ProcessConfig({name}=...)"
         )
     return found
-
-
-def is_within(path: str, directory: str) -> bool:
-    """Whether `path` is the directory or lies below it, by name."""
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def is_shared(directory: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from warmcell.core.records import replace
 from warmcell.core.types import Limits
 from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
+from warmcell.policy.places import check_place
 
 
 class SandboxPolicyBuilder:
@@ -21,6 +22,7 @@ class SandboxPolicyBuilder:
 
     def _allow_path(self, path: str | os.PathLike[str], mode: AccessMode, at: str | None) -> SandboxPolicyBuilder:
         allowed = AllowedPath(os.path.abspath(path), mode, at)
+        check_place(allowed.target)
         return self._with(allowed_paths=(*self._policy.allowed_paths, allowed))
 
     def allow_read(self, path: str | os.PathLike[str], *, at: str | None = None) -> SandboxPolicyBuilder:

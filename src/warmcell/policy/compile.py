@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import posixpath
+from collections.abc import Iterable
 
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
+from warmcell.core.errors import PolicyViolation
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.policy.host import HostLayout
-from warmcell.policy.resolve import EffectivePolicy
+from warmcell.policy.places import CODE_DIR, HOME_DIR, WORK_DIR, is_within
+from warmcell.policy.resolve import EffectivePolicy, ResolvedPath
 
-WORK_DIR = "/work"
-CODE_DIR = "/code"
-OUT_DIR = "/out"
-HOME_DIR = "/home/sandbox"
 PROXY_PORT = 3128
 REPORT_NAME = ".warmcell-report"
 
@@ -48,14 +46,16 @@ _FILES = (
 def compile_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...]) -> LaunchPlan:
     """The full cage for one kind of run."""
     limits = policy.limits
+    named = tuple(path.target for path in policy.paths)
     return LaunchPlan(
         isolation="namespaces",
         network="host" if policy.network == "host" else "loopback",
         listener_port=PROXY_PORT if policy.network == "proxy" else 0,
         hostname="sandbox",
         binds=_binds(policy, layout, runtime_paths),
-        symlinks=(*layout.symlinks, *_LINKS),
-        files=_FILES,
+        # What lies in a path that the policy names is that path's: writing there would be writing on the host.
+        symlinks=tuple(link for link in (*layout.symlinks, *_LINKS) if not _is_below(link[0], named)),
+        files=tuple(file for file in _FILES if not _is_below(file[0], named)),
         scratch_bytes=limits.disk_mb * MIB,
         scratch_inodes=_inodes(limits),
         scratch_dirs=_SCRATCH,
@@ -65,7 +65,7 @@ def compile_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tup
         landlock=_landlock(policy),
         seccomp=True,
         allow_spawn=policy.allow_spawn,
-        watch=_watch(policy, tuple(path.target for path in policy.paths if path.writable)),
+        watch=_watch(policy, tuple(path.target for path in _growing(policy.paths))),
         report_path=f"{CODE_DIR}/{REPORT_NAME}",
     )
 
@@ -76,28 +76,49 @@ def _inodes(limits: EffectiveLimits) -> int:
 
 def _binds(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...]) -> tuple[Bind, ...]:
     """Shallow targets first, so that what lies deeper lands on top and means what it says."""
-    system = [Bind(path, path) for path in layout.directories]
-    system += [Bind(source, target) for source, target in layout.etc]
-    covered = tuple(bind.target for bind in system)
-    system += [Bind(path, path) for path in _outermost(runtime_paths) if not is_below(path, covered)]
-    system += [Bind(f"/dev/{name}", f"/dev/{name}", device=True) for name in _DEVICES]
+    _refuse_hidden_toolchain(policy.paths, runtime_paths)
     named = [Bind(path.source, path.target, path.writable, path.identity, as_owner=True) for path in policy.paths]
-    taken = {bind.target for bind in named}
+    taken = tuple(bind.target for bind in named)
+    system = [Bind(path, path) for path in layout.directories]
+    system += [Bind(source, target) for source, target in layout.etc if not _is_below(target, taken)]
+    covered = tuple(bind.target for bind in system)
+    system += [Bind(path, path) for path in _outermost(runtime_paths) if not _is_below(path, covered)]
+    system += [Bind(f"/dev/{name}", f"/dev/{name}", device=True) for name in _DEVICES]
     merged = [bind for bind in system if bind.target not in taken] + named
     return tuple(sorted(merged, key=lambda bind: bind.target.rstrip("/").count("/")))
+
+
+def _refuse_hidden_toolchain(paths: tuple[ResolvedPath, ...], runtime_paths: tuple[str, ...]) -> None:
+    """Something else shown where the interpreter is: there may be nothing in it to mount the interpreter on."""
+    for path in paths:
+        for needed in runtime_paths:
+            if path.source != path.target and is_within(needed, path.target):
+                raise PolicyViolation(
+                    f"{path.target!r} would cover {needed!r}, which the language needs", hint="show it at another place"
+                )
 
 
 def _outermost(paths: tuple[str, ...]) -> list[str]:
     kept: list[str] = []
     for path in sorted(dict.fromkeys(paths), key=len):
-        if not is_below(path, tuple(kept)):
+        if not _is_below(path, kept):
             kept.append(path)
     return kept
 
 
-def is_below(path: str, targets: tuple[str, ...]) -> bool:
+def _is_below(path: str, targets: Iterable[str]) -> bool:
     """Whether `path` is one of `targets` or lies in one."""
-    return any(posixpath.commonpath([path, target]) == target for target in targets)
+    return any(is_within(path, target) for target in targets)
+
+
+def _growing(paths: tuple[ResolvedPath, ...]) -> list[ResolvedPath]:
+    """The writable ones, each piece of the host once: what lies in another of them is counted there."""
+    writable = [path for path in paths if path.writable]
+    return [path for path in writable if not any(_is_part_of(path, other) for other in writable)]
+
+
+def _is_part_of(path: ResolvedPath, other: ResolvedPath) -> bool:
+    return is_within(path.source, other.source) and (path.source != other.source or path.target > other.target)
 
 
 def _rlimits(limits: EffectiveLimits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
@@ -140,7 +161,7 @@ def compile_open_plan(
         landlock=_open_landlock(policy, layout, runtime_paths, home) if is_landlock else (),
         seccomp=is_landlock,
         allow_spawn=policy.allow_spawn,
-        watch=_watch(policy, (home, *(path.source for path in policy.paths if path.writable))),
+        watch=_watch(policy, (home, *(path.source for path in _growing(policy.paths)))),
         report_path=f"{home}{CODE_DIR}/{REPORT_NAME}",
     )
 

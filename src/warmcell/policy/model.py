@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Limits, check_env, check_text
+from warmcell.policy.places import check_place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.policy.codec import Form
 
 
 class AccessMode(StrEnum):
@@ -70,16 +75,24 @@ class NetworkRule:
 
         if not re.fullmatch(_DOMAIN, self.domain):
             raise PolicyViolation(f"{self.domain!r} is not a domain, '*.domain' or IP address")
-        object.__setattr__(self, "ports", tuple(self.ports))
+        object.__setattr__(self, "ports", _tuple("ports", self.ports))
+        if not self.ports:
+            raise PolicyViolation(
+                f"no port of {self.domain!r} is allowed", hint="name ports, or leave them out for 80 and 443"
+            )
         for port in self.ports:
             if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
                 raise PolicyViolation(f"bad port {port!r} for {self.domain!r}")
         for name in ("methods", "path_prefixes"):
             value = getattr(self, name)
-            if isinstance(value, str):
-                raise InvalidRequest("must be a list of texts, not one text", field=name)
             if value is not None:
-                object.__setattr__(self, name, tuple(check_text(name, item) for item in value))
+                object.__setattr__(self, name, tuple(check_text(name, item) for item in _tuple(name, value)))
+
+
+def _tuple(name: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"must be a list, not {type(value).__name__}", field=name)
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ class SandboxPolicy:
 
     def __post_init__(self) -> None:
         for name, kind in (("allowed_paths", AllowedPath), ("network_rules", NetworkRule)):
-            items = tuple(getattr(self, name))
+            items = _tuple(name, getattr(self, name))
             if not all(isinstance(item, kind) for item in items):
                 raise InvalidRequest(f"must be {kind.__name__} objects", field=name)
             object.__setattr__(self, name, items)
@@ -108,82 +121,56 @@ class SandboxPolicy:
         if self.allow_network and self.network_rules:
             raise PolicyViolation(
                 "allow_network opens everything and would make the domain rules meaningless",
-                hint="use either allow_network() or allow_domain(...)",
+                hint="use either allow_network() or allow_domain(...), not both",
             )
-        seen: dict[str, AllowedPath] = {}
-        for allowed in self.allowed_paths:
-            if seen.setdefault(allowed.target, allowed) != allowed:
-                raise PolicyViolation(f"{allowed.target!r} is allowed twice, differently")
+        object.__setattr__(self, "allowed_paths", _merged(self.allowed_paths))
 
     def to_json(self) -> str:
         """The whole policy as JSON with camelCase keys; `from_json` gives back an equal object."""
-        import json
+        from warmcell.policy.codec import to_json
 
-        return json.dumps(_to_plain(self), ensure_ascii=False)
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SandboxPolicy:
         """Parses what `to_json` wrote. A missing key denies; an unknown one is refused: it might have denied more."""
-        import json
+        from warmcell.policy.codec import from_json
 
-        try:
-            data = json.loads(text, object_pairs_hook=_without_repeats)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"not JSON: {error}", field="policy") from None
-        return cls(
-            **_plain_fields(
-                cls,
-                data,
-                {
-                    "allowed_paths": lambda items: tuple(_build(AllowedPath, item) for item in _list(items)),
-                    "network_rules": lambda items: tuple(_build(NetworkRule, item) for item in _list(items)),
-                    "limits": lambda item: None if item is None else _build(Limits, item),
-                },
+        made: SandboxPolicy = from_json(_form(), text)
+        return made
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> SandboxPolicy:
+        """The policy in a `.toml` or `.json` file, by the same keys. What is wrong is told by its field and line."""
+        from warmcell.policy.codec import from_file
+
+        made: SandboxPolicy = from_file(_form(), path)
+        return made
+
+
+def _form() -> Form:
+    from warmcell.policy.codec import Form
+
+    lists = {"allowed_paths": AllowedPath, "network_rules": NetworkRule}
+    return Form("policy", SandboxPolicy, {"limits": Limits}, lists, check_places)
+
+
+def check_places(policy: SandboxPolicy) -> None:
+    """Refuses a policy that takes a place which the cage keeps for itself."""
+    for allowed in policy.allowed_paths:
+        check_place(allowed.target)
+
+
+def _merged(paths: tuple[AllowedPath, ...]) -> tuple[AllowedPath, ...]:
+    """One entry for each place: the wider of two rules for one path holds; two paths at one place are refused."""
+    merged: dict[str, AllowedPath] = {}
+    for allowed in paths:
+        known = merged.setdefault(allowed.target, allowed)
+        if known.path != allowed.path:
+            raise PolicyViolation(
+                f"{allowed.target!r} is taken twice, by {known.path!r} and by {allowed.path!r}",
+                hint="keep one of the two, or show one of them elsewhere",
             )
-        )
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers differ on which of two equal keys counts; a policy must mean the same to all of them."""
-    if len({key for key, _ in pairs}) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return dict(pairs)
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise InvalidRequest(f"expected a list, not {type(value).__name__}", field="policy")
-    return value
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, SandboxPolicy | AllowedPath | NetworkRule | Limits):
-        return {_camel(name): _to_plain(getattr(value, name)) for name in value.__slots__}
-    if isinstance(value, tuple):
-        return [_to_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value
-
-
-def _plain_fields(kind: Any, data: Any, convert: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise InvalidRequest(f"expected an object, not {type(data).__name__}", field="policy")
-    names = {_camel(name): name for name in kind.__slots__}
-    unknown = sorted(set(data) - set(names))
-    if unknown:
-        raise InvalidRequest(f"unknown key {unknown[0]!r}", field="policy")
-    return {names[key]: convert.get(names[key], lambda item: item)(value) for key, value in data.items()}
-
-
-def _build(kind: Any, data: Any) -> Any:
-    values = _plain_fields(kind, data, {})
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise InvalidRequest(f"bad {kind.__name__}: {error}", field="policy") from None
+        if allowed.mode is AccessMode.READ_WRITE:
+            merged[allowed.target] = allowed
+    return tuple(merged.values())

@@ -12,6 +12,7 @@ from warmcell.core.records import dataclass, replace
 from warmcell.core.types import EffectiveLimits, Enforced, Limits
 from warmcell.policy.host import HostCapabilities
 from warmcell.policy.model import AccessMode, NetworkRule, SandboxPolicy
+from warmcell.policy.places import narrowed
 
 #: What `policy=None` means: nothing of the host, and processes allowed.
 DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
@@ -72,6 +73,7 @@ def resolve(
         _require_native(host)
     elif enforcer == LANDLOCK:
         _require_landlock(policy, host, has_egress)
+        _refuse_narrowed(paths)
     elif enforcer is not BARE and (policy.network_rules or has_egress):
         raise EnforcerUnavailable(
             enforcer,
@@ -137,6 +139,17 @@ def _require_landlock(policy: SandboxPolicy, host: HostCapabilities, has_egress:
     if policy.network_rules or has_egress:
         raise EnforcerUnavailable(
             LANDLOCK, "it has no network of its own and so cannot carry domain rules", hint="use the native enforcer"
+        )
+
+
+def _refuse_narrowed(paths: tuple[ResolvedPath, ...]) -> None:
+    """Rules of Landlock add up along a path: what a directory allows, nothing below it takes away again."""
+    pair = narrowed((path.source, path.writable) for path in paths)
+    if pair is not None:
+        raise EnforcerUnavailable(
+            LANDLOCK,
+            f"it cannot keep {pair[1]!r} read-only inside {pair[0]!r}",
+            hint="use the native enforcer, or allow only the parts that may be written",
         )
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.enforcers import host
-from warmcell.languages.toolchain import beside_usr, install_tree, is_shared, is_within, symlink_chain
+from warmcell.languages.toolchain import beside_usr, install_tree, is_shared, symlink_chain
+from warmcell.policy.places import is_within
 
 
 @pytest.fixture

@@ -50,10 +50,40 @@ def test_relative_paths_mean_the_callers_directory(tmp_path: Path, monkeypatch: 
 
 
 def test_later_additions_never_widen_silently() -> None:
-    with pytest.raises(PolicyViolation):
-        SandboxPolicyBuilder().allow_domain("x.org").allow_network()
-    with pytest.raises(PolicyViolation):
-        SandboxPolicyBuilder().allow_read("/a").allow_read_write("/a")
+    for contradiction in (
+        lambda: SandboxPolicyBuilder().allow_domain("x.org").allow_network(),
+        lambda: SandboxPolicyBuilder().allow_network().allow_domain("x.org"),
+    ):
+        with pytest.raises(PolicyViolation, match="not both"):
+            contradiction()
+
+
+def test_the_wider_of_two_rules_for_one_path_holds() -> None:
+    wide = (AllowedPath("/a", AccessMode.READ_WRITE),)
+    assert SandboxPolicyBuilder().allow_read("/a").allow_read_write("/a/").build().allowed_paths == wide
+    assert SandboxPolicyBuilder().allow_read_write("/a").allow_read("/a").build().allowed_paths == wide
+
+
+def test_a_domain_without_ports_is_refused_with_the_remedy() -> None:
+    with pytest.raises(PolicyViolation, match="name ports, or leave them out"):
+        SandboxPolicyBuilder().allow_domain("x.org", [])
+
+
+@pytest.mark.attack("S2-08")
+@pytest.mark.claim("WC-FS-3")
+@pytest.mark.parametrize(
+    "target",
+    ["/", "/code", "/code/x", "/out", "/out/main", "/tmp", "/home", "/home/sandbox", "/dev", "/dev/shm", "/proc/self"],
+)
+def test_the_cages_own_places_cannot_be_taken(target: str, tmp_path: Path) -> None:
+    for allow in (SandboxPolicyBuilder().allow_read, SandboxPolicyBuilder().allow_read_write):
+        with pytest.raises(PolicyViolation, match="at="):
+            allow(tmp_path, at=target)
+
+
+@pytest.mark.parametrize("target", ["/work", "/work/data", "/tmp/data", "/home/alice", "/coder", "/output", "/etc"])
+def test_places_in_and_beside_them_can(target: str, tmp_path: Path) -> None:
+    assert SandboxPolicyBuilder().allow_read(tmp_path, at=target).build().allowed_paths[0].target == target
 
 
 def test_a_policy_can_be_extended() -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Denial
 from warmcell.lifetime.ownership import own
-from warmcell.policy.compile import CODE_DIR, PROXY_PORT
+from warmcell.policy.compile import PROXY_PORT
 from warmcell.policy.model import NetworkRule
+from warmcell.policy.places import CODE_DIR
 from warmcell.runner.cell import Cell
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from warmcell.core.records import dataclass, replace
 from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
-from warmcell.policy.compile import CODE_DIR, HOME_DIR, OUT_DIR, WORK_DIR, compile_open_plan, compile_plan
+from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.places import CODE_DIR, HOME_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.zygote import ZygoteKey
 

@@ -49,14 +49,14 @@ def environment(pairs: list[str]) -> dict[str, str]:
         raise UsageError(error.message, error.hint) from None
 
 
-def policy(reads: list[str], writes: list[str], domains: list[str]) -> SandboxPolicy | None:
-    """The default policy (None) with what was allowed added to it, so processes stay allowed as they are there."""
-    if not (reads or writes or domains):
+def policy(reads: list[str], writes: list[str], domains: list[str], file: str | None = None) -> SandboxPolicy | None:
+    """The file's policy, or the default one (None, where processes are allowed), with what was allowed added to it."""
+    if not (file or reads or writes or domains):
         return None
     from warmcell.policy.builder import SandboxPolicyBuilder
 
     try:
-        builder = SandboxPolicyBuilder().allow_process_spawn()
+        builder = SandboxPolicyBuilder(policy_file(file)) if file else SandboxPolicyBuilder().allow_process_spawn()
         for path in reads:
             builder = builder.allow_read(_existing("--allow-read", path))
         for path in writes:
@@ -67,6 +67,16 @@ def policy(reads: list[str], writes: list[str], domains: list[str]) -> SandboxPo
     except (InvalidRequest, PolicyViolation) as error:
         raise UsageError(error.message, error.hint) from None
     return builder.build()
+
+
+def policy_file(path: str) -> SandboxPolicy:
+    """`--policy`: the policy in a .toml or .json file."""
+    from warmcell.policy.model import SandboxPolicy
+
+    try:
+        return SandboxPolicy.from_file(path)
+    except (InvalidRequest, PolicyViolation) as error:
+        raise UsageError(f"--policy: {error.message.removeprefix('policy: ')}", error.hint) from None
 
 
 def _existing(option: str, path: str) -> str:

@@ -107,6 +107,9 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run.add_argument(
         "--max-output", metavar="BYTES", help="how much of each of stdout and stderr is kept (default 1 MiB)"
     )
+    run.add_argument(
+        "--policy", metavar="FILE", help="what it may do, as a .toml or .json file; the rest is added to it"
+    )
     run.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
     run.add_argument(
         "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
@@ -127,6 +130,9 @@ def _add_sh(commands: argparse._SubParsersAction[Parser]) -> None:
     sh.add_argument("--write", action="store_true", help="let it change the current directory")
     sh.add_argument("--timeout", metavar="S", default="30", help="seconds until the script is stopped (default 30)")
     sh.add_argument("--memory", metavar="MB", help="memory that the script may use")
+    sh.add_argument(
+        "--policy", metavar="FILE", help="what it may do, as a .toml or .json file; the rest is added to it"
+    )
     sh.add_argument("--allow-domain", metavar="NAME", action="append", default=[], help="a host that it may fetch from")
     sh.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
     sh.add_argument("--json", action="store_true", help="print the whole result as JSON")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-_VALUES = ("--code", "--timeout", "--memory", "--max-output", "--enforcer")
+_VALUES = ("--code", "--timeout", "--memory", "--max-output", "--policy", "--enforcer")
 _LISTS = ("--allow-read", "--allow-write", "--allow-domain", "--env")
 
 
@@ -49,6 +49,7 @@ def _defaults() -> SimpleNamespace:
         timeout="30",
         memory=None,
         max_output=None,
+        policy=None,
         allow_read=[],
         allow_write=[],
         allow_domain=[],

@@ -23,7 +23,7 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     if arguments.backend != "wasm":
         _start_ahead()
     source = choose(arguments.target, arguments.source, arguments.code)
-    policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain)
+    policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
     backend = _backend_name(arguments, source.language, policy)
     request = _request(arguments, source, backend)
     doing = "compiling and running" if source.language is Language.RUST else "running"
@@ -49,7 +49,8 @@ def _start_ahead() -> None:
 def _backend_name(arguments: Namespace | SimpleNamespace, language: Language, policy: SandboxPolicy | None) -> str:
     name: str = arguments.backend or ("wasm" if language is Language.WASM else "process")
     if name == "wasm" and policy is not None:
-        raise UsageError("--allow-* options need the process backend", "leave them out, or use --backend process")
+        hint = "leave them out, or use --backend process"
+        raise UsageError("--policy and the --allow-* options need the process backend", hint)
     if name == "wasm" and arguments.enforcer != "auto":
         raise UsageError("--enforcer needs the process backend", "leave it out, or use --backend process")
     return name

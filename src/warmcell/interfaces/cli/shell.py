@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import ExecResult, Language, check_text
@@ -13,6 +13,9 @@ from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, read_guest_stdin
 from warmcell.interfaces.cli.voice import Progress
+
+if TYPE_CHECKING:
+    from warmcell.policy.model import NetworkRule, SandboxPolicy
 
 #: Where the current directory is for a script that may not change it.
 READ_ONLY_DIRECTORY = "/here"
@@ -47,15 +50,36 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "env": options.environment(arguments.env),
     }
     memory = options.whole_number("--memory", arguments.memory, 1 << 20)
-    return settings | ({} if memory is None else {"memory_limit_mb": memory}) | _network(arguments.allow_domain)
+    policy = options.policy_file(arguments.policy) if arguments.policy else None
+    if policy is not None:
+        settings |= _from_policy(policy, settings["env"])
+    rules = () if policy is None else policy.network_rules
+    return settings | ({} if memory is None else {"memory_limit_mb": memory}) | _network(arguments.allow_domain, rules)
 
 
-def _network(domains: list[str]) -> dict[str, Any]:
-    if not domains:
+def _from_policy(policy: SandboxPolicy, env: dict[str, str]) -> dict[str, Any]:
+    """A policy in the words of a WebAssembly sandbox. New processes mean nothing there: it has none."""
+    from warmcell.policy.model import AccessMode, SandboxPolicy
+    from warmcell.sandbox.blocking import MountPoint
+
+    if policy.allow_network:
+        raise UsageError("--policy: 'sh' has no network of the host's", "name domains: networkRules, or --allow-domain")
+    try:
+        mounts = tuple(
+            MountPoint(item.path, item.target, writable=item.mode is AccessMode.READ_WRITE)
+            for item in policy.allowed_paths
+        )
+    except InvalidRequest as error:
+        raise UsageError(f"--policy: {error.message}", "for 'sh', name directories that exist") from None
+    return {"mounts": mounts, "env": {**policy.env, **env}, "policy": SandboxPolicy(limits=policy.limits)}
+
+
+def _network(domains: list[str], rules: tuple[NetworkRule, ...]) -> dict[str, Any]:
+    if not domains and not rules:
         return {}
     from warmcell.net import FetchPolicy
 
-    return {"fetch_policy": FetchPolicy(allowed_domains=tuple(domains))}
+    return {"fetch_policy": FetchPolicy(allowed_domains=tuple(domains), rules=rules)}
 
 
 def _run(script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool) -> ExecResult:
@@ -65,6 +89,6 @@ def _run(script: str, stdin: bytes | None, settings: dict[str, Any], is_writable
     if is_writable:
         with Sandbox(here, **settings) as sandbox:
             return sandbox.sh(script, stdin=stdin)
-    mount = MountPoint(here, READ_ONLY_DIRECTORY, writable=False)
-    with Sandbox(mounts=(mount,), **settings) as sandbox:
+    mounts = (MountPoint(here, READ_ONLY_DIRECTORY, writable=False), *settings.pop("mounts", ()))
+    with Sandbox(mounts=mounts, **settings) as sandbox:
         return sandbox.sh(script, cwd=READ_ONLY_DIRECTORY, stdin=stdin)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from warmcell.core.types import Limits
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule
+from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
 
 
 @pytest.mark.attack("PT-04")
@@ -87,3 +88,27 @@ def test_what_cannot_be_allowed(reads: list[str], writes: list[str], domains: li
 )
 def test_domains_with_ports(text: str, name: str, ports: tuple[int, ...]) -> None:
     assert options.domain_and_ports(text) == (name, ports)
+
+
+def test_a_policy_file_means_what_it_says_and_options_add_to_it(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[limits]\nmemoryMb = 64")
+    file = str(tmp_path / "p.toml")
+    assert options.policy([], [], [], file) == SandboxPolicy(limits=Limits(memory_mb=64))
+    wider = SandboxPolicy((AllowedPath(str(tmp_path)),), limits=Limits(memory_mb=64))
+    assert options.policy([str(tmp_path)], [], [], file) == wider
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("allowNetworks = true", "line 1: allowNetworks: there is no such key"),
+        ('[[allowedPaths]]\npath = "/a"\nguestPath = "/code"', "which the cage makes itself"),
+        ("x", "not TOML"),
+    ],
+)
+def test_a_bad_policy_file_is_wrong_usage(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        options.policy([], [], [], str(tmp_path / "p.toml"))
+    assert caught.value.message.startswith("--policy: ") and words in caught.value.message
+    assert caught.value.status == 2

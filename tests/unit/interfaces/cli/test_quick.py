@@ -11,7 +11,7 @@ from warmcell.interfaces.cli.parser import parse
 from warmcell.interfaces.cli.quick import read_run
 
 WORDS = """
-    run python script.ts - -- -c --code --timeout --memory --max-output --allow-read --allow-write --allow-domain --env
+    run python script.ts - -- -c --code --timeout --memory --max-output --policy --allow-read --allow-write --allow-domain --env
     --backend process wasm --enforcer none --json --jso --help -h 5 -5 -cprint(1) --timeout=5 --env=A=B A=B -1 -x
 """.split()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from warmcell import ExecResult, ExecutionTimeout, SandboxError
+from warmcell import ExecResult, ExecutionTimeout, Limits, NetworkRule, SandboxError, SandboxPolicy
 from warmcell.net import FetchPolicy
 
 
@@ -89,3 +89,26 @@ def test_a_timeout_has_its_status(warmcell: Any, sandbox: Any, monkeypatch: pyte
 @pytest.mark.parametrize("argv", [[], ["a\0b"], ["ls", "--timeout", "0"], ["ls", "--memory", "x"], ["ls", "more"]])
 def test_wrong_usage(warmcell: Any, sandbox: Any, argv: list[str]) -> None:
     assert warmcell("sh", *argv).status == 2
+
+
+def test_a_policy_file_in_the_words_of_the_toolbox(warmcell: Any, sandbox: Any, tmp_path: Path) -> None:
+    text = f"""
+allowProcessSpawn = true
+env = {{ A = "policy", B = "policy" }}
+allowedPaths = [{{ path = "{tmp_path}", mode = "readWrite", guestPath = "/data" }}]
+networkRules = [{{ domain = "example.com", ports = [8443] }}]
+limits = {{ memoryMb = 64, diskMb = 9 }}
+"""
+    (tmp_path / "p.toml").write_text(text)
+    assert warmcell("sh", "ls", "--policy", str(tmp_path / "p.toml"), "--env", "B=option").status == 1
+    options = sandbox.made[1]
+    assert options["mounts"][1:] == (((str(tmp_path), "/data"), {"writable": True}),)
+    assert options["env"] == {"A": "policy", "B": "option"}
+    assert options["fetch_policy"].rules == (NetworkRule("example.com", (8443,)),)
+    assert options["policy"] == SandboxPolicy(limits=Limits(memory_mb=64, disk_mb=9))
+
+
+def test_what_the_toolbox_cannot_give_is_refused(warmcell: Any, sandbox: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"allowNetwork": true}')
+    ended = warmcell("sh", "ls", "--policy", str(tmp_path / "p.json"))
+    assert ended.status == 2 and "networkRules" in ended.stderr
