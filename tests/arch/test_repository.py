@@ -17,6 +17,7 @@ HOME_PATHS = re.compile("/[r]oot/")
 REGISTRIES = re.compile(
     "files[.]pythonhosted|registry[.]npmjs|proxy[.]golang|static[.]crates|index[.]crates|deb[.]debian|repo1[.]maven"
 )
+OLD_NAME = re.compile(b"[s]andkeep", re.IGNORECASE)
 
 
 def files() -> list[Path]:
@@ -56,6 +57,13 @@ def test_no_home_of_the_machine_outside_the_attacks() -> None:
 
 def test_no_registry_is_named() -> None:
     assert offenders(REGISTRIES, tests_too=True) == []
+
+
+def test_the_old_name_is_one_line_of_the_changelog() -> None:
+    """In every file, built ones too, and in the names of files."""
+    named = [path for path in files() if OLD_NAME.search(str(path.relative_to(ROOT)).encode() + path.read_bytes())]
+    assert [str(path.relative_to(ROOT)) for path in named] == ["CHANGELOG.md"]
+    assert len([line for line in named[0].read_bytes().splitlines() if OLD_NAME.search(line)]) == 1
 
 
 @pytest.mark.parametrize("name", ["README.md", "LICENSE", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", ".ci/run"])

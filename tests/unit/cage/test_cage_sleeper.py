@@ -52,9 +52,8 @@ def test_it_ends_when_it_is_spoken_to(asleep: tuple[int, socket.socket]) -> None
     assert os.waitpid(pid, 0) == (pid, 0)
 
 
+@pytest.mark.root  # an undumpable process shows its descriptors to nobody else
 def test_it_keeps_one_descriptor_and_next_to_no_memory(asleep: tuple[int, socket.socket]) -> None:
-    if os.geteuid():
-        pytest.skip("an undumpable process shows its descriptors to root only")
     pid, _ = asleep
     assert os.listdir(f"/proc/{pid}/fd") == ["0"]
     with open(f"/proc/{pid}/smaps_rollup") as file:

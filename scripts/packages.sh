@@ -1,0 +1,64 @@
+# What the tests compare with and run; sourced, never run. Only root installs it; others skip what needs it.
+
+# Each line: how to see that it is there (a program or a file), and Debian's package.
+tools() {
+    cat <<END
+bwrap bubblewrap
+bash bash
+curl curl
+jq jq
+gawk gawk
+git git
+setpriv util-linux
+zsh zsh
+fish fish
+qemu-system-x86_64 qemu-system-x86
+busybox busybox-static
+gcc gcc
+END
+}
+
+# Large ones: installed where everything must work, never on somebody's laptop.
+toolchains() {
+    cat <<END
+g++ g++
+go golang-go
+javac default-jdk-headless
+lua5.4 lua5.4
+mmdebstrap mmdebstrap
+perl perl
+php php-cli
+Rscript r-base-core
+ruby ruby
+$(cpython_suite)
+END
+}
+
+# CPython's own tests, for the Python that every user of this host has.
+cpython_suite() {
+    version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    echo "/usr/lib/python$version/test/test_os.py libpython$version-testsuite"
+}
+
+missing_packages() {
+    while read -r sign package; do
+        command -v "$sign" >/dev/null 2>&1 || [ -e "$sign" ] || printf '%s ' "$package"
+    done
+}
+
+install_system_packages() {
+    missing=$({ tools; ! must_work || toolchains; } | missing_packages)
+    [ -n "$missing" ] || return 0
+    if is_root && command -v apt-get >/dev/null 2>&1; then
+        # shellcheck disable=SC2086 # several words on purpose
+        step "packages" install_debian_packages $missing
+    else
+        echo "note: not installed, tests that need them are skipped: $missing" >&2
+    fi
+}
+
+install_debian_packages() {
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -y -q --no-install-recommends "$@" ||
+        { apt-get update -q && apt-get install -y -q --no-install-recommends "$@"; }
+}

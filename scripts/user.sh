@@ -1,0 +1,55 @@
+# An ordinary user who owns a copy of this checkout; sourced, never run. The caller has sourced lib.sh and is root.
+#
+# Isolation must not depend on being root, and root's settings and toolchains may lie where nobody else can read them.
+
+# make_user NAME: with a new home, $place/home. Whatever happens, this script's end removes both.
+make_user() {
+    user=$1
+    place=$(mktemp -d)
+    chmod 755 "$place"
+    trap remove_user EXIT
+    trap 'exit 130' INT TERM
+    if id "$user" >/dev/null 2>&1; then
+        echo "error: there is a user named $user already" >&2
+        echo "hint: another run of this script makes one and removes it at its end; if none is running: userdel $user" >&2
+        exit 1
+    fi
+    useradd --create-home --home-dir "$place/home" --shell /bin/sh "$user"
+    # Temporary files go where we clean up: the next user of this name could not use what this one left in /tmp.
+    mkdir -p "$place/tmp"
+    mkdir -p "$place/home/.config/pip"
+    pip_settings >"$place/home/.config/pip/pip.conf"
+    chown -R "$user" "$place/home" "$place/tmp"
+    copy_rust
+}
+
+remove_user() {
+    rm -rf "${logs:-}" "$place"
+    userdel "$user" >/dev/null 2>&1 || true
+}
+
+# Nothing of root's environment, for some of it names root's own directories.
+as_user() {
+    setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups --inh-caps=-all env -i \
+        PATH="$place/rust/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/go/bin" \
+        HOME="$place/home" TMPDIR="$place/tmp" LANG=C.UTF-8 TERM=dumb \
+        CI="${CI:-}" WARMCELL_MUST_WORK="${WARMCELL_MUST_WORK:-}" "$@"
+}
+
+# rustup puts compilers into its owner's home. What rustc needs to run is copied where the user can read it.
+copy_rust() {
+    command -v rustc >/dev/null 2>&1 || return 0
+    as_user sh -c 'command -v rustc' >/dev/null 2>&1 && return 0
+    sysroot=$(rustc --print sysroot)
+    mkdir -p "$place/rust/bin" "$place/rust/lib"
+    cp "$sysroot/bin/rustc" "$place/rust/bin/"
+    cp -r "$sysroot"/lib/*.so* "$sysroot/lib/rustlib" "$place/rust/lib/"
+}
+
+# copy_checkout DIRECTORY: the files as they are now, committed or not, and the suites of others that lie beside it.
+copy_checkout() {
+    mkdir -p "$1"
+    tar -cf - --exclude=./.git --exclude=./.venv --exclude=node_modules --exclude=__pycache__ --exclude='./.*_cache' \
+        --exclude=./.hypothesis --exclude=./.coverage . | tar -xf - -C "$1"
+    [ ! -d ../shared/suites ] || { mkdir -p "$1/../shared" && cp -r ../shared/suites "$1/../shared/"; }
+}

@@ -1,0 +1,101 @@
+"""Counts the lines that run inside cages and workers, and adds them to the coverage of the tests.
+
+    pytest -p tests.inside.plugin --inside=DIRECTORY --cov=warmcell ...
+
+Nothing in the package knows of this: the tests change how zygotes and workers are started, in their own process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coverage import CoverageData
+
+import warmcell
+from warmcell.backends.wasm.caged_launcher import CagedLauncher
+from warmcell.pool import start
+
+PACKAGE = Path(warmcell.__file__).parent
+COLLECTOR = Path(__file__).with_name("collector.py")
+#: The rooms whose code runs in other processes, and the name that one file goes by there.
+ROOMS = ("cage", "guest")
+ALIASES = {PACKAGE / "guest/python_worker.py": "<warmcell>"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--inside", type=Path, help="count what runs inside cages, by way of this directory")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    directory = config.getoption("--inside")
+    if directory is None:
+        return
+    if sys.version_info < (3, 13):
+        raise pytest.UsageError("--inside needs Python 3.13")
+    if not hasattr(config, "workerinput"):
+        _lay_out(directory)
+    _count_zygotes(directory)
+    _count_workers(directory)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Before pytest-cov combines what it finds."""
+    directory = session.config.getoption("--inside")
+    if directory is None or hasattr(session.config, "workerinput"):
+        return
+    data = CoverageData(basename=".coverage.inside")
+    data.add_lines({str(path): lines for path, lines in counted(directory).items()})
+    data.write()
+
+
+def sources() -> list[Path]:
+    return sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
+
+
+def counted(directory: Path) -> dict[Path, list[int]]:
+    """Which lines of each file ran."""
+    hits = (directory / "hits").read_bytes()
+    found, first = {}, 0
+    for path in sources():
+        size = _length(path)
+        found[path] = [line for line in range(size) if hits[first + line]]
+        first += size
+    return found
+
+
+def _length(path: Path) -> int:
+    return path.read_bytes().count(b"\n") + 2
+
+
+def _lay_out(directory: Path) -> None:
+    rows, first = [], 0
+    for path in sources():
+        rows.append(f"{first} {ALIASES.get(path, path)}\n")
+        first += _length(path)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "table").write_text("".join(rows))
+    (directory / "hits").write_bytes(bytes(first))
+
+
+def _count_zygotes(directory: Path) -> None:
+    scope = f"{{'__name__': 'collector', 'directory': {str(directory)!r}}}"
+    begin = f"exec(open({str(COLLECTOR)!r}).read() + 'collect(directory)', {scope})\n"
+    start._BOOT = begin + start._BOOT
+
+
+def _count_workers(directory: Path) -> None:
+    launch = CagedLauncher.__call__
+
+    def launch_counted(
+        self: CagedLauncher, argv: Sequence[str], control: Any, read_only: Sequence[str], writable: Sequence[str]
+    ) -> Any:
+        script = next(index for index, word in enumerate(argv) if word.endswith(".py"))
+        counted_argv = [*argv[:script], str(COLLECTOR), str(directory), *argv[script:]]
+        return launch(self, counted_argv, control, [*read_only, str(COLLECTOR)], [*writable, str(directory)])
+
+    CagedLauncher.__call__ = launch_counted  # type: ignore[method-assign]
