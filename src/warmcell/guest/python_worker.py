@@ -7,17 +7,20 @@ under `python3 main.py`.
 
 import atexit
 import builtins
+import ctypes
 import gc
 import io
 import os
 import signal
 import sys
 import threading
+import weakref
 from importlib.machinery import SourceFileLoader
-from types import ModuleType
+from itertools import compress
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 
 _REPORT = ".warmcell-report"
-_own_modules = frozenset()
+_INTERRUPTED = -signal.SIGINT
 
 
 def prepare(with_site, preload):
@@ -43,8 +46,6 @@ def prepare(with_site, preload):
     running = len(os.listdir("/proc/self/task"))
     if running > 1:
         return f"{', '.join(preload)} started {running - 1} thread(s), which a fork cannot carry over"
-    global _own_modules
-    _own_modules = frozenset(sys.modules)
     return ""
 
 
@@ -67,7 +68,8 @@ def warm_up():
     _set_environment(dict(os.environ))
     _set_interpreter("/code/main.py", ())
     del sys.path[0]
-    _flush_standard_streams()
+    _begin()
+    _is_anything_noticed()
     threading.current_thread()
     gc.collect(0)
 
@@ -89,10 +91,14 @@ def run(job):
     path = os.path.join(job.code_dir, job.main)
     _set_environment(job.env)
     _set_interpreter(path, job.argv)
-    module = _main_module(path)
-    sys.modules["__main__"] = module
-    status = _execute(job.files[job.main], path, module)
-    _finish(status, job.code_dir)
+    gc.freeze()  # from here on, what the collector lists is the guest's
+    _begin()
+    sys.modules["__main__"] = _main_module(path)
+    status = _execute(job.files[job.main], path)
+    _write_report(job.code_dir)
+    if _is_end_unnoticed():
+        _end_at_once(status)
+    _end_as_any_interpreter(status)
 
 
 def _set_environment(env):
@@ -122,51 +128,64 @@ def forget_the_zygote():
         numpy_random.seed()
 
 
-def _execute(source, path, module):
+def _execute(source, path):
+    """The exit status. What the interpreter itself must tell or decide leaves here as the `SystemExit` it is."""
     try:
-        code = compile(source, path, "exec", dont_inherit=True)
-        exec(code, module.__dict__)
+        exec(compile(source, path, "exec", dont_inherit=True), sys.modules["__main__"].__dict__)
     except SystemExit as request:
-        return _exit_status(request)
+        _flush_as_after_a_script()
+        if type(request) is SystemExit and request.code is None:
+            return 0
+        if type(request) is SystemExit and type(request.code) is int and abs(request.code) < 2**31:
+            return request.code & 0xFF
+        raise
     except BaseException as error:
+        _flush_as_after_a_script()
         # The first entry of the traceback is this function, which the guest's author never wrote.
-        trace = error.__traceback__.tb_next if error.__traceback__ else None
-        return _report_uncaught(error, trace)
+        _report_uncaught(error, error.__traceback__.tb_next if error.__traceback__ else None)
+        return _INTERRUPTED if type(error) is KeyboardInterrupt else 1
+    _flush_as_after_a_script()
     return 0
 
 
-def _exit_status(request):
-    code = request.code
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
-    _flush(sys.stdout)
-    print(code, file=sys.stderr)
-    return 1
+def _flush_as_after_a_script():
+    """The interpreter does this once after a file, before it tells of an exception; what goes wrong is not told."""
+    for name in ("stderr", "stdout"):
+        try:
+            getattr(sys, name).flush()
+        except Exception:  # told at the very end, if it still is so
+            pass
 
 
 def _report_uncaught(error, trace):
     error.__traceback__ = trace
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
-    sys.last_exc = error
-    hook = sys.excepthook
-    try:
-        hook(type(error), error, trace)
-    except SystemExit as request:
-        return _exit_status(request)
-    except BaseException as second:
-        print("Error in sys.excepthook:", file=sys.stderr)
-        second.__context__ = None
-        second.__traceback__ = second.__traceback__.tb_next if second.__traceback__ else None
-        sys.__excepthook__(type(second), second, second.__traceback__)
-        print("\nOriginal exception was:", file=sys.stderr)
-        sys.__excepthook__(type(error), error, trace)
-    if isinstance(error, KeyboardInterrupt):
-        return -signal.SIGINT
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
     if isinstance(error, OSError):
         _note_refusal(error)
-    return 1
+    try:
+        hook = sys.excepthook
+    except AttributeError:
+        _write_stderr("sys.excepthook is missing")
+        sys.__excepthook__(type(error), error, trace)
+        return
+    try:
+        hook(type(error), error, trace)
+    except SystemExit:
+        raise
+    except BaseException as second:
+        second.__context__ = None
+        second.__traceback__ = second.__traceback__.tb_next
+        _write_stderr("Error in sys.excepthook:")
+        sys.__excepthook__(type(second), second, second.__traceback__)
+        _write_stderr("\nOriginal exception was:")
+        sys.__excepthook__(type(error), error, trace)
+
+
+def _write_stderr(line):
+    if sys.stderr is not None:
+        print(line, file=sys.stderr)
 
 
 _refusals = []
@@ -178,86 +197,6 @@ def _note_refusal(error):
             _refusals.append(os.fsencode(name))
 
 
-def _flush(stream):
-    """Flushes as the interpreter does at exit; returns the error, if any."""
-    try:
-        if stream is not None and not getattr(stream, "closed", False):
-            stream.flush()
-    except Exception as error:
-        return error
-    return None
-
-
-def _finish(status, code_dir):
-    """What Py_FinalizeEx does that a program can notice, in its order, without freeing what the fork shared."""
-    _quietly(threading._shutdown)
-    _quietly(atexit._run_exitfuncs)
-    is_flushed = _flush_standard_streams()
-    _drop_modules()
-    for stream in (sys.stdout, sys.stderr):
-        is_flushed = _flush(stream) is None and is_flushed
-    _write_report(code_dir)
-    if status == -signal.SIGINT:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    os._exit(120 if not is_flushed and status == 0 else status)
-
-
-def _quietly(function):
-    try:
-        function()
-    except SystemExit:
-        pass
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-
-
-def _flush_standard_streams():
-    error = _flush(sys.stdout)
-    if error is not None:
-        _tell_ignored(error, sys.stdout)
-    _flush(sys.stderr)
-    return error is None
-
-
-def _tell_ignored(error, culprit):
-    """What the interpreter prints about errors that nobody can catch any more; it no longer shows source lines."""
-    lines = [f"Exception ignored in: {culprit!r}"]
-    trace = error.__traceback__
-    if culprit is not sys.stdout:
-        lines.append("Traceback (most recent call last):")
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            lines.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
-            trace = trace.tb_next
-    text = str(error)
-    lines.append(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    print("\n".join(lines), file=sys.stderr)
-
-
-def _drop_modules():
-    """Lets go of what the program made, so that its finalisers run; `__main__` first, as the interpreter does."""
-    main = sys.modules.get("__main__")
-    names = [name for name in sys.modules if name not in _own_modules and name != "__main__"]
-    spaces = [main.__dict__] if main else []
-    spaces += [sys.modules[name].__dict__ for name in reversed(names) if isinstance(sys.modules[name], ModuleType)]
-    if main is not None and not _has_finalisers(spaces[0]) and len(spaces) == 1:
-        return
-    if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = lambda args: _tell_ignored(args.exc_value, args.object)
-    for space in spaces:
-        for private in (True, False):
-            for name in list(space):
-                if name != "__builtins__" and name.startswith("_") is private:
-                    space[name] = None
-    gc.collect()
-
-
-def _has_finalisers(space):
-    plain = (str, bytes, int, float, bool, type(None), ModuleType)
-    return any(not isinstance(value, plain) for name, value in space.items() if not name.startswith("__"))
-
-
 def _write_report(code_dir):
     if _refusals:
         try:
@@ -267,4 +206,116 @@ def _write_report(code_dir):
             pass
 
 
-_keep = io  # imported for the warm pages that every print touches
+# The end. The interpreter's own finalisation is the one that is right in every case, and costs three times a whole warm
+# run: it frees, and so copies, every page that the fork shares. So it is left out where nobody could tell: no stream
+# was replaced, and nothing that is still alive does anything when it goes.
+
+_MOST_BLOCKS = 300_000  # more than this is not worth listing: freeing it is what takes the time
+_HAS_COLLECTOR = 1 << 14  # Py_TPFLAGS_HAVE_GC
+_exit_process = ctypes.PyDLL(None).exit  # unlike os._exit, writes what C code has buffered
+_mro_of = type.__dict__["__mro__"].__get__  # a metaclass may have its own ideas about attributes
+_dict_of = type.__dict__["__dict__"].__get__
+_start = {}
+
+
+class _Witness:
+    """Listed by the collector, unless the guest has hidden what it made (`gc.freeze`)."""
+
+
+def _begin():
+    """What the guest begins with, to be compared when it ends."""
+    _start.update(
+        streams=(id(sys.stdout), id(sys.stderr)),  # a reference would keep them from being flushed when they go
+        exit_functions=_exit_functions(),
+        blocks=sys.getallocatedblocks(),
+        witness=_Witness(),
+    )
+
+
+def _exit_functions():
+    """How many functions wait for the end, apart from two that raise nothing whoever calls them."""
+    return atexit._ncallbacks() - ("logging" in sys.modules) - bool(weakref.finalize._registered_with_atexit)
+
+
+def _is_end_unnoticed():
+    """Whether all that is left to do is to flush the standard streams; and if so, does it."""
+    if sys.gettrace() is not None or sys.getprofile() is not None or gc.get_debug() or gc.callbacks:
+        return False
+    if threading.active_count() > 1 or _exit_functions() != _start["exit_functions"]:
+        return False
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        if (id(sys.stdout), id(sys.stderr)) != _start["streams"] or _is_anything_noticed():
+            return False
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # the interpreter comes upon it again, and tells
+        return False
+    return True
+
+
+def _is_anything_noticed():
+    """Whether anything is alive that does something when it goes, wherever it is kept."""
+    if sys.getallocatedblocks() - _start["blocks"] > _MOST_BLOCKS:
+        return True
+    objects = gc.get_objects()
+    kinds = list(map(type, objects))
+    distinct = set(kinds)
+    watched = set(filter(_is_watched, distinct))
+    is_hidden = _Witness not in distinct
+    return is_hidden or any(map(_is_noticed, compress(objects, map(watched.__contains__, kinds))))
+
+
+def _is_watched(kind):
+    lineage = _mro_of(kind)
+    return type in lineage or weakref.ref in lineage or _has_finaliser(kind)
+
+
+def _has_finaliser(kind):
+    """A method of the class, or the C function behind it, which shows under the same name."""
+    return any("__del__" in _dict_of(base) for base in _mro_of(kind))
+
+
+def _is_noticed(thing):
+    kind = type(thing)
+    if kind in (io.StringIO, io.BytesIO):
+        return False
+    if kind in _FILES:
+        return not thing.closed
+    if kind in _FRAMES:
+        return _is_suspended(thing)
+    if _has_finaliser(kind):
+        return True
+    if type in _mro_of(kind):  # instances of a class without the collector's header are not listed
+        return _has_finaliser(thing) and not thing.__flags__ & _HAS_COLLECTOR
+    called = thing.__callback__
+    return called is not None and called.__module__ not in _SILENT and called.__name__ != "_destroy"
+
+
+_FILES = frozenset([io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper])
+_SILENT = ("weakref", "_weakrefset", "logging")  # whose weak references only keep their own books; so does C's _destroy
+_FRAMES = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
+
+
+def _is_suspended(thing):
+    """Whether code of it is still to run, or a warning to be given that it never did."""
+    prefix = _FRAMES[type(thing)]
+    if getattr(thing, f"{prefix}_frame") is None:
+        return False
+    return prefix != "gi" or getattr(thing, "gi_suspended", True)
+
+
+def _end_at_once(status):
+    if status == _INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    _exit_process(status)
+
+
+def _end_as_any_interpreter(status):
+    """Only a line of the zygote's start is left on the stack: what leaves here ends the interpreter."""
+    if status == _INTERRUPTED:
+        sys.excepthook = lambda *_: None  # it has been told
+        raise KeyboardInterrupt
+    raise SystemExit(status)
