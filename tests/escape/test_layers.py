@@ -16,7 +16,7 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-import warmcell.backends.process.settings
+import warmcell.backends.process.world
 import warmcell.pool.start
 from warmcell.cage.plan import LaunchPlan, Watch
 from warmcell.core.errors import EnforcerFailed
@@ -38,7 +38,7 @@ class Weakened:
     def plan(self, change: Change) -> None:
         original = compile_plan
         self._patch.setattr(
-            warmcell.backends.process.settings,
+            warmcell.backends.process.world,
             "compile_plan",
             lambda *args, **options: change(original(*args, **options)),
         )

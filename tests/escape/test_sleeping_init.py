@@ -14,7 +14,7 @@ import pytest
 from tests.escape.harness import Cage, settled
 from tests.escape.payloads import guest
 
-import warmcell.backends.process.settings
+import warmcell.backends.process.world
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.cage.linux.processes import children
 from warmcell.cage.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
@@ -32,7 +32,7 @@ def plan_without_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _compile_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[LaunchPlan], LaunchPlan]) -> None:
     monkeypatch.setattr(
-        warmcell.backends.process.settings,
+        warmcell.backends.process.world,
         "compile_plan",
         lambda *args: change(compile_plan(*args)._replace(watch=Watch())),
     )

@@ -6,6 +6,7 @@ Nothing here is ever unpickled, and what a guest could have written is never rea
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
@@ -25,13 +26,19 @@ def send_packet(channel: socket.socket, message: Dict[str, Any], descriptors: Se
 
 
 def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict[str, Any], List[int]]:
-    """One message and the descriptors that came with it. An empty message is the end of the conversation."""
+    """One message and the descriptors that came with it. An empty message is the end of the conversation.
+
+    The kernel drops descriptors that this process has no room for: they are then all closed, and it is an OSError.
+    """
     size = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-    payload, rights, _, _ = channel.recvmsg(most, size, socket.MSG_CMSG_CLOEXEC)
+    payload, rights, flags, _ = channel.recvmsg(most, size, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in rights:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        close_all(descriptors)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if not payload:
         close_all(descriptors)
         return {}, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from warmcell.core.errors import EnforcerUnavailable, InvalidRequest
+from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, SandboxError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +38,34 @@ def get_enforcer(name: str | None = None) -> SandboxEnforcer:
         known = ", ".join(ENFORCERS)
         raise InvalidRequest(f"unknown enforcer {str(name)[:40]!r}", field="enforcer", hint=f"one of {known}")
     return _load(name)
+
+
+def proved_enforcer(asked: str | SandboxEnforcer) -> SandboxEnforcer:
+    """The one that was asked for, after its `probe()`: by name ("auto": the best), or as an object of anybody's."""
+    if asked == "auto":
+        return get_enforcer()
+    enforcer = get_enforcer(asked) if isinstance(asked, str) else _checked(asked)
+    try:
+        enforcer.probe()
+    except SandboxError:
+        raise
+    except Exception as error:  # it may be anybody's
+        raise EnforcerUnavailable(enforcer.name, f"its probe failed: {type(error).__name__}: {error}") from error
+    return enforcer
+
+
+def _checked(enforcer: object) -> SandboxEnforcer:
+    from warmcell.core.contracts import SandboxEnforcer
+
+    if not isinstance(enforcer, SandboxEnforcer):
+        raise InvalidRequest(
+            f"must be a name or a SandboxEnforcer, not {type(enforcer).__name__}",
+            field="enforcer",
+            hint="name, probe(), wrap_command(), configure_command()",
+        )
+    if enforcer.name in ENFORCERS and type(enforcer) is not type(_load(enforcer.name)):
+        raise InvalidRequest(f"{enforcer.name!r} is one of ours; give yours a name of its own", field="enforcer")
+    return enforcer
 
 
 def _best(candidates: tuple[str, ...]) -> SandboxEnforcer:

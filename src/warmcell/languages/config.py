@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
-from warmcell.core.types import check_text
+from warmcell.core.types import check_text, check_timeout
+
+_FEWEST_AT_ONCE = 16
+_PER_PROCESSOR = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,8 @@ class ProcessConfig:
     `preload` names Python modules to import once, before any run; with it, and without `python_path`, the guest gets
     the caller's own environment (`sys.executable` and its site-packages), since that is where those modules are.
     `pool_size` is how many warm cells may wait per kind of run (0: none, every run is made on demand).
+    `max_concurrency` is how many runs may go on at once (None: from the processors); the rest wait in order, each for
+    at most `queue_timeout` seconds, then `BackendBusy`.
     """
 
     python_path: str | os.PathLike[str] | None = None
@@ -25,6 +30,8 @@ class ProcessConfig:
     preload: Sequence[str] = ()
     pool_size: int = 4
     pool_min: int = 1
+    max_concurrency: int | None = None
+    queue_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ("python_path", "node_path", "rustc_path"):
@@ -34,7 +41,21 @@ class ProcessConfig:
         if isinstance(self.preload, str):
             raise InvalidRequest("must be a list of module names, not one text", field="preload")
         object.__setattr__(self, "preload", tuple(check_text("preload", item) for item in self.preload))
-        for name in ("pool_size", "pool_min"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 256:
-                raise InvalidRequest("must be a whole number from 0 to 256", field=name)
+        _check_number("pool_size", self.pool_size, 0, 256)
+        _check_number("pool_min", self.pool_min, 0, 256)
+        if self.max_concurrency is not None:
+            _check_number("max_concurrency", self.max_concurrency, 1, 1 << 16)
+        object.__setattr__(self, "queue_timeout", check_timeout(self.queue_timeout, "queue_timeout"))
+
+    @property
+    def most_at_once(self) -> int:
+        """Many more than processors, because most guests wait for something most of the time; bounded, because each is
+        some processes and descriptors, and because those that do compute must not starve one another into timeouts.
+        """
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.max_concurrency or _FEWEST_AT_ONCE + _PER_PROCESSOR * processors
+
+
+def _check_number(name: str, value: object, smallest: int, largest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
+        raise InvalidRequest(f"must be a whole number from {smallest} to {largest}", field=name)

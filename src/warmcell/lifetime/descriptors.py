@@ -19,44 +19,53 @@ class Descriptors:
     """
 
     def __init__(self) -> None:
-        self._open: set[int] = set()
+        #: With the socket that was made of a descriptor, which must be the one to close it.
+        self._open: dict[int, socket.socket | None] = {}
         own(self)
 
     def pipe(self) -> tuple[int, int]:
         """The reading and the writing end."""
         with undisturbed_by_forks:
             reader, writer = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
-            self._open |= {reader, writer}
+            self._open |= {reader: None, writer: None}
         return reader, writer
 
-    def socketpair(self, kind: socket.SocketKind) -> tuple[int, int]:
-        """Two connected local sockets, as descriptors."""
+    def socketpair(self, kind: socket.SocketKind) -> tuple[socket.socket, int]:
+        """Two connected local sockets: ours, and the descriptor of the one that is for somebody else."""
         with undisturbed_by_forks:
-            ours, theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, kind))
-            self._open |= {ours, theirs}
+            ours, other = socket.socketpair(socket.AF_UNIX, kind)
+            theirs = other.detach()
+            self._open |= {ours.fileno(): ours, theirs: None}
         return ours, theirs
 
     def opened(self, opening: Callable[[], int]) -> int:
         """What `opening` returns, now ours. It must not block: forks wait for it."""
         with undisturbed_by_forks:
             descriptor = opening()
-            self._open.add(descriptor)
+            self._open[descriptor] = None
         return descriptor
 
     def take(self, descriptors: Iterable[int]) -> None:
         """From somebody who had them, who must not close them any more."""
-        self._open.update(descriptors)
+        self._open.update(dict.fromkeys(descriptors))
 
     def give(self, descriptor: int) -> int:
         """To somebody who closes it from now on."""
-        self._open.remove(descriptor)
+        del self._open[descriptor]
         return descriptor
 
-    def close(self, *descriptors: int) -> None:
-        """Those of them that are still ours; without arguments, all."""
-        for descriptor in descriptors or tuple(self._open):
-            if descriptor in self._open:
-                self._open.remove(descriptor)  # first: a number must never be closed twice, whatever close() says
+    def close(self) -> None:
+        self.close_only(*self._open)
+
+    def close_only(self, *descriptors: int) -> None:
+        """Those of them that are still ours."""
+        for descriptor in descriptors:
+            if descriptor not in self._open:
+                continue
+            made_of_it = self._open.pop(descriptor)  # first: a number must never be closed twice, whatever close() says
+            if made_of_it is not None:
+                made_of_it.close()
+            else:
                 os.close(descriptor)
 
     abandon = close

@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
+from contextlib import suppress
 
 from warmcell.cage.linux.cgroups import GroupLimits, Home
 from warmcell.cage.wire import Job
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.records import dataclass
+from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.ownership import own_until_exit
+from warmcell.lifetime.run import Run
 from warmcell.pool.state import IDLE_SECONDS, PoolState
-from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
+from warmcell.pool.zygote import START_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 
-_READY_TIMEOUT = 30.0
+_READY_SECONDS = 30.0
 _RUNS_PER_ZYGOTE = 10_000
 _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
@@ -41,7 +44,7 @@ class CellKind:
 
 
 class Pool:
-    """Owned by a backend. `close` ends every zygote and waiting cell."""
+    """Owned by a backend. `close` ends every zygote and waiting cell; in a fork there are none yet."""
 
     def __init__(self, smallest: int, largest: int, home: Home | None) -> None:
         self._home = home
@@ -52,29 +55,34 @@ class Pool:
 
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
-        self._state = PoolState(self._smallest, self._largest, max(self._largest * 4, 1))
+        self._state = PoolState(self._smallest, self._largest, 2 * self._largest)
         self._changed = threading.Condition()
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
         self._zygotes: dict[ZygoteKey, ZygoteProcess] = {}
         self._retired: list[ZygoteProcess] = []
         self._runs: defaultdict[ZygoteKey, int] = defaultdict(int)
-        self._zygote_locks: defaultdict[ZygoteKey, threading.Lock] = defaultdict(threading.Lock)
+        self._turns: defaultdict[ZygoteKey, FairQueue] = defaultdict(lambda: FairQueue(1))
         self._maker: threading.Thread | None = None
         self._leased = 0
 
-    def lease(self, kind: CellKind) -> Cell:
-        """A standing cage of that kind, for one run. The caller closes it and then calls `done`."""
-        self._leased += 1
-        if kind.is_pooled and self._largest:
-            cell = self._take(kind)
-            if cell is not None:
-                return cell
-        return self.make(kind)
+    def lease(self, kind: CellKind, run: Run) -> Cell:
+        """A standing cage of that kind, for one run. The caller closes it and calls `done`, which it must in any case.
+
+        Cancelling the run ends the waiting for it.
+        """
+        with self._changed:
+            self._leased += 1
+        cell = self._take(kind) if kind.is_pooled and self._largest else None
+        if cell is not None:
+            return cell
+        with run.descriptor() as cancelled:
+            return self._make(kind, run, cancelled)
 
     def done(self) -> None:
-        """A leased cell was closed: a good moment to make others."""
+        """What was leased was closed: a good moment to make others."""
         with self._changed:
             self._leased -= 1
+            self._retired = [zygote for zygote in self._retired if zygote.is_alive()]
             self._changed.notify()
 
     def linger(self) -> None:
@@ -93,21 +101,16 @@ class Pool:
                 return cell
             cell.close()
 
-    def make(self, kind: CellKind, *, waits: bool = False) -> Cell:
+    def _make(self, kind: CellKind, run: Run, cancelled: int = -1, *, waits: bool = False) -> Cell:
         """Makes a cell now. A zygote that died is replaced; a cage that cannot be built is an error at once."""
         for attempt in range(_ATTEMPTS):
             cell = None
-            zygote = self._zygote(kind.zygote)
+            zygote = self._zygote(kind.zygote, run, cancelled)
             try:
                 cell = zygote.order_cell(
-                    kind.plan,
-                    self._home,
-                    kind.group,
-                    has_keeper=kind.has_keeper,
-                    execs=kind.execs,
-                    waits=waits,
+                    kind.plan, self._home, kind.group, has_keeper=kind.has_keeper, execs=kind.execs, waits=waits
                 )
-                cell.await_ready(_READY_TIMEOUT)
+                cell.await_ready(_READY_SECONDS, cancelled)
                 if kind.prelude is not None:
                     cell.start(kind.prelude, starts_clock=False)
                 return cell
@@ -123,21 +126,34 @@ class Pool:
                 raise
         raise AssertionError("unreachable")
 
-    def _zygote(self, key: ZygoteKey) -> ZygoteProcess:
+    def _zygote(self, key: ZygoteKey, run: Run, cancelled: int) -> ZygoteProcess:
+        """The living one, or a new one. Starting one takes a while, and must not hold up those who need another."""
         with self._changed:
             self._check_open()
-            lock = self._zygote_locks[key]
-        with lock:  # starting one takes a while, and must not hold up everybody else
+            turns = self._turns[key]
+        turns.enter(run, 2 * START_SECONDS)
+        try:
             zygote = self._zygotes.get(key)
             if zygote is not None and zygote.is_alive() and self._runs[key] < _RUNS_PER_ZYGOTE:
                 self._runs[key] += 1
                 return zygote
-            if zygote is not None:
-                zygote.retire()
-                self._retired.append(zygote)
-            self._zygotes[key] = ZygoteProcess(key, self._home.prefix if self._home else ())
-            self._runs[key] = 1
-            return self._zygotes[key]
+            return self._replace(key, ZygoteProcess(key, self._home.prefix if self._home else (), cancelled))
+        finally:
+            turns.leave()
+
+    def _replace(self, key: ZygoteKey, zygote: ZygoteProcess) -> ZygoteProcess:
+        with self._changed:
+            if not self._is_closed:
+                old = self._zygotes.get(key)
+                if old is not None:
+                    old.retire()
+                    self._retired.append(old)
+                self._zygotes[key] = zygote
+                self._runs[key] = 1
+                return zygote
+        zygote.close()  # we were closed while it started, and nobody else would end it
+        self._check_open()
+        raise AssertionError("unreachable")
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -145,8 +161,10 @@ class Pool:
 
     def _start_maker(self) -> None:
         if self._maker is None:
-            self._maker = threading.Thread(target=self._make_in_background, name="warmcell-pool", daemon=True)
-            self._maker.start()
+            maker = threading.Thread(target=self._make_in_background, name="warmcell-pool", daemon=True)
+            with suppress(RuntimeError):  # no thread to be had: cells are then made when they are needed
+                maker.start()
+                self._maker = maker
 
     def _make_in_background(self) -> None:
         while True:
@@ -158,8 +176,9 @@ class Pool:
                     self._changed.wait(_QUIET_SECONDS)
                     if self._is_closed:
                         return
-                wanted = self._state.wanted()
                 dropped = [self._ready[kind].popleft() for kind in self._state.surplus(time.monotonic())]  # type: ignore[index]
+                wanted = self._state.wanted()
+                self._forget_empty_shelves()
                 if not wanted and not dropped:
                     self._changed.wait(IDLE_SECONDS)
                     continue
@@ -168,9 +187,13 @@ class Pool:
             for kind in wanted:
                 self._make_one(kind)  # type: ignore[arg-type]
 
+    def _forget_empty_shelves(self) -> None:
+        for kind in [kind for kind, cells in self._ready.items() if not cells]:
+            del self._ready[kind]
+
     def _make_one(self, kind: CellKind) -> None:
         try:
-            cell = self.make(kind, waits=True)
+            cell = self._make(kind, Run(), waits=True)
         except (SandboxError, OSError):
             # The next caller that needs one makes it itself and is told what is wrong.
             with self._changed:
@@ -189,7 +212,8 @@ class Pool:
             return len(self._ready[kind]) if kind else sum(len(cells) for cells in self._ready.values())
 
     def zygote_pids(self) -> list[int]:
-        return [zygote.pid for zygote in self._zygotes.values() if zygote.is_alive()]
+        with self._changed:
+            return [zygote.pid for zygote in self._zygotes.values() if zygote.is_alive()]
 
     def close(self) -> None:
         with self._changed:
@@ -197,12 +221,12 @@ class Pool:
             self._state.clear()
             cells = [cell for waiting in self._ready.values() for cell in waiting]
             self._ready.clear()
+            zygotes = [*self._zygotes.values(), *self._retired]
+            self._zygotes, self._retired = {}, []
             self._changed.notify_all()
         if self._maker is not None and self._maker is not threading.current_thread():
             self._maker.join(10)
         for cell in cells:
             cell.close()
-        for zygote in (*self._zygotes.values(), *self._retired):
+        for zygote in zygotes:
             zygote.close()
-        self._zygotes.clear()
-        self._retired.clear()

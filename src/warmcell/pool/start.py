@@ -8,9 +8,12 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import warmcell.cage
+from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
@@ -32,33 +35,39 @@ main({_CONTROL})()
 
 
 class Start:
-    """A process that loads what a zygote is made of, and our ends of its channels. Safe to use from many threads."""
+    """A process that loads what a zygote is made of, and our ends of its channels. Safe to use from many threads.
+
+    It ends when it is let go of. In a fork it is dead, while the original goes on using it.
+    """
 
     def __init__(self, interpreter: str, prefix: tuple[str, ...] = ()) -> None:
         self._lock = threading.Lock()
         self._pidfd = -1
+        self._channels, self._process = Descriptors(), Descriptors()
+        with self._channels:
+            self.control, their_control = self._channels.socketpair(socket.SOCK_SEQPACKET)
+            # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of one.
+            stdin, _ = self._channels.pipe()
+            _, stdout = self._channels.pipe()
+            self._complaints, stderr = self._channels.pipe()
+            children = (stdin, stdout, stderr, their_control)
+            self.pid = _spawn([*prefix, interpreter, "-I", "-S", "-c", _BOOT, CAGE_DIR], children)
+            self._channels.close_only(*children)
+            self._open_pidfd()
         own(self)
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of a pipe.
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
-        children = [pipes[0][0], pipes[1][1], pipes[2][1], theirs.detach()]
-        self.control = control
-        self._ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
-        command = [*prefix, interpreter, "-I", "-S", "-c", _BOOT, CAGE_DIR]
+
+    def _open_pidfd(self) -> None:
         try:
-            self.pid = _spawn(command, children)
-        except BaseException:
-            self.let_go()
+            self._pidfd = self._process.opened(lambda: os.pidfd_open(self.pid))
+        except OSError:
+            os.kill(self.pid, signal.SIGKILL)  # nobody has reaped it, so the number is still its own
+            os.waitpid(self.pid, 0)
             raise
-        finally:
-            for descriptor in children:
-                os.close(descriptor)
-        self._pidfd = os.pidfd_open(self.pid)
 
     def is_running(self) -> bool:
         with self._lock:
             if self._pidfd >= 0 and self._was_reaped():
-                os.close(self._pidfd)
+                self._process.close()
                 self._pidfd = -1
             return self._pidfd >= 0
 
@@ -70,9 +79,10 @@ class Start:
 
     def await_end(self, seconds: float) -> bool:
         """Whether it has ended by then."""
+        pidfd = self._pidfd
         if self.is_running():
             poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
+            poll.register(pidfd, select.POLLIN)
             poll.poll(seconds * 1000)
         return not self.is_running()
 
@@ -84,43 +94,41 @@ class Start:
     def last_words(self) -> str:
         """The last line of its complaint, after it died."""
         self.await_end(2)
-        os.set_blocking(self._ours[2], False)
+        os.set_blocking(self._complaints, False)
         with suppress(OSError):
-            lines = os.read(self._ours[2], 1 << 16).decode("utf-8", "replace").strip().splitlines()
+            lines = os.read(self._complaints, 1 << 16).decode("utf-8", "replace").strip().splitlines()
             return lines[-1] if lines else "without a word"
         return "no answer"
 
-    def abandon(self) -> None:
-        """In a forked copy: lets go of it without ending it, because the original still holds the channels."""
-        self._lock = threading.Lock()
-        self.let_go()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-
     def let_go(self) -> None:
         """Its control channel ends, and so does it."""
-        self.control.close()
-        while self._ours:
-            os.close(self._ours.pop())
+        with self._lock:
+            self._channels.close()
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        self._pidfd = -1
 
 
-def _spawn(command: list[str], descriptors: list[int]) -> int:
+def _spawn(command: list[str], descriptors: Sequence[int]) -> int:
     """In a session of its own, with these descriptors as 0, 1, 2, ... and nothing else of ours."""
-    raised = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LOWEST_OWN) for descriptor in descriptors]
+    raised = Descriptors()
     try:
+        # Each is first moved out of the way of the numbers that the others get.
+        sources = [
+            raised.opened(partial(fcntl.fcntl, each, fcntl.F_DUPFD_CLOEXEC, _LOWEST_OWN)) for each in descriptors
+        ]
         return os.posix_spawnp(
             command[0],
             command,
             {"LANG": "C.UTF-8"},
-            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(raised)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(sources)],
             setsid=True,
             setsigmask=[],
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )
     finally:
-        for descriptor in raised:
-            os.close(descriptor)
+        raised.close()
 
 
 #: Started ahead of need, by interpreter.

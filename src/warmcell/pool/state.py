@@ -24,7 +24,10 @@ class Shelf:
 
 @dataclass(slots=True)
 class PoolState:
-    """`largest` bounds one shelf, `total` all of them together, `smallest` is what an idle shelf keeps."""
+    """`largest` bounds one shelf, `total` all of them together, `smallest` is what an idle shelf keeps.
+
+    Where `total` is too little for all, the kinds that were used last have their cells and the others none.
+    """
 
     smallest: int
     largest: int
@@ -33,7 +36,8 @@ class PoolState:
 
     def lease(self, key: Hashable, now: float) -> bool:
         """Whether a waiting cell is to be used; if not, the caller makes one for itself. A miss raises the target."""
-        shelf = self.shelves.setdefault(key, Shelf(target=min(self.smallest, self.largest)))
+        shelf = self.shelves.pop(key, None) or Shelf(target=min(self.smallest, self.largest))
+        self.shelves[key] = shelf  # the last of them is the one used last
         shelf.last_used = now
         if shelf.ready:
             shelf.ready -= 1
@@ -45,13 +49,23 @@ class PoolState:
         """Kinds to make one cell of now, most recently used first. Each is counted as being made."""
         room = self.total - sum(shelf.ready + shelf.making for shelf in self.shelves.values())
         keys: list[Hashable] = []
-        for key, shelf in sorted(self.shelves.items(), key=lambda item: -item[1].last_used):
-            missing = shelf.target - shelf.ready - shelf.making
+        for key, share in self._shares().items():
+            shelf = self.shelves[key]
+            missing = share - shelf.ready - shelf.making
             for _ in range(max(0, min(missing, room))):
                 shelf.making += 1
                 room -= 1
                 keys.append(key)
         return keys
+
+    def _shares(self) -> dict[Hashable, int]:
+        """How many of `total` each kind may have, most recently used first."""
+        shares: dict[Hashable, int] = {}
+        left = self.total
+        for key, shelf in reversed(self.shelves.items()):
+            shares[key] = min(shelf.target, left)
+            left -= shares[key]
+        return shares
 
     def made(self, key: Hashable) -> bool:
         """One that was being made is ready. False: it is no longer wanted and must be destroyed."""
@@ -71,17 +85,19 @@ class PoolState:
 
     def surplus(self, now: float) -> list[Hashable]:
         """Kinds of which one waiting cell is to be destroyed; each is already taken off its shelf."""
-        keys: list[Hashable] = []
-        for key, shelf in list(self.shelves.items()):
+        for shelf in self.shelves.values():
             idle = now - shelf.last_used
             if idle > IDLE_SECONDS:
                 shelf.target = min(shelf.target, self.smallest)
             if idle > 10 * IDLE_SECONDS:
                 shelf.target = 0
-            while shelf.ready > shelf.target:
+        keys: list[Hashable] = []
+        for key, share in self._shares().items():
+            shelf = self.shelves[key]
+            while shelf.ready > share:
                 shelf.ready -= 1
                 keys.append(key)
-            if not (shelf.target or shelf.ready or shelf.making):
+            if not (share or shelf.ready or shelf.making):
                 del self.shelves[key]
         return keys
 

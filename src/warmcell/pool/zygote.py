@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
+from typing import Any
 
 import warmcell.guest
 from warmcell.cage.linux.cgroups import Group, GroupLimits, Home
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.records import dataclass
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.ownership import own
+from warmcell.lifetime.run import RunCancelled
 from warmcell.pool.start import started
 from warmcell.runner.cell import Cell, CellLost
 
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
-_START_TIMEOUT = 60.0  # a preload such as pandas may take its time
+START_SECONDS = 60.0  # a preload such as pandas may take its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +40,30 @@ class ZygoteKey:
 
 
 class ZygoteProcess:
-    """Safe to use from many threads. `close` ends the zygote, once the runs that it looks after have ended."""
+    """Safe to use from many threads. `close` ends the zygote, once the runs that it looks after have ended.
 
-    def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = ()) -> None:
+    Made when it is ready to serve; `RunCancelled` when `cancelled` is readable before that. In a fork it is dead.
+    """
+
+    def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = (), cancelled: int = -1) -> None:
         self.key = key
         self._lock = threading.Lock()
         try:
             start = started(key.interpreter, prefix)
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             raise BackendUnavailable(f"could not start {key.interpreter}: {error.strerror}") from None
+        except OSError as error:
+            raise host_failure(error, f"start {key.interpreter}") from None
         self._control, self._process = start.control, start
         own(self)
         try:
-            self._prepare()
+            self._prepare(cancelled)
         except BaseException:
+            self._process.kill()  # it may be in the middle of a preload, and would not hear that it is not needed
             self.close()
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, cancelled: int) -> None:
         order = {
             "isolation": self.key.isolation,
             "worker": PYTHON_WORKER if self.key.has_worker else "",
@@ -61,8 +72,7 @@ class ZygoteProcess:
             "spares": self.key.keeps_spares,
         }
         send_packet(self._control, order)
-        if not self._is_readable(_START_TIMEOUT):
-            raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} was not ready after {_START_TIMEOUT:g} s")
+        self._await_answer(cancelled)
         answer, _ = receive_packet(self._control)
         if "ready" in answer:
             return
@@ -70,10 +80,16 @@ class ZygoteProcess:
             raise self._refusal(*answer["failed"])
         raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {self._process.last_words()}")
 
-    def _is_readable(self, timeout: float) -> bool:
+    def _await_answer(self, cancelled: int) -> None:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        return bool(poll.poll(timeout * 1000))
+        if cancelled >= 0:
+            poll.register(cancelled, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(START_SECONDS * 1000)]
+        if cancelled in ready:
+            raise RunCancelled
+        if not ready:
+            raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} was not ready after {START_SECONDS:g} s")
 
     def _refusal(self, step: str, errno: int, what: str) -> Exception:
         reason = f": {os.strerror(errno)}" if errno else ""
@@ -96,24 +112,33 @@ class ZygoteProcess:
         execs: bool = True,
         waits: bool = False,
     ) -> Cell:
-        """Sends for a cell; the caller waits with `await_ready`. Raises `CellLost` when the zygote is gone.
+        """Sends for a cell; the caller waits with `await_ready` and closes it. `CellLost` when the zygote is gone.
 
         `stdin` is the caller's own descriptor for the guest to have as 0, in place of a pipe. `has_keeper`: its init
         watches over the run. `execs`: its job will be a program, which must be let through where processes are refused.
         `waits`: its job comes later, so it has the time to prepare for it.
         """
-        group = Group(home, f"warmcell-{os.urandom(8).hex()}", limits) if home and limits else None
         is_caged = self.key.isolation == "namespaces"
-        cell = Cell(self.key.enforcer, group, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
-        order = {"plan": plan, "sleeps": not has_keeper, "execs": execs, "waits": waits}
+        cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
         try:
-            with self._lock:
-                send_packet(self._control, order, cell.descriptors_to_send())
-        except OSError as error:
+            if home and limits:
+                cell.group = Group(home, f"warmcell-{os.urandom(8).hex()}", limits)
+            order = {"plan": plan, "sleeps": not has_keeper, "execs": execs, "waits": waits}
+            self._send(order, cell.descriptors_to_send())
+        except BaseException:
             cell.close()
-            raise CellLost(f"the zygote is gone: {error}") from None
+            raise
         cell.sent()
         return cell
+
+    def _send(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        try:
+            with self._lock:
+                send_packet(self._control, order, descriptors)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise CellLost(f"the zygote is gone: {error}") from None
+            raise
 
     def is_alive(self) -> bool:
         return self._process.is_running()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -12,8 +13,12 @@ from typing import Any
 
 from warmcell.cage.linux.cgroups import Group, GroupUsage
 from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
-from warmcell.core.errors import EnforcerFailed
-from warmcell.lifetime.ownership import own
+from warmcell.core.errors import EnforcerFailed, SandboxError
+from warmcell.lifetime.descriptors import Descriptors, host_failure
+from warmcell.lifetime.ownership import own, undisturbed_by_forks
+from warmcell.lifetime.run import RunCancelled
+
+_PATIENCE_MS = 5000
 
 
 class CellLost(Exception):
@@ -21,23 +26,21 @@ class CellLost(Exception):
 
 
 class Cell:
-    """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind."""
+    """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind.
+
+    For one thread at a time. In a fork it is closed, without the original's being touched.
+    """
 
     def __init__(
-        self,
-        enforcer: str,
-        group: Group | None,
-        *,
-        has_namespaces: bool = True,
-        has_keeper: bool = True,
-        stdin: int | None = None,
+        self, enforcer: str, *, has_namespaces: bool = True, has_keeper: bool = True, stdin: int | None = None
     ) -> None:
         self.enforcer = enforcer
-        #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace.
-        self.grace = 0.25 if has_namespaces else 3.0
+        #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace, and
+        #: loses the report where it has one: a busy host is to get the time to make it.
+        self.grace = 1.0 if has_namespaces else 3.0
         #: Whether init looks after the run.
         self._has_keeper = has_keeper
-        self.group = group
+        self.group: Group | None = None
         self.group_usage: GroupUsage | None = None
         self.pid = 0
         self.pidfd = -1
@@ -45,41 +48,57 @@ class Cell:
         self.guest = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
-        self._is_ready = False
-        self._has_started = False
-        self._is_closed = False
-        self.job, self._their_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.status, self._their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        theirs, self.stdin = (os.dup(stdin), -1) if stdin is not None else os.pipe2(os.O_CLOEXEC)
-        self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
-        self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-        self._theirs = [theirs, stdout, stderr]
-        #: An init that only sleeps ends, and everything with it, when this is closed: by us, or by our death.
-        self._lifeline = -1
+        #: Why the program could not be started, if it could not: only told before the guest's code.
+        self.start_failure = ""
+        self._is_ordered = self._is_ready = self._has_started = self._is_closed = False
+        self._owned = Descriptors()
+        with self._owned:
+            self._open_channels(stdin)
+        own(self)
+
+    def _open_channels(self, stdin: int | None) -> None:
+        self.job, their_job = self._owned.socketpair(socket.SOCK_STREAM)
+        self.status, their_status = self._owned.socketpair(socket.SOCK_SEQPACKET)
+        if stdin is None:
+            their_stdin, self.stdin = self._owned.pipe()
+        else:
+            their_stdin, self.stdin = self._owned.opened(lambda: os.dup(stdin)), -1
+        self.stdout, their_stdout = self._owned.pipe()
+        self.stderr, their_stderr = self._owned.pipe()
         for descriptor in (self.stdin, self.stdout, self.stderr):
             if descriptor >= 0:
                 os.set_blocking(descriptor, False)
-        own(self)
+        self._theirs = [their_job, their_status, their_stdin, their_stdout, their_stderr]
 
     def descriptors_to_send(self) -> list[int]:
         """The cell's ends in the order that the zygote expects; `sent` closes our copies of them."""
-        if self.group is not None:
-            self._theirs += self.group.open_procs()
-        return [self._their_job.fileno(), self._their_status.fileno(), *self._theirs]
+        for way in self.group.ways_in() if self.group is not None else ():
+            self._theirs.append(self._owned.opened(lambda way=way: os.open(way, os.O_WRONLY | os.O_CLOEXEC)))  # type: ignore[misc]
+        return self._theirs
 
     def sent(self) -> None:
-        self._their_job.close()
-        self._their_status.close()
-        while self._theirs:
-            os.close(self._theirs.pop())
+        self._is_ordered = True
+        self._close_theirs()
 
-    def await_ready(self, timeout: float) -> None:
-        """Waits until the cage stands and has been checked. Raises with the step that failed."""
+    def _close_theirs(self) -> None:
+        self._owned.close_only(*self._theirs)
+        self._theirs = []
+
+    def await_ready(self, timeout: float, cancelled: int = -1) -> None:
+        """Waits until the cage stands and has been checked. Raises with the step that failed.
+
+        `cancelled`: `RunCancelled` as soon as this descriptor is readable.
+        """
         deadline = time.monotonic() + timeout
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
+        if cancelled >= 0:
+            poll.register(cancelled, select.POLLIN)
         while not self._is_ready:
-            if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
+            ready = [descriptor for descriptor, _ in poll.poll(max(0, deadline - time.monotonic()) * 1000)]
+            if cancelled in ready:
+                raise RunCancelled
+            if not ready:
                 raise EnforcerFailed(self.enforcer, f"the cage was not ready after {timeout:g} s")
             self.hear()
 
@@ -89,12 +108,11 @@ class Cell:
         if not message:
             raise CellLost("the cell ended")
         if "failed" in message:
-            step, errno, what = message["failed"]
-            reason = f": {os.strerror(errno)}" if errno else ""
-            raise EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
+            raise self._failure(*message["failed"])
         if "pid" in message:
             self.pid, self.pidfd = message["pid"], descriptors[0]
-            self.guest, self._lifeline = descriptors[1:] or (-1, -1)
+            # Where init only sleeps it ends, and everything with it, when the third is closed: by us or by our death.
+            self.guest = descriptors[1] if len(descriptors) > 1 else -1
         elif "ready" in message:
             self._is_ready = True
             self.listener = descriptors[0] if descriptors else -1
@@ -104,9 +122,24 @@ class Cell:
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """A cell that ended with a word of ours unread makes the first attempt fail; what it said is still there."""
         for _ in range(2):
-            with suppress(ConnectionResetError):
-                return receive_packet(self.status, SHORT_PACKET)
+            with suppress(ConnectionResetError), undisturbed_by_forks:
+                message, descriptors = receive_packet(self.status, SHORT_PACKET)
+                self._owned.take(descriptors)
+                return message, descriptors
         return {}, []
+
+    def _failure(self, step: str, number: int, what: str) -> Exception:
+        if number in (errno.EMFILE, errno.ENFILE):
+            return host_failure(OSError(number, os.strerror(number)), step)
+        reason = f": {os.strerror(number)}" if number else ""
+        return EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
+
+    def give_listener(self) -> socket.socket | None:
+        """The only way out of the guest's network, where it has one; the caller closes it."""
+        if self.listener < 0:
+            return None
+        descriptor, self.listener = self._owned.give(self.listener), -1
+        return socket.socket(fileno=descriptor)
 
     def start(self, job: Job, *, starts_clock: bool = True, tells_init: bool = True) -> None:
         """Gives the waiting cell its work. `starts_clock`: from now on init watches what it uses.
@@ -123,12 +156,21 @@ class Cell:
         except OSError as error:
             raise CellLost(str(error)) from None
 
-    def start_failure(self) -> str:
-        """Why the program could not be started, if it could not: only told before the guest's code."""
+    def hear_start(self) -> bool:
+        """Call it when the job channel is readable. Whether that has ended: then the guest's code runs, or never will.
+
+        Our own code in the guest's process closes it after the job has come and before any of the guest's runs; where
+        the guest is a program, the kernel does.
+        """
         self.job.setblocking(False)
-        with suppress(OSError):
-            return self.job.recv(4096).decode("utf-8", "replace")
-        return ""
+        try:
+            words = self.job.recv(4096)
+        except BlockingIOError:
+            return False
+        except OSError:  # it ended with some of the job unread
+            return True
+        self.start_failure += words.decode("utf-8", "replace")
+        return not words
 
     def cpu_seconds(self) -> float:
         """What the whole group has used so far."""
@@ -175,42 +217,37 @@ class Cell:
             raise CellLost("the zygote died")
         self.report = {"exit": status}
 
+    def close_stdin(self) -> None:
+        self._owned.close_only(self.stdin)
+        self.stdin = -1
+
     def close(self) -> None:
         """Ends the cell if it has not ended, waits until it is gone, and gives everything back."""
         if self._is_closed:
             return
         self._is_closed = True
-        self.sent()
-        self.job.close()
+        self._close_theirs()
+        self._owned.close_only(self.job.fileno())
+        if self._is_ordered and self.pidfd < 0:
+            self._learn_who_it_is()
         if self.report is None and not self.await_gone(0):
             self.ask_to_stop()
             if not self.await_gone(2 * self.grace):
                 self.kill()
         self.await_gone(10)
-        self.status.close()
-        for descriptor in self._descriptors():
-            os.close(descriptor)
-        self.stdin = self.stdout = self.stderr = self.pidfd = self.guest = self.listener = self._lifeline = -1
+        self._owned.close()
+        self.stdin = self.stdout = self.stderr = self.pidfd = self.guest = self.listener = -1
         if self.group is not None:
             self.group_usage = self.group.usage()
             self.group.remove()
 
-    def close_stdin(self) -> None:
-        if self.stdin >= 0:
-            os.close(self.stdin)
-            self.stdin = -1
+    def _learn_who_it_is(self) -> None:
+        """Given up while it was being made: only one that is known can be ended and waited for."""
+        poll = select.poll()
+        poll.register(self.status, select.POLLIN)
+        with suppress(CellLost, SandboxError, OSError):
+            while self.pidfd < 0 and poll.poll(_PATIENCE_MS):
+                self.hear()
 
     def abandon(self) -> None:
-        """In a forked copy of the supervisor: let go of the descriptors without touching the cell."""
-        if self._is_closed:
-            return
         self._is_closed = True
-        for channel in (self.job, self.status, self._their_job, self._their_status):
-            channel.close()
-        for descriptor in (*self._descriptors(), *self._theirs):
-            with suppress(OSError):
-                os.close(descriptor)
-
-    def _descriptors(self) -> list[int]:
-        ours = (self.stdin, self.stdout, self.stderr, self.pidfd, self.guest, self.listener, self._lifeline)
-        return [descriptor for descriptor in ours if descriptor >= 0]

@@ -1,10 +1,25 @@
-"""What a run was refused, told from facts, with the rule and the remedy. Pure module."""
+"""What a run was refused, told from facts, with the rule and the remedy. Pure but for the collector."""
 
 from __future__ import annotations
 
 from warmcell.core.types import Denial, EffectiveLimits
-from warmcell.runner.outcome import KernelUsage
-from warmcell.runner.streams import Exit
+from warmcell.runner.outcome import Exit, KernelUsage
+
+_MOST_DENIALS = 64
+
+
+class DenialCollector:
+    """What a run was refused: each thing once, and not more of them than anybody reads. For any number of threads."""
+
+    def __init__(self) -> None:
+        self._denials: dict[Denial, None] = {}
+
+    def add(self, denial: Denial) -> None:
+        if len(self._denials) < _MOST_DENIALS:
+            self._denials.setdefault(denial)
+
+    def all(self) -> list[Denial]:
+        return list(self._denials)
 
 
 def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
@@ -17,7 +32,7 @@ def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_tar
     ]
     if end.verdict == "memory" or kernel.memory_kills:
         found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
-    if end.verdict == "cpu":
+    if end.is_over_cpu:
         found.append(_limit("cpu", f"more than {limits.cpu_seconds:g} s of cpu time", "cpuSeconds", "cpu_seconds"))
     if end.verdict == "disk":
         found.append(_limit("disk", f"more than {limits.disk_mb} MB", "diskMb", "disk_mb"))

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Literal
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
-from warmcell.core.records import dataclass
+from warmcell.core.records import dataclass, field
 from warmcell.core.types import Denial, Enforced, ExecResult, Usage
-from warmcell.runner.streams import Capture, Exit
+from warmcell.runner.streams import Capture
 
 _SIGNAL_BASE = 128
+
+
+@dataclass(slots=True)
+class Exit:
+    """How a run ended, as facts."""
+
+    stdout: Capture
+    stderr: Capture
+    #: By the monotonic clock, when the guest's code could run; and for how long it then did.
+    began: float
+    duration: float
+    #: Why we ended it: "timeout", "cpu", "cancelled", "never began"; "" where we did not.
+    cut_short: str = ""
+    #: The wait status that init saw, or None when init never told.
+    status: int | None = None
+    #: The limit at which init ended it: "memory", "cpu", "disk".
+    verdict: str = ""
+    cpu_time: float = 0.0
+    peak_memory: int = 0
+    denials: list[list[str]] = field(default_factory=list)
+    start_failure: str = ""
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """It did, at the last moment, even if we had already decided to end it: we only ever kill."""
+        return self.status is not None and self.status != signal.SIGKILL
+
+    @property
+    def is_timeout(self) -> bool:
+        return self.cut_short == "timeout" and not self.ended_by_itself
+
+    @property
+    def is_over_cpu(self) -> bool:
+        return "cpu" in (self.cut_short, self.verdict) and not self.ended_by_itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +55,10 @@ class Terms:
     timeout: float
     memory_mb: int
     enforced: Enforced
+    cpu_seconds: float | None = None
+    #: By the monotonic clock, when the caller asked for it.
+    asked: float = 0.0
+    phase: Literal["run", "build"] = "run"
     #: A wrapper such as bwrap stood between us and the guest and made 128 + n of its signals, as shells do.
     is_wrapped: bool = False
 
@@ -40,8 +79,10 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
     """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
     if end.start_failure:
         raise ExecutionFailed(f"could not start the program: {end.start_failure}")
+    if end.cut_short == "never began" and not end.ended_by_itself:
+        raise ExecutionFailed("the guest had its job and never began: this host has no time for it")
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0
-    was_cut_short = end.is_timeout or end.is_cancelled
+    was_cut_short = end.is_timeout or end.is_over_cpu
     if end.status is None and not (was_cut_short or is_memory):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
     if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
@@ -49,8 +90,10 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
     result = _result(end, terms, kernel, denials)
     if is_memory:
         raise MemoryExceeded(terms.memory_mb, result)
+    if end.is_over_cpu:
+        raise ExecutionTimeout(terms.cpu_seconds or 0.0, result, phase=terms.phase, clock="cpu")
     if end.is_timeout:
-        raise ExecutionTimeout(terms.timeout, result)
+        raise ExecutionTimeout(terms.timeout, result, phase=terms.phase)
     return result
 
 
@@ -75,13 +118,15 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial])
         ),
         enforced=terms.enforced,
         denials=denials,
+        queued=max(0.0, end.began - terms.asked),
     )
 
 
 def _exit_code(end: Exit, is_wrapped: bool) -> tuple[int, int | None]:
-    by_limit = {"cpu": signal.SIGXCPU, "disk": signal.SIGXFSZ}.get(end.verdict)
-    if by_limit is not None:
-        return _SIGNAL_BASE + by_limit, int(by_limit)
+    if end.is_over_cpu:
+        return _SIGNAL_BASE + signal.SIGXCPU, int(signal.SIGXCPU)
+    if end.verdict == "disk":
+        return _SIGNAL_BASE + signal.SIGXFSZ, int(signal.SIGXFSZ)
     status = signal.SIGKILL if end.status is None else end.status
     if os.WIFSIGNALED(status):
         return _SIGNAL_BASE + os.WTERMSIG(status), os.WTERMSIG(status)

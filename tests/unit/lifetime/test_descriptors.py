@@ -21,12 +21,13 @@ def is_open(descriptor: int) -> bool:
 
 def test_all_are_closed_once() -> None:
     owned = Descriptors()
-    made = [*owned.pipe(), *owned.socketpair(socket.SOCK_STREAM), owned.opened(lambda: os.open("/", os.O_RDONLY))]
+    ours, theirs = owned.socketpair(socket.SOCK_STREAM)
+    made = [*owned.pipe(), ours.fileno(), theirs, owned.opened(lambda: os.open("/", os.O_RDONLY))]
     assert all(map(is_open, made)) and not any(map(os.get_inheritable, made))
-    owned.close(made[0])
+    owned.close_only(made[0])
     again = os.open("/dev/null", os.O_RDONLY)  # takes the number that became free
     try:
-        owned.close(made[0])
+        owned.close_only(made[0])
         owned.close()
         assert is_open(again) and not any(map(is_open, set(made) - {again}))
     finally:

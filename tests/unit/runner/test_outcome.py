@@ -9,8 +9,8 @@ import pytest
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import Denial, Enforced
-from warmcell.runner.outcome import KernelUsage, Terms, cut_at_character, judge
-from warmcell.runner.streams import Capture, Exit
+from warmcell.runner.outcome import Exit, KernelUsage, Terms, cut_at_character, judge
+from warmcell.runner.streams import Capture
 
 TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
 EXIT_3 = 3 << 8
@@ -23,7 +23,7 @@ def capture(data: bytes = b"", cap: int = 1000) -> Capture:
 
 
 def end(**facts: object) -> Exit:
-    return replace(Exit(capture(b"out\n"), capture(), duration=0.5, status=0), **facts)  # type: ignore[arg-type]
+    return replace(Exit(capture(b"out\n"), capture(), began=12.0, duration=0.5, status=0), **facts)  # type: ignore[arg-type]
 
 
 def test_an_exit_status_is_a_result() -> None:
@@ -37,12 +37,43 @@ def test_a_signal_is_told_as_shells_do() -> None:
     assert (result.exit_code, result.signal) == (128 + signal.SIGSEGV, signal.SIGSEGV)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "number"), [("cpu", signal.SIGXCPU), ("disk", signal.SIGXFSZ)], ids=["cpu", "disk"]
-)
-def test_a_limit_that_has_a_signal_of_its_own_is_told_by_it(verdict: str, number: signal.Signals) -> None:
-    result = judge(end(status=int(signal.SIGKILL), verdict=verdict), TERMS, KernelUsage(), [])
-    assert (result.exit_code, result.signal) == (128 + number, number)
+def test_a_limit_that_has_a_signal_of_its_own_is_told_by_it() -> None:
+    result = judge(end(status=int(signal.SIGKILL), verdict="disk"), TERMS, KernelUsage(), [])
+    assert (result.exit_code, result.signal) == (128 + signal.SIGXFSZ, signal.SIGXFSZ)
+
+
+@pytest.mark.parametrize("facts", [{"verdict": "cpu"}, {"cut_short": "cpu"}], ids=["seen by init", "by the cgroup"])
+@pytest.mark.parametrize("status", [int(signal.SIGKILL), None], ids=["reported", "unreported"])
+def test_too_much_cpu_time_is_a_timeout_by_that_clock(facts: dict[str, str], status: int | None) -> None:
+    with pytest.raises(ExecutionTimeout, match="after 2 s of cpu time") as raised:
+        judge(end(status=status, **facts), replace(TERMS, cpu_seconds=2.0), KernelUsage(), [])
+    assert raised.value.clock == "cpu" and raised.value.result is not None
+    assert (raised.value.result.stdout, raised.value.result.signal) == ("out\n", signal.SIGXCPU)
+
+
+def test_what_came_before_the_guest_could_run_is_queueing() -> None:
+    assert judge(end(), replace(TERMS, asked=10.5), KernelUsage(), []).queued == 1.5
+    with pytest.raises(ExecutionTimeout) as raised:
+        judge(end(status=None, cut_short="timeout"), replace(TERMS, asked=11.0), KernelUsage(), [])
+    assert raised.value.result is not None and raised.value.result.queued == 1.0
+
+
+@pytest.mark.parametrize("why", ["timeout", "cpu", "never began"])
+def test_who_ended_by_itself_at_the_last_moment_was_not_ended_by_us(why: str) -> None:
+    """A busy host reports late; we only ever kill, so any other status is the guest's own."""
+    assert judge(end(status=EXIT_3, cut_short=why), TERMS, KernelUsage(), []).exit_code == 3
+
+
+def test_a_guest_that_never_got_to_run_is_our_failure() -> None:
+    with pytest.raises(ExecutionFailed, match="never began") as raised:
+        judge(end(status=int(signal.SIGKILL), cut_short="never began"), TERMS, KernelUsage(), [])
+    assert raised.value.fault == "host"
+
+
+def test_a_timeout_says_what_timed_out() -> None:
+    with pytest.raises(ExecutionTimeout, match="build timed out") as raised:
+        judge(end(status=9, cut_short="timeout"), replace(TERMS, phase="build"), KernelUsage(), [])
+    assert raised.value.phase == "build"
 
 
 def test_what_the_kernel_counted_comes_before_what_was_looked_at() -> None:
@@ -74,7 +105,7 @@ def test_a_kill_for_memory_that_was_not_the_guests_is_not_its_fault() -> None:
 
 def test_a_timeout_has_the_partial_output() -> None:
     with pytest.raises(ExecutionTimeout) as raised:
-        judge(end(status=None, is_timeout=True), TERMS, KernelUsage(), [])
+        judge(end(status=None, cut_short="timeout"), TERMS, KernelUsage(), [])
     assert raised.value.result is not None and raised.value.result.stdout == "out\n"
 
 

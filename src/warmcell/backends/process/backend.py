@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from warmcell.backends.process.launch import Launch, Launcher
+from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.launcher import Launcher
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
@@ -16,19 +16,19 @@ from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from warmcell.core.contracts import SandboxEnforcer
     from warmcell.lifetime.run import Run
     from warmcell.net.types import FetchPolicy
     from warmcell.policy.model import NetworkRule
 
 _LANGUAGES = (Language.PYTHON, Language.JAVASCRIPT, Language.TYPESCRIPT, Language.RUST, Language.COMMAND)
-_MOST_CONCURRENT = 128
-_QUEUE_TIMEOUT = 60.0
 
 
 class ProcessBackend:
     """Isolation class `process+sandbox`, or `process` with `enforcer=None`, which isolates nothing but the environment.
 
-    `enforcer="auto"` takes the best one that works on this host and fails closed when there is none.
+    `enforcer="auto"` takes the best one that works on this host and fails closed when there is none. Others go by name,
+    or are given as an object: what `get_enforcer()` returns, or any `SandboxEnforcer` of another package.
     `policy=None`: no network, no host paths, a private workspace, processes allowed. A built policy means what it says.
     `fetch_policy` is the other way to name what guests may reach: the rules of `Sandbox.fetch`, credentials included.
     `audit` gets one line of JSON for each decision about a guest's connections.
@@ -40,7 +40,7 @@ class ProcessBackend:
     def __init__(
         self,
         config: ProcessConfig | None = None,
-        enforcer: str | None = "auto",
+        enforcer: str | SandboxEnforcer | None = "auto",
         policy: SandboxPolicy | None = None,
         *,
         fetch_policy: FetchPolicy | None = None,
@@ -49,11 +49,14 @@ class ProcessBackend:
         self._config = config or ProcessConfig()
         self._policy = policy or DEFAULT_POLICY
         self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit)
-        self._runs = Runs(self.name, _MOST_CONCURRENT, _QUEUE_TIMEOUT)
+        self._runs = Runs(self.name, self._config.most_at_once, self._config.queue_timeout)
 
     @classmethod
     def with_sandbox(
-        cls, config: ProcessConfig | None = None, enforcer: str = "auto", policy: SandboxPolicy | None = None
+        cls,
+        config: ProcessConfig | None = None,
+        enforcer: str | SandboxEnforcer = "auto",
+        policy: SandboxPolicy | None = None,
     ) -> ProcessBackend:
         """Never the bare class: raises at once when the enforcer does not work here."""
         if enforcer is None:
@@ -116,7 +119,6 @@ class ProcessBackend:
             env=request.env,
             stdin=stdin if stdin >= 0 else request.stdin_bytes,
             timeout=request.timeout,
-            deadline=time.monotonic() + request.timeout,
             limits=effective_limits(self._policy, request.limits, request.memory_limit_mb),
             run=run,
         )

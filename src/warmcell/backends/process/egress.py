@@ -68,15 +68,12 @@ class Egress:
 
     def open(self, cell: Cell, on_denial: Callable[[Denial], Any], cleanup: ExitStack) -> WayOut:
         """Starts the proxy on the listener that the cell opened in its own network; it ends with `cleanup`."""
-        if cell.listener < 0:
+        listener = cell.give_listener()
+        if listener is None:
             return WayOut()
-        import socket
-
         from warmcell.net.guest_env import authority_environment, proxy_environment
         from warmcell.net.proxy import EgressProxy
 
-        listener = socket.socket(fileno=cell.listener)
-        cell.listener = -1
         with self._lock:
             authority = self._certificate_authority()
             limiter = self._shared_limiter()

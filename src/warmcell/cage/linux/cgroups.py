@@ -106,15 +106,14 @@ class Group:
         with open(path, "w") as file:
             file.write(str(value))
 
-    def open_procs(self) -> List[int]:
-        """Descriptors through which the cell joins by itself.
+    def ways_in(self) -> List[str]:
+        """The files through which the cell joins by itself.
 
         Moving a whole process takes a lock of the kernel's that costs ten milliseconds; the one thread that a cell has
         when it joins moves without it, where version 1 lets single threads move.
         """
         name = "tasks" if self._home.version == 1 else "cgroup.procs"
-        paths = dict.fromkeys(self._paths.values())
-        return [os.open(f"{path}/{name}", os.O_WRONLY | os.O_CLOEXEC) for path in paths]
+        return [f"{path}/{name}" for path in dict.fromkeys(self._paths.values())]
 
     def usage(self) -> GroupUsage:
         if self._home.version == 2:

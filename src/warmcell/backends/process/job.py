@@ -1,0 +1,120 @@
+"""What a waiting cell is told: how to start the program, with which environment, and the files that it starts from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import warmcell.guest
+from warmcell.backends.process.egress import WayOut
+from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.world import CAGED_ENV, Directories, World
+from warmcell.cage.wire import Job
+from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
+from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
+from warmcell.core.records import replace
+from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.places import CODE_DIR, OUT_DIR
+
+NODE_WORKER = os.path.join(warmcell.guest.__path__[0], "node_worker.cjs")
+
+#: What each interpreter reads from its environment when it starts.
+_START_VARIABLES = {"python": ("PYTHON",), "node": ("NODE", "TZ", "SSL_CERT", "OPENSSL")}
+#: What an enforcer may ask of `subprocess` that holds for every cell, or says nothing about protection.
+_HOLDS_ANYWAY = frozenset({"env", "close_fds", "start_new_session", "cwd", "pass_fds"})
+
+
+def job_for(launch: Launch, world: World, directories: Directories, way_out: WayOut, policy: SandboxPolicy) -> Job:
+    """The job of one run. `policy` is the caller's, for enforcers that read it themselves."""
+    program = launch.program
+    if world.wrapper is not None:
+        return _wrapped_job(launch, world.wrapper, directories, policy)
+    env = _env(launch, world, directories, way_out.env)
+    files = {**program.files, **way_out.files}
+    warm = warm_worker(launch, world)
+    if warm == "python":
+        return Job("python", (), env, directories.code, files, program.main_file)
+    if warm == "node":
+        argv = [os.path.basename(program.argv[-1])]
+    else:
+        argv = program.argv_in(directories.code, directories.out)
+    return Job("exec", tuple(argv), env, directories.code, files, program.main_file)
+
+
+def warm_worker(launch: Launch, world: World) -> str | None:
+    """Which worker can take the text as it is. What an interpreter reads when it starts needs a new one."""
+    worker = launch.program.worker
+    effective = world.effective
+    if worker is None or launch.is_build or effective.isolation == "none":
+        return None
+    # Node reads its proxy settings when it starts, and they are only known once the way out is open.
+    if worker == "node" and not (world.is_shared and world.keeps_cells and effective.network != "proxy"):
+        return None
+    names = {**effective.env, **launch.env}
+    return None if any(name.startswith(_START_VARIABLES[worker]) for name in names) else worker
+
+
+def prelude_for(launch: Launch, world: World) -> Job | None:
+    """For workers that are programs of their own: starts one in the cell, where it waits for the job."""
+    if warm_worker(launch, world) != "node":
+        return None
+    argv = launch.program.argv
+    switches = argv[1 : argv.index("--require")]
+    with open(NODE_WORKER, "rb") as file:
+        worker = file.read()
+    name = "worker.cjs"
+    command = (argv[0], *switches, f"{CODE_DIR}/{name}")
+    return Job("prelude", command, dict(world.default_env(Directories())), CODE_DIR, {name: worker})
+
+
+def _env(launch: Launch, world: World, directories: Directories, more: Mapping[str, str]) -> dict[str, str]:
+    if launch.is_build:  # kept by the hash of its source, so it must not depend on who asked first
+        return {**CAGED_ENV, "TMPDIR": directories.temporary}
+    return {**world.default_env(directories), **launch.program.env, **more, **world.effective.env, **launch.env}
+
+
+def _wrapped_job(launch: Launch, enforcer: SandboxEnforcer, directories: Directories, policy: SandboxPolicy) -> Job:
+    """The enforcer reads the policy itself: what differs for this run is put into it."""
+    program = launch.program
+    policy = replace(
+        policy,
+        env={**program.env, **policy.env, **launch.env},
+        limits=launch.limits.stated(),
+        allowed_paths=_paths_of_the_run(launch, directories, policy),
+        allow_process_spawn=policy.allow_process_spawn or launch.is_build,
+    )
+    program_path, *args = program.argv_in(CODE_DIR, OUT_DIR)
+    try:
+        wrapped = enforcer.wrap_command(program_path, args, policy)
+        env = _configured_env(enforcer, wrapped, policy)
+    except SandboxError:
+        raise
+    except Exception as error:  # it may be anybody's
+        raise EnforcerFailed(enforcer.name, f"could not wrap the command: {type(error).__name__}: {error}") from error
+    return Job("exec", tuple(wrapped.argv), env, directories.code, dict(program.files))
+
+
+def _configured_env(enforcer: SandboxEnforcer, wrapped: WrappedCommand, policy: SandboxPolicy) -> dict[str, str]:
+    """What the enforcer needs of the process that it starts in: its environment. The rest cells have or cannot give."""
+    asked = enforcer.configure_command(wrapped, policy)
+    unknown = sorted(set(asked) - _HOLDS_ANYWAY)
+    if wrapped.pass_fds or asked.get("pass_fds") or unknown:
+        what = unknown[0] if unknown else "pass_fds"
+        raise EnforcerUnavailable(
+            enforcer.name,
+            f"it needs {what}= of `subprocess`, and the process backend starts programs in another way",
+            hint="put what it needs into the command line that wrap_command returns",
+        )
+    env = asked.get("env")
+    return dict(env if isinstance(env, Mapping) else wrapped.env)
+
+
+def _paths_of_the_run(launch: Launch, directories: Directories, policy: SandboxPolicy) -> tuple[AllowedPath, ...]:
+    read_only = [AllowedPath(directories.code, AccessMode.READ_ONLY, CODE_DIR)]
+    read_only += [AllowedPath(path, AccessMode.READ_ONLY) for path in launch.program.runtime_paths]
+    extra = [
+        AllowedPath(path.source, AccessMode.READ_WRITE if path.writable else AccessMode.READ_ONLY, path.target)
+        for path in launch.extra_paths
+    ]
+    merged = {path.target: path for path in (*read_only, *extra, *policy.allowed_paths)}
+    return tuple(merged.values())

@@ -1,0 +1,208 @@
+"""Launcher: from a program to its result under one enforcer. What is the same for every run is decided once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from warmcell.backends.process.builds import Artefacts
+from warmcell.backends.process.egress import Egress
+from warmcell.backends.process.job import job_for, prelude_for, warm_worker
+from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.world import PreparedWorld, World, world_for
+from warmcell.cage.linux.cgroups import GroupLimits
+from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
+from warmcell.core.records import replace
+from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
+from warmcell.enforcers import probe
+from warmcell.enforcers.pinned import pin, pinned_paths
+from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.ownership import Lock
+from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
+from warmcell.pool.pool import CellKind, Pool
+from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.denials import DenialCollector, explain
+from warmcell.runner.outcome import KernelUsage, Terms, judge
+from warmcell.runner.pump import Bounds, Pump
+
+if TYPE_CHECKING:
+    from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.net.types import FetchPolicy
+
+_ATTEMPTS = 3
+_MOST_WORLDS = 32
+
+
+class Launcher:
+    """Shared by all runs of a backend. Enforcer and paths are settled when the backend is made."""
+
+    def __init__(
+        self,
+        config: ProcessConfig,
+        enforcer: str | SandboxEnforcer | None,
+        policy: SandboxPolicy,
+        fetch_policy: FetchPolicy | None,
+        audit: Callable[[str], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._asked_for = enforcer
+        self._proved: SandboxEnforcer | None = None
+        self._policy = policy
+        self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
+        if fetch_policy is not None and policy.network_rules:
+            raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
+        self._has_fetch_policy = fetch_policy is not None
+        self.egress = Egress(fetch_policy or policy.network_rules, audit)
+        self._artefacts = Artefacts()
+        self._home = probe.cgroup_home()
+        self.pool = Pool(config.pool_min, config.pool_size, self._home)
+        self._worlds_lock = Lock()
+        self._worlds: dict[object, World] = {}
+
+    @property
+    def enforcer(self) -> SandboxEnforcer | None:
+        """The one in use; "auto" becomes the best that works here, or an error."""
+        if self._asked_for is None:
+            return None
+        if self._proved is None:  # looked up twice by two threads is better than a lock that a fork finds held
+            from warmcell.enforcers.registry import proved_enforcer
+
+            self._proved = proved_enforcer(self._asked_for)
+        return self._proved
+
+    def describe(self) -> Enforced:
+        """What would be enforced for a run under this policy."""
+        return self._effective(EffectiveLimits(), ()).enforced
+
+    def _effective(self, limits: EffectiveLimits, extra: tuple[ResolvedPath, ...]) -> EffectivePolicy:
+        if isinstance(self._paths, PolicyViolation):
+            raise self._paths
+        name = self.enforcer.name if self.enforcer is not None else None
+        return resolve(self._policy, (*self._paths, *extra), limits, probe.measure(), name, self._has_fetch_policy)
+
+    def run(self, launch: Launch) -> ExecResult:
+        """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
+        try:
+            return self._run_once(launch) if launch.program.build is None else self._build_and_run(launch)
+        except OSError as error:
+            raise host_failure(error) from error
+
+    def _build_and_run(self, launch: Launch) -> ExecResult:
+        build = launch.program.build
+        assert build is not None
+        with ExitStack() as cleanup:
+            artefact = self._artefacts.find(build)
+            if artefact is None:
+                workshop = cleanup.enter_context(self._artefacts.workshop())
+                compiler = replace(launch.program, argv=build.argv, build=None, worker=None)
+                out = pin(workshop, "/out", writable=True)
+                result = self._run_once(replace(launch, program=compiler, extra_paths=(out,), is_build=True, stdin=b""))
+                if not result.ok:
+                    return result
+                artefact = self._artefacts.keep(build, workshop)
+                if result.duration >= launch.timeout:
+                    raise ExecutionTimeout(launch.timeout, phase="build")
+                launch = replace(launch, spent=result.duration)
+            program = replace(launch.program, build=None, files={})
+            return self._run_once(replace(launch, program=program, extra_paths=(pin(artefact, "/out"),)))
+
+    def _run_once(self, launch: Launch) -> ExecResult:
+        world, limits = self._world(launch), launch.limits
+        with ExitStack() as cleanup:
+            cancelled = cleanup.enter_context(launch.run.descriptor())
+            prepared = world.prepare(cleanup)
+            denials = DenialCollector()
+            cell = self._started(launch, world, prepared, denials, cleanup)
+            bounds = Bounds(launch.timeout - launch.spent, limits.output_bytes, limits.cpu_seconds)
+            end = Pump(cell, launch.stdin, bounds, cancelled, self.pool.linger).run()
+            cell.close()
+            launch.run.check()
+            kernel = _kernel_usage(cell)
+            for denial in explain(end, kernel, limits, tuple(bind.target for bind in world.visible)):
+                denials.add(denial)
+            return judge(end, _terms(launch, world), kernel, denials.all())
+
+    def _started(
+        self, launch: Launch, world: World, prepared: PreparedWorld, denials: DenialCollector, cleanup: ExitStack
+    ) -> Cell:
+        """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
+        kind = self._kind(launch, world, prepared)
+        for _ in range(_ATTEMPTS):
+            cleanup.callback(self.pool.done)
+            cell = self.pool.lease(kind, launch.run)
+            cleanup.callback(cell.close)
+            way_out = self.egress.open(cell, denials.add, cleanup)
+            job = job_for(launch, world, prepared.directories, way_out, self._policy)
+            with suppress(CellLost):
+                cell.start(job, tells_init=world.concerns_init)
+                return cell
+        raise EnforcerFailed(world.zygote.enforcer, "cells die before they can be used")
+
+    def _world(self, launch: Launch) -> World:
+        """The world for this kind of run, remembered; of many kinds, those that were used last."""
+        program = launch.program
+        key = (launch.limits, program.runtime_paths, launch.is_build, program.worker)
+        with self._worlds_lock:
+            world = None if launch.extra_paths else self._worlds.pop(key, None)
+            if world is not None:
+                self._worlds[key] = world
+                return world
+        effective = self._effective(launch.limits, launch.extra_paths)
+        if launch.is_build:
+            effective = replace(effective, allow_spawn=True)
+        world = world_for(effective, self._config, program, self.enforcer)
+        with self._worlds_lock:
+            if not launch.extra_paths:
+                self._worlds[key] = world
+            while len(self._worlds) > _MOST_WORLDS:
+                del self._worlds[next(iter(self._worlds))]
+        return world
+
+    def _kind(self, launch: Launch, world: World, prepared: PreparedWorld) -> CellKind:
+        limits = launch.limits
+        most_processes = limits.processes + (1 if world.has_keeper else 0)
+        group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._home else None
+        return CellKind(
+            world.zygote,
+            prepared.plan,
+            group,
+            is_pooled=world.is_shared and not launch.extra_paths,
+            has_keeper=world.has_keeper,
+            execs=warm_worker(launch, world) != "python",
+            prelude=prelude_for(launch, world),
+        )
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def _terms(launch: Launch, world: World) -> Terms:
+    return Terms(
+        timeout=launch.timeout,
+        memory_mb=launch.limits.memory_mb,
+        enforced=world.effective.enforced,
+        cpu_seconds=launch.limits.cpu_seconds,
+        asked=launch.run.asked + launch.spent,  # waiting for the compiler is not queueing
+        phase="build" if launch.is_build else "run",
+        is_wrapped=world.wrapper is not None,
+    )
+
+
+def _kernel_usage(cell: Cell) -> KernelUsage:
+    used = cell.group_usage
+    if used is None:
+        return KernelUsage()
+    return KernelUsage(
+        used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
+    )
+
+
+def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:
+    """Settled when the backend is made; told when it is used."""
+    try:
+        return pinned_paths(policy)
+    except PolicyViolation as refused:
+        return refused

@@ -1,0 +1,145 @@
+"""World: where runs of one kind take place, and what of the host they see. Remembered, since most runs are alike.
+
+A cage is always the same world; the classes that share the host's root get a directory of their own for every run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from warmcell.cage.plan import Bind, LaunchPlan, Watch, encode
+from warmcell.core.contracts import SandboxEnforcer
+from warmcell.core.records import dataclass
+from warmcell.enforcers import probe
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import Program
+from warmcell.policy.compile import compile_open_plan, compile_plan
+from warmcell.policy.places import CODE_DIR, HOME_DIR, OUT_DIR, WORK_DIR
+from warmcell.policy.resolve import EffectivePolicy
+from warmcell.pool.zygote import ZygoteKey
+
+CAGED_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME_DIR, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """Where the directories of a run are, as its program sees them."""
+
+    work: str = WORK_DIR
+    code: str = CODE_DIR
+    out: str = OUT_DIR
+    temporary: str = "/tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWorld:
+    """A plan that is ready to be sent, and the directories that it makes."""
+
+    plan: str
+    directories: Directories
+
+
+class World:
+    """The full cage: whatever a run leaves in there is gone with it, so it can be made ahead of time."""
+
+    #: The same for every run.
+    is_shared = True
+    #: The enforcer that is a program of its own around the guest; what is supervised is then that program.
+    wrapper: SandboxEnforcer | None = None
+
+    def __init__(self, effective: EffectivePolicy, config: ProcessConfig, program: Program) -> None:
+        self.effective = effective
+        self._runtime_paths = program.runtime_paths
+        self.keeps_cells = config.pool_size > 0
+        self.zygote = _zygote_key(effective, config)
+        self._plan = self._compile()
+        self._prepared = PreparedWorld(encode(self._plan), Directories())
+
+    def _compile(self) -> LaunchPlan:
+        return compile_plan(self.effective, probe.layout(), self._runtime_paths)
+
+    @property
+    def visible(self) -> tuple[Bind, ...]:
+        """What of the host the guest sees, and where."""
+        return self._plan.binds
+
+    @property
+    def has_keeper(self) -> bool:
+        """Whether init has anything to do for the run: something to watch, or connections to make in its place."""
+        plan = self._plan
+        if plan.isolation != "namespaces" or not probe.can_shield_sleepers():
+            return True
+        return plan.watch != Watch() or any(bind.as_owner for bind in plan.binds)
+
+    @property
+    def concerns_init(self) -> bool:
+        """Whether init must hear of the job: to begin watching, or to let one exec through."""
+        return self._plan.watch != Watch() or not self._plan.allow_spawn
+
+    def prepare(self, cleanup: ExitStack) -> PreparedWorld:
+        """The world of one run; what was made for that run alone goes with `cleanup`."""
+        return self._prepared
+
+    def default_env(self, directories: Directories) -> Mapping[str, str]:
+        return CAGED_ENV
+
+
+class OpenWorld(World):
+    """Without a root of its own: a private directory on the host stands in for it."""
+
+    is_shared = False
+
+    def __init__(
+        self, effective: EffectivePolicy, config: ProcessConfig, program: Program, wrapper: SandboxEnforcer | None
+    ) -> None:
+        super().__init__(effective, config, program)
+        self.wrapper = wrapper
+
+    def _compile(self) -> LaunchPlan:
+        return LaunchPlan(isolation=self.effective.isolation)
+
+    def prepare(self, cleanup: ExitStack) -> PreparedWorld:
+        import shutil
+        import tempfile
+
+        root = tempfile.mkdtemp(prefix="warmcell-")
+        cleanup.callback(shutil.rmtree, root, ignore_errors=True)
+        for name in (WORK_DIR, CODE_DIR, "/tmp"):
+            os.mkdir(root + name, 0o700)
+        plan = compile_open_plan(self.effective, probe.layout(), self._runtime_paths, root)
+        out = next((path.source for path in self.effective.paths if path.target == OUT_DIR), OUT_DIR)
+        directories = Directories(root + WORK_DIR, root + CODE_DIR, out, root + "/tmp")
+        return PreparedWorld(encode(plan), directories)
+
+    def default_env(self, directories: Directories) -> Mapping[str, str]:
+        if self.effective.isolation != "landlock":
+            return {}
+        return {**CAGED_ENV, "HOME": directories.work, "TMPDIR": directories.temporary}
+
+
+def world_for(
+    effective: EffectivePolicy, config: ProcessConfig, program: Program, enforcer: SandboxEnforcer | None
+) -> World:
+    """The class that fits the enforcer: ours are built by the cage itself, any other is a wrapper."""
+    if effective.isolation == "namespaces":
+        return World(effective, config, program)
+    return OpenWorld(effective, config, program, enforcer if effective.isolation == "none" else None)
+
+
+def _zygote_key(effective: EffectivePolicy, config: ProcessConfig) -> ZygoteKey:
+    """One zygote of the configured interpreter serves every language, so that there is rarely more than one."""
+    from warmcell.languages.python import find_interpreter
+
+    interpreter = find_interpreter(config)
+    is_open = effective.isolation == "none"
+    return ZygoteKey(
+        interpreter=interpreter.path,
+        isolation=effective.isolation,
+        enforcer=effective.enforced.enforcer or "process",
+        has_worker=not is_open,
+        with_site=interpreter.has_site and not is_open,
+        preload=() if is_open else tuple(config.preload),
+        keeps_spares=config.pool_size > 0,
+    )

@@ -1,0 +1,172 @@
+"""Pump: one run's conversation with its cell: feeds it, drains it, watches the clock, and hears how it ended.
+
+Bounded memory, no deadlock, no waiting for pipes that others hold open.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+
+from warmcell.core.records import dataclass
+from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.outcome import Exit
+from warmcell.runner.streams import Capture, Feed
+
+_LOOK = 0.02
+#: How long a guest that has its job may take to begin, on a host that has nothing left for it.
+_BEGIN_SECONDS = 60.0
+#: How long to wait for word of a guest that is gone. It comes at once, unless nobody gets to run.
+_LAST_WORDS_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one run may take, as far as the pump sees to it."""
+
+    #: Seconds, from the moment that the guest's code can run.
+    timeout: float
+    output_bytes: int
+    cpu_seconds: float | None = None
+
+
+class Pump:
+    """In the calling thread, from the moment that the cell has its job.
+
+    `stdin` is what the guest reads: bytes, or a descriptor that is passed on as its data comes. The run is given up
+    when `cancelled` is readable. `on_linger` is called once when the run takes longer than most.
+    """
+
+    def __init__(
+        self, cell: Cell, stdin: bytes | int, bounds: Bounds, cancelled: int, on_linger: Callable[[], None]
+    ) -> None:
+        self._cell = cell
+        self._bounds = bounds
+        self._cancelled = cancelled
+        self._on_linger: Callable[[], None] | None = on_linger
+        self._sent = time.monotonic()
+        self._began: float | None = None
+        self._deadline = self._sent + _BEGIN_SECONDS
+        self._is_lost = False
+        self._poll = select.poll()
+        self._captures = {descriptor: Capture(bounds.output_bytes) for descriptor in (cell.stdout, cell.stderr)}
+        self._order = (cell.stdout, cell.stderr)
+        # Where there is a cgroup it knows best; elsewhere init looks.
+        self._counts_cpu = bounds.cpu_seconds is not None and cell.group is not None
+        for descriptor in (cell.job.fileno(), *self._order, cell.status.fileno(), cell.pidfd, cancelled):
+            self._poll.register(descriptor, select.POLLIN)
+        self._feed = Feed(stdin, cell.stdin, cell.close_stdin, self._poll)
+
+    def run(self) -> Exit:
+        """Until the cell is gone: by itself, at the deadline, at the end of its cpu time, or because of the caller."""
+        cut_short = ""
+        while self._cell.report is None and not self._is_lost and not cut_short:
+            cut_short = self._turn()
+        if cut_short:
+            self._stop()
+        return self._finish(cut_short)
+
+    def _turn(self) -> str:
+        """Waits for what happens next and deals with it. Why the run is to be cut short, if it is."""
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            return "timeout" if self._began is not None else "never began"
+        pause = min(remaining, _LOOK) if self._counts_cpu or self._on_linger else remaining
+        # poll() counts whole milliseconds: rounding down would spin, rounding up overshoots by less than one.
+        for descriptor, _ in self._poll.poll(int(pause * 1000) + 1):
+            if descriptor == self._cancelled:
+                return "cancelled"
+            self._handle(descriptor)
+        if self._on_linger and time.monotonic() - self._sent >= _LOOK:
+            self._on_linger()
+            self._on_linger = None
+        if self._counts_cpu and self._cell.cpu_seconds() > (self._bounds.cpu_seconds or 0):
+            return "cpu"
+        return ""
+
+    def _handle(self, descriptor: int) -> None:
+        cell = self._cell
+        if descriptor in self._captures:
+            if self._captures[descriptor].read(descriptor) is False:
+                self._poll.unregister(descriptor)
+        elif descriptor == cell.status.fileno():
+            self._hear()
+        elif descriptor == cell.job.fileno():
+            if cell.hear_start():
+                self._poll.unregister(descriptor)
+                self._begin()
+        elif descriptor == cell.pidfd:
+            self._is_lost = True
+        elif descriptor == cell.guest:
+            self._report_orphan()
+        else:
+            self._feed.handle(descriptor)
+
+    def _begin(self) -> None:
+        """The guest's code can run: whatever held it up until now was not its own doing."""
+        self._began = time.monotonic()
+        self._deadline = self._began + self._bounds.timeout
+
+    def _hear(self) -> None:
+        try:
+            self._cell.hear()
+        except CellLost:
+            self._is_lost = self._cell.guest < 0
+            if not self._is_lost:  # its zygote died, which is no reason for the run to end
+                self._poll.unregister(self._cell.status)
+                self._poll.register(self._cell.guest, select.POLLIN)
+
+    def _report_orphan(self) -> None:
+        try:
+            self._cell.report_orphan()
+        except CellLost:
+            self._is_lost = True
+
+    def _stop(self) -> None:
+        """Asks first, because the report says what was used; a namespace that does not answer is taken down."""
+        self._cell.ask_to_stop()
+        until = time.monotonic() + self._cell.grace
+        self._poll.unregister(self._cancelled)
+        while self._cell.report is None and not self._is_lost and time.monotonic() < until:
+            for descriptor, _ in self._poll.poll(20):
+                self._handle(descriptor)
+
+    def _finish(self, cut_short: str) -> Exit:
+        if self._cell.report is None:
+            self._cell.kill()
+        self._cell.await_gone(10)
+        # Everything that could write is gone, so what is in the pipes now is all there will ever be.
+        for descriptor, capture in self._captures.items():
+            while capture.read(descriptor):
+                pass
+        if self._cell.report is None:
+            self._hear_last_words()
+        if self._began is None:
+            self._cell.hear_start()
+        report = self._cell.report or {}
+        began = self._sent if self._began is None else self._began
+        stdout, stderr = (self._captures[descriptor] for descriptor in self._order)
+        return Exit(
+            stdout,
+            stderr,
+            began=began,
+            duration=time.monotonic() - began,
+            cut_short=cut_short,
+            status=report.get("exit"),
+            verdict=report.get("verdict", ""),
+            cpu_time=report.get("cpu", 0.0),
+            peak_memory=report.get("peak", 0),
+            denials=report.get("denials", []),
+            start_failure=self._cell.start_failure,
+        )
+
+    def _hear_last_words(self) -> None:
+        """The report may have been sent just before the end that we noticed first, or be on its way."""
+        poll = select.poll()
+        poll.register(self._cell.status, select.POLLIN)
+        try:
+            while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
+                self._cell.hear()
+        except CellLost:
+            return
