@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.escape.harness import ON_DEMAND, Belongings, Cage, Canary, check_nothing_left, forget_peak
+from tests.escape.weakened import Weakened
 from tests.helpers import require
 
 from warmcell.backends.process.backend import ProcessBackend
@@ -61,6 +62,11 @@ def cage(default_backend: ProcessBackend, canary: Canary) -> Iterator[Cage]:
     canary.check()
     check_nothing_left(before)
     _benign_run(default_backend)
+
+
+@pytest.fixture
+def weakened(cage: Cage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Weakened:
+    return Weakened(cage, monkeypatch, tmp_path)
 
 
 def _benign_run(backend: ProcessBackend) -> None:

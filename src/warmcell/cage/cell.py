@@ -62,6 +62,9 @@ class SleepingInit(NamedTuple):
             os.close(descriptor)
 
 
+#: What a keeper says to the guest's process when it is out of the guest's reach.
+SETTLED = b"settled"
+
 #: Where refused calls are heard of; the listener of the egress proxy; the directory of the worker's note.
 NOTIFICATIONS, PROXY_LISTENER, CODE_DIRECTORY = "notifications", "listener", "code"
 

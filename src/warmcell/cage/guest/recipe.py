@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Dict, NoReturn, Optional, Tuple
 
-from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, Channels, Kit, SleepingInit, hand_over
+from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SETTLED, Channels, Kit, SleepingInit, hand_over
 from ..failure import CageError, step, tell
 from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp, sleeper
 from ..linux.syscalls import PR_SET_DUMPABLE, prctl
@@ -33,7 +33,7 @@ def lock_in(kit: Kit, channels: Channels, handoff: socket.socket, init: Optional
             join(kit, init)
             build(kit, is_furnished=True)
             given = _open_for_zygote(kit.plan)
-            await_sleep(init)
+        await_init(init, handoff)
         notifications = lock(kit, (channels.job, handoff.fileno(), *given.values()))
         if notifications >= 0:
             given[NOTIFICATIONS] = notifications
@@ -125,8 +125,15 @@ def open_proxy_listener(plan: LaunchPlan) -> Optional[socket.socket]:
     return listener
 
 
-def await_sleep(init: SleepingInit) -> None:
-    """Init must be out of the guest's reach before the guest is there."""
+def await_init(init: Optional[SleepingInit], handoff: socket.socket) -> None:
+    """Init must be out of the guest's reach before the guest is there: asleep, or a keeper that has settled.
+
+    On a busy host it may not have had its turn of the processor when all of the above is done.
+    """
+    if init is None:
+        if not handoff.recv(len(SETTLED)):
+            raise CageError("start init", 0, "the keeper died")
+        return
     trouble = os.read(init.asleep, 4096).decode("utf-8", "replace")
     if trouble:
         raise CageError("start init", 0, trouble)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 
-from ..cell import NOTIFICATIONS, Channels, Kit, take_over
+from ..cell import NOTIFICATIONS, SETTLED, Channels, Kit, take_over
 from ..failure import CageError, tell
 from ..guest import recipe
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
@@ -29,6 +30,8 @@ def run(kit: Kit, channels: Channels) -> None:
         recipe.settle(kit.plan)
         close_all([*kit.trees, *kit.cgroups, channels.job, channels.stdin, channels.stdout, channels.stderr])
         with handoff:
+            with suppress(ConnectionError):  # the guest's process gave up, and has said why
+                handoff.send(SETTLED)
             notifications = take_over(handoff).get(NOTIFICATIONS, -1)
         _tell_ready(kit, channels.status)
     except CageError as failure:

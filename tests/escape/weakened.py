@@ -1,0 +1,62 @@
+"""Cages that lack something, or in which something is late: how a test shows that a layer, or an order, matters."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest
+
+import warmcell.backends.process.world
+import warmcell.pool.start
+from warmcell.cage.plan import LaunchPlan
+from warmcell.policy.compile import compile_plan
+from warmcell.policy.model import SandboxPolicy
+
+Change = Callable[[LaunchPlan], LaunchPlan]
+
+
+class Weakened:
+    """Backends whose plan or cage lacks something. Only ones made after the change are affected."""
+
+    def __init__(self, cage: Cage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self._cage = cage
+        self._patch = monkeypatch
+        self._copy = tmp_path / "cage-copy"
+
+    def plan(self, change: Change) -> None:
+        original = compile_plan
+        self._patch.setattr(
+            warmcell.backends.process.world,
+            "compile_plan",
+            lambda *args, **options: change(original(*args, **options)),
+        )
+
+    def without(self, **fields: object) -> None:
+        self.plan(lambda plan: plan._replace(**fields))  # type: ignore[arg-type]
+
+    def line(self, file: str, old: str, new: str) -> None:
+        """Changes one line of the trusted code, in a copy of it."""
+        if not self._copy.exists():
+            shutil.copytree(warmcell.pool.start.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
+            self._patch.setattr(warmcell.pool.start, "CAGE_DIR", str(self._copy))
+        text = (self._copy / file).read_text()
+        assert text.count(old) == 1, f"{file} has changed: look at this test again"
+        (self._copy / file).write_text(text.replace(old, new))
+        for stale in self._copy.rglob("__pycache__"):
+            shutil.rmtree(stale)
+
+    def unchecked(self) -> None:
+        """Nobody looks at the finished cage any more."""
+        self.line("guest/recipe.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
+
+    def run(self, body: str, policy: SandboxPolicy | None = None, **options: Any) -> dict[str, str]:
+        limits = {key: options.pop(key) for key in ("open_files", "memory_mb", "disk_mb") if key in options}
+        outcome = self._cage.run(guest(body, **options), backend=self._cage.backend(policy), **limits)
+        report = outcome.report()
+        assert report, outcome
+        return report
