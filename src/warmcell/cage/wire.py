@@ -11,7 +11,9 @@ import json
 import os
 import socket
 import struct
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from .linux.fds import close_all
 
 MAX_PACKET = 512 * 1024
 #: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.
@@ -25,32 +27,32 @@ def send_packet(channel: socket.socket, message: Dict[str, Any], descriptors: Se
     channel.sendmsg([payload], rights)
 
 
-def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict[str, Any], List[int]]:
-    """One message and the descriptors that came with it. An empty message is the end of the conversation.
+class PacketCut(OSError):
+    """Part of a packet did not arrive, and the rest of it is gone: most often too many descriptors are open here."""
 
-    The kernel drops descriptors that this process has no room for: they are then all closed, and it is an OSError.
-    """
+
+def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict[str, Any], List[int]]:
+    """One message and the descriptors that came with it. An empty message is the end of the conversation."""
     size = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
     payload, rights, flags, _ = channel.recvmsg(most, size, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in rights:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    if flags & socket.MSG_CTRUNC:
+    try:
+        # The kernel hands over as many as there is room for and drops the others; which is which nobody can tell.
+        if flags & socket.MSG_CTRUNC:
+            raise PacketCut(errno.EMFILE, "there was no room for the descriptors of a packet")
+        if flags & socket.MSG_TRUNC:
+            raise PacketCut(errno.EMSGSIZE, f"a packet had more than {most} bytes")
+        message = json.loads(payload) if payload else {}
+    except BaseException:
         close_all(descriptors)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    if not payload:
+        raise
+    if not message:
         close_all(descriptors)
         return {}, []
-    return json.loads(payload), list(descriptors)
-
-
-def close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        try:
-            os.close(descriptor)
-        except OSError:
-            pass
+    return message, list(descriptors)
 
 
 class Job(NamedTuple):

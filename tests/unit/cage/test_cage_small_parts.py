@@ -80,9 +80,21 @@ def test_packets_carry_messages_and_descriptors() -> None:
         message, descriptors = wire.receive_packet(theirs)
         assert message == {"plan": "x" * 100_000} and len(descriptors) == 2
         assert not any(os.get_inheritable(descriptor) for descriptor in descriptors)
-        wire.close_all([*descriptors, *descriptors])
+        fds.close_all([*descriptors, *descriptors])
         ours.close()
         assert wire.receive_packet(theirs) == ({}, [])
+
+
+@pytest.mark.parametrize(("size", "most"), [(40, 1 << 16), (3, 8)], ids=["descriptors", "bytes"])
+def test_a_packet_that_is_cut_is_an_error_and_leaves_nothing(size: int, most: int) -> None:
+    """Forty descriptors are more than there is room for: without a word, the kernel would give us some of them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        before = fds.open_descriptors()
+        wire.send_packet(ours, {"some": "message"}, [0] * size)
+        with pytest.raises(wire.PacketCut):
+            wire.receive_packet(theirs, most)
+        assert fds.open_descriptors() == before
 
 
 @given(

@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Callable, List, Optional, Tuple
 
 from ..linux import pages
-from ..wire import Job, close_all, encode_job, receive_job
+from ..linux.fds import close_all
+from ..wire import Job, encode_job, receive_job
 
 
 def await_job(

@@ -13,9 +13,9 @@ from typing import Dict, NoReturn, Optional, Tuple
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SETTLED, Channels, Kit, SleepingInit, hand_over
 from ..failure import CageError, step, tell
 from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp, sleeper
+from ..linux.fds import close_all
 from ..linux.syscalls import PR_SET_DUMPABLE, prctl
 from ..plan import LaunchPlan
-from ..wire import close_all
 from . import root, verify
 
 

@@ -13,8 +13,9 @@ from contextlib import suppress
 from ..cell import NOTIFICATIONS, SETTLED, Channels, Kit, take_over
 from ..failure import CageError, tell
 from ..guest import recipe
+from ..linux.fds import close_all
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
-from ..wire import close_all, send_packet
+from ..wire import send_packet
 from .watch import Keeper
 
 

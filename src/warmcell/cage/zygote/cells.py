@@ -6,6 +6,7 @@ watch the run, init sleeps in namespaces that may have been made ahead, and the 
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -19,9 +20,10 @@ from ..failure import CageError, step, tell
 from ..guest import recipe
 from ..keeper import start as keeper
 from ..linux import mounts, namespaces, seccomp
+from ..linux.fds import Owned, close_all
 from ..linux.processes import kill
 from ..linux.syscalls import call
-from ..wire import close_all, send_packet
+from ..wire import send_packet
 from .fork_into import NamespaceFork
 from .guest_children import GuestChild
 from .shared_roots import SharedRoots
@@ -35,17 +37,17 @@ class Newborn(NamedTuple):
 
     kit: Kit
     channels: Channels
-    handoff: Optional[socket.socket] = None
+    handoff: int = -1
     init: Optional[SleepingInit] = None
     #: Its job comes later, so it has the time to prepare for it.
     waits: bool = False
 
     def grow(self) -> None:
         """Returns in the guest's process, locked in."""
-        if self.handoff is None:
+        if self.init is None:
             keeper.run(self.kit, self.channels)
         else:
-            recipe.lock_in(self.kit, self.channels, self.handoff, self.init)
+            recipe.lock_in(self.kit, self.channels, socket.socket(fileno=self.handoff), self.init)
 
 
 class CellMaker:
@@ -93,92 +95,84 @@ class CellMaker:
         """
         status = socket.socket(fileno=descriptors[1])
         channels = Channels(descriptors[0], status, *descriptors[2:_FIXED_DESCRIPTORS])
-        trees: List[int] = []
         made: Union[Newborn, GuestChild, None] = None
-        try:
-            kit = self._kit(order, tuple(descriptors[_FIXED_DESCRIPTORS:]), trees)
-            made = (
-                self._fork_guest(kit, channels, order["execs"]) if order.get("sleeps") else self._clone(kit, channels)
-            )
-        except CageError as failure:
-            tell(status, failure)
-        except plans.PlanError as problem:
-            tell(status, CageError("read plan", 0, str(problem)))
-        except OSError as error:  # one cell's trouble must not end the others' zygote
-            tell(status, CageError("make cell", error.errno or 0, str(error.filename or error.strerror)))
-        if isinstance(made, Newborn):
-            return made._replace(waits=bool(order.get("waits")))
-        status.close()
-        close_all([*trees, descriptors[0], *descriptors[2:]])
+        with Owned(descriptors[0], *descriptors[2:]) as owned:
+            try:
+                kit = self._kit(order, tuple(descriptors[_FIXED_DESCRIPTORS:]), owned)
+                make = self._fork_guest if order.get("sleeps") else self._clone_keeper
+                made = make(kit, channels, order)
+            except (CageError, OSError, ValueError, MemoryError) as trouble:
+                # One cell's trouble must not end the others' zygote.
+                tell(status, _failure(trouble))
+            if isinstance(made, Newborn):
+                owned.give_all()
+        if made is None:
+            status.close()
         return made
 
-    def _kit(self, order: Dict[str, Any], cgroups: Tuple[int, ...], trees: List[int]) -> Kit:
-        """`trees` is filled as they are opened, so that the caller can close them whatever happens."""
+    def _kit(self, order: Dict[str, Any], cgroups: Tuple[int, ...], owned: Owned) -> Kit:
         plan, program = _parse(order["plan"])
         shared_root = self._roots.copy_for(plan) if order.get("sleeps") else None
         if shared_root is not None:
-            trees.append(shared_root)
+            trees = [owned.take(shared_root)]
         else:
-            for bind in plan.binds:
-                trees.append(self._open_tree(bind))
+            trees = [owned.take(self._open_tree(bind)) for bind in plan.binds]
         return Kit(plan, program, tuple(trees), cgroups, self._outer, has_shared_root=shared_root is not None)
 
-    def _clone(self, kit: Kit, channels: Channels) -> Optional[Newborn]:
+    def _clone_keeper(self, kit: Kit, channels: Channels, order: Dict[str, Any]) -> Optional[Newborn]:
         """A cell with a keeper. In the child, what it is to be; it waits until it has its user."""
         is_caged = kit.plan.isolation == "namespaces"
-        go_read, go_write = os.pipe2(os.O_CLOEXEC)
-        with step("clone into namespaces" if is_caged else "fork"):
-            if is_caged:
-                pid, pidfd = namespaces.clone(namespaces.flags_for(kit.plan.network))
-            else:
-                pid = os.fork()
-                pidfd = call("pidfd_open", pid, 0) if pid else -1
-        if pid == 0:
-            os.close(go_write)
-            await_go(go_read)
-            self._let_go()
-            return Newborn(kit, channels)
-        os.close(go_read)
-        self._on_birth(pid)
-        try:
-            if is_caged:
-                with step("map user"):
-                    namespaces.map_ids(pid, self._host_id, self._host_id)
-            send_packet(channels.status, {"pid": pid}, [pidfd])  # before anything that the cell itself can say
-            os.write(go_write, b"g")
-        except (CageError, OSError):
-            kill(pid)
-            raise
-        finally:
-            close_all([go_write, pidfd])
+        with Owned() as owned:
+            go_read, go_write = owned.pipe()
+            with step("clone into namespaces" if is_caged else "fork"):
+                pid, pidfd = namespaces.clone(namespaces.flags_for(kit.plan.network) if is_caged else 0)
+            if pid == 0:
+                owned.give_all()
+                await_go(go_read, go_write)
+                return self._born(Newborn(kit, channels, waits=bool(order.get("waits"))))
+            self._on_birth(pid)
+            owned.take(pidfd)
+            try:
+                if is_caged:
+                    with step("map user"):
+                        namespaces.map_ids(pid, self._host_id, self._host_id)
+                send_packet(channels.status, {"pid": pid}, [pidfd])  # before anything that the cell itself can say
+                os.write(go_write, b"g")
+            except BaseException:
+                kill(pid)
+                raise
         return None
 
-    def _fork_guest(self, kit: Kit, channels: Channels, may_exec: bool) -> Union[Newborn, GuestChild]:
+    def _fork_guest(self, kit: Kit, channels: Channels, order: Dict[str, Any]) -> Union[Newborn, GuestChild]:
         """A guest in the namespaces of a sleeping init, with this process as its parent."""
         init = self._inits.take(kit.plan.network)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guest = guest_pidfd = -1
+        with Owned(init.pidfd, init.asleep, init.lifeline) as owned:
+            try:
+                ours, theirs = owned.socketpair()
+                with step("fork guest"):
+                    guest = self._fork.into(init.pidfd)
+                if guest == 0:
+                    owned.give_all()
+                    os.close(ours)
+                    return self._born(Newborn(kit, channels, theirs, init, waits=bool(order.get("waits"))))
+                self._on_birth(guest)
+                pidfd = owned.take(call("pidfd_open", guest, 0))
+                # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
+                send_packet(channels.status, {"pid": init.pid}, [init.pidfd, pidfd, init.lifeline])
+                handoff = socket.socket(fileno=ours)
+            except BaseException:
+                init.end()  # and with it the guest, if there is one
+                raise
+            owned.give(ours, init.pidfd)
+        return GuestChild(guest, kit.plan.report_path, channels.status, init, handoff, order["execs"])
+
+    def _born(self, newborn: Newborn) -> Newborn:
+        """In the child, which must never come back to where the zygote serves: it would be a second one."""
         try:
-            with step("fork guest"):
-                guest = self._fork.into(init.pidfd)
-            if guest == 0:
-                self._let_go()
-                ours.close()
-                return Newborn(kit, channels, theirs, init)
-            self._on_birth(guest)
-            guest_pidfd = call("pidfd_open", guest, 0)
-            # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
-            send_packet(channels.status, {"pid": init.pid}, [init.pidfd, guest_pidfd, init.lifeline])
-            return GuestChild(guest, kit.plan.report_path, channels.status.dup(), init, ours, may_exec)
+            self._let_go()
         except BaseException:
-            init.end()
-            ours.close()
-            close_all([init.pidfd])
-            raise
-        finally:
-            if guest:
-                theirs.close()
-                close_all([init.asleep, init.lifeline, guest_pidfd])
+            os._exit(1)
+        return newborn
 
     def _let_go(self) -> None:
         """In a cell: none of this is its business."""
@@ -216,6 +210,16 @@ def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
         os.close(pidfd)
         kill(pid)
         os.waitpid(pid, 0)
+
+
+def _failure(trouble: BaseException) -> CageError:
+    if isinstance(trouble, CageError):
+        return trouble
+    if isinstance(trouble, OSError):
+        return CageError("make cell", trouble.errno or 0, str(trouble.filename or trouble.strerror))
+    if isinstance(trouble, MemoryError):
+        return CageError("make cell", errno.ENOMEM, "memory of the zygote")
+    return CageError("read plan", 0, str(trouble))
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..linux import namespaces
+from ..linux.fds import Owned
 
 _FAILED = b"failed "
+_ASTRAY = 70
 
 
 class NamespaceFork:
@@ -27,8 +30,14 @@ class NamespaceFork:
             child = os.fork()
         finally:
             if child:
-                namespaces.send_children_to(self._own)
+                self._return()
         return child
+
+    def _return(self) -> None:
+        try:
+            namespaces.send_children_to(self._own)
+        except OSError:
+            os._exit(_ASTRAY)  # every later child would be born among the processes of this guest
 
     def let_go(self) -> None:
         """In a cell: none of this is its business."""
@@ -46,33 +55,37 @@ def _may_join(namespace: int) -> bool:
 
 def _fork_through_another(process: int) -> int:
     """A process in between goes there for good, and leaves us its child when it ends, for we are the subreaper."""
-    told, tells = os.pipe2(os.O_CLOEXEC)
-    between = os.fork()
-    if between == 0:
-        os.close(told)
-        child = _fork_and_tell(process, tells)
+    with Owned() as owned:
+        told, tells = owned.pipe()
+        between = os.fork()
+        if between == 0:
+            owned.give_all()
+            return _fork_and_tell(process, told, tells)
+        owned.give(tells)
         os.close(tells)
-        return child
-    os.close(tells)
-    try:
-        answer = os.read(told, 64)
-    finally:
-        os.close(told)
-        os.waitpid(between, 0)
+        try:
+            answer = os.read(told, 64)
+        finally:
+            os.waitpid(between, 0)
     if not answer.isdigit():
-        raise OSError(int(answer[len(_FAILED) :] or 0), "no child came of it")
+        raise OSError(int(answer[len(_FAILED) :] or errno.ECHILD), "no child came of it")
     return int(answer)
 
 
-def _fork_and_tell(process: int, tells: int) -> int:
-    """Returns in the child only."""
+def _fork_and_tell(process: int, told: int, tells: int) -> int:
+    """Returns in the child only. In the process in between nothing may: it would be a second zygote."""
+    child = -1
     try:
+        os.close(told)
         namespaces.send_children_to(process)
         # Still in our own namespace, this process is told the pid that the zygote knows the child by.
         child = os.fork()
-        if child == 0:
-            return 0
-        os.write(tells, str(child).encode())
+        if child:
+            os.write(tells, str(child).encode())
     except OSError as error:
         os.write(tells, _FAILED + str(error.errno or 0).encode())
-    os._exit(0)
+    finally:
+        if child:
+            os._exit(0)
+    os.close(tells)
+    return 0

@@ -13,8 +13,9 @@ from typing import Any, Dict, Optional, Sequence
 from .. import refused_paths
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
 from ..failure import CageError, tell
+from ..linux.fds import close_all
 from ..linux.notify import Listener
-from ..wire import close_all, send_packet
+from ..wire import send_packet
 
 
 class GuestChild:

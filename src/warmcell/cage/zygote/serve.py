@@ -18,9 +18,10 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from ..failure import CageError
 from ..guest.job import await_job
 from ..linux import pages
+from ..linux.fds import close_all
 from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
-from ..wire import close_all, receive_packet, send_packet
+from ..wire import PacketCut, receive_packet, send_packet
 from .cells import CellMaker, Newborn
 from .guest_children import GuestChild
 from .prepare import forget_callers_signals, hide_command_line, load_worker
@@ -86,8 +87,7 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for descriptor in (wake, self._control.fileno(), self._supervisor):
             self._poll.register(descriptor, select.POLLIN)
-        is_open = True
-        while is_open or self._guests:
+        while self._control.fileno() >= 0 or self._guests:
             ready = dict(self._poll.poll(None if self._maker.is_complete else _QUIET_MS))
             if not ready:
                 self._maker.complete()
@@ -100,20 +100,31 @@ class Zygote:
                 self._kill_cells()
                 return None
             self._attend(ready)
-            if is_open and self._control.fileno() in ready:
-                order, descriptors = receive_packet(self._control)
-                if not order:
-                    is_open = False  # runs that are under way still need somebody to report how they end
-                    self._poll.unregister(self._control)
-                    continue
-                made = self._maker.make(order, descriptors)
-                if isinstance(made, Newborn):
-                    self._let_go()
+            if self._control.fileno() in ready:
+                newborn = self._obey()
+                if newborn is not None:
                     close_all([wake, signalled])
-                    return made
-                if made is not None:
-                    self._guests[made.pid] = made
-                    self._poll.register(made.listens_to, select.POLLIN)
+                    return newborn
+        return None
+
+    def _obey(self) -> Optional[Newborn]:
+        """Makes the cell that is asked for. In the cell, returns what it is to be."""
+        try:
+            order, descriptors = receive_packet(self._control)
+        except PacketCut:
+            return None  # nobody here holds the cell's channels: the supervisor sees them end, and asks again
+        if not order:
+            # Runs that are under way still need somebody to report how they end.
+            self._poll.unregister(self._control)
+            self._control.close()
+            return None
+        made = self._maker.make(order, descriptors)
+        if isinstance(made, Newborn):
+            self._let_go()
+            return made
+        if made is not None:
+            self._guests[made.pid] = made
+            self._poll.register(made.listens_to, select.POLLIN)
         return None
 
     def _attend(self, ready: Dict[int, int]) -> None:

@@ -6,23 +6,27 @@ made, holds no path of a caller's, and every guest's own places (scratch, /proc)
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from ..failure import step
 from ..guest import root
 from ..linux import mounts
+from ..linux.fds import Owned, close_all
 from ..linux.namespaces import CLONE_NEWNS
 from ..linux.syscalls import call
 from ..plan import Bind, LaunchPlan
-from ..wire import close_all
 
-#: Each holds mounts and a tmpfs for as long as the zygote lives; further plans build their own roots.
+#: Each holds mounts and a tmpfs. Further plans take the place of those that have not been used for longest.
 _MOST = 8
+_ASTRAY = 70
 
 
 class _SharedRoot(NamedTuple):
+    name: str
     tree: int
     #: Device and inode of each source when it was made: what is replaced on the host is replaced in here.
     sources: Tuple[Tuple[int, int], ...]
@@ -34,37 +38,33 @@ class SharedRoots:
     def __init__(self, open_tree: Callable[[Bind], int]) -> None:
         self._open_tree = open_tree
         self._workshop: Optional[_Workshop] = None
-        self._number = 0
+        self._names = itertools.count()
         self._made: Dict[object, _SharedRoot] = {}
 
     def copy_for(self, plan: LaunchPlan) -> Optional[int]:
         """A detached tree that is the plan's root; None where each guest must build its own."""
         if not _can_be_shared(plan):
             return None
-        key = (plan.binds, plan.files, plan.symlinks, plan.scratch_dirs)
-        sources = tuple(_identity(bind.source) for bind in plan.binds)
-        shared = self._made.get(key)
-        if shared is None or shared.sources != sources:
-            if self._number >= _MOST:
-                return None
-            shared = self._made[key] = _SharedRoot(self._make(plan), sources)
-        return self._place.copy(shared.tree)
-
-    @property
-    def _place(self) -> _Workshop:
         if self._workshop is None:
             self._workshop = _Workshop()
-        return self._workshop
+        key = (plan.binds, plan.files, plan.symlinks, plan.scratch_dirs)
+        sources = tuple(_identity(bind.source) for bind in plan.binds)
+        shared = self._made.pop(key, None)
+        if shared is not None and shared.sources != sources:
+            self._workshop.remove(shared)
+            shared = None
+        if shared is None:
+            shared = _SharedRoot(*self._make(plan, self._workshop), sources)
+        self._made[key] = shared  # at the end: those at the beginning have not been used for longest
+        while len(self._made) > _MOST:
+            self._workshop.remove(self._made.pop(next(iter(self._made))))
+        return self._workshop.copy(shared.tree)
 
-    def _make(self, plan: LaunchPlan) -> int:
-        self._number += 1
-        trees: List[int] = []
-        try:
-            for bind in plan.binds:
-                trees.append(self._open_tree(bind))
-            return self._place.build(str(self._number), plan, trees)
-        finally:
-            close_all(trees)
+    def _make(self, plan: LaunchPlan, workshop: _Workshop) -> Tuple[str, int]:
+        name = str(next(self._names))
+        with Owned() as owned:
+            trees = [owned.take(self._open_tree(bind)) for bind in plan.binds]
+            return name, workshop.build(name, plan, trees)
 
     def let_go(self) -> None:
         """In a cell: none of this is its business."""
@@ -80,14 +80,15 @@ class _Workshop:
     """
 
     def __init__(self) -> None:
-        with step("make workshop"):
-            self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        with step("make workshop"), Owned() as owned:
+            self._own = owned.take(_open_mount_namespace())
             call("unshare", CLONE_NEWNS)
             try:
                 root.enter_new_tmpfs("/tmp")
-                self._other = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+                self._other = owned.take(_open_mount_namespace())
             finally:
-                call("setns", self._own, CLONE_NEWNS)
+                self._return()
+            owned.give_all()
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -96,18 +97,30 @@ class _Workshop:
         try:
             yield
         finally:
-            call("setns", self._own, CLONE_NEWNS)  # which also leads back to "/"
+            self._return()
+
+    def _return(self) -> None:
+        """Which also leads back to "/"."""
+        try:
+            call("setns", self._own, CLONE_NEWNS)
+        except OSError:
+            os._exit(_ASTRAY)  # every later cell would be made from the wrong mounts
 
     def build(self, name: str, plan: LaunchPlan, trees: Sequence[int]) -> int:
         """A root, sealed; returns its descriptor, for `copy`."""
-        with self._inside():
+        with self._inside(), Owned() as owned:
             os.mkdir(f"/tmp/{name}")
-            root.enter_new_tmpfs(f"/tmp/{name}")
-            root.make_places(plan)
-            root.lay_out(plan, trees)
-            tree = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            with step("seal root", "/"):
-                mounts.seal(tree)
+            try:
+                root.enter_new_tmpfs(f"/tmp/{name}")
+                root.make_places(plan)
+                root.lay_out(plan, trees)
+                tree = owned.take(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+                with step("seal root", "/"):
+                    mounts.seal(tree)
+            except BaseException:
+                _clear(name)
+                raise
+            owned.give(tree)
             return tree
 
     def copy(self, tree: int) -> int:
@@ -115,9 +128,29 @@ class _Workshop:
         with self._inside(), step("copy root"):
             return mounts.copy_tree(tree)
 
+    def remove(self, shared: _SharedRoot) -> None:
+        """Cells that have a copy keep it."""
+        os.close(shared.tree)
+        with self._inside():
+            _clear(shared.name)
+
     def let_go(self) -> None:
         for descriptor in (self._own, self._other):
             os.close(descriptor)
+
+
+def _open_mount_namespace() -> int:
+    return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _clear(name: str) -> None:
+    os.chdir("/")
+    try:
+        mounts.detach(f"/tmp/{name}")
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # nothing was mounted there yet
+            raise
+    os.rmdir(f"/tmp/{name}")
 
 
 def _can_be_shared(plan: LaunchPlan) -> bool:

@@ -14,7 +14,7 @@ from ..cell import SleepingInit
 from ..failure import CageError, step
 from ..guest.recipe import become_sleeping_init
 from ..linux import namespaces, sleeper
-from ..wire import close_all
+from ..linux.fds import Owned
 
 
 class SleepingInits:
@@ -58,18 +58,21 @@ class SleepingInits:
             self._spare.popitem()[1].close()
 
     def _make(self, network: str) -> SleepingInit:
-        go_read, go_write = os.pipe2(os.O_CLOEXEC)
-        asleep, awake = os.pipe2(os.O_CLOEXEC)
-        sleeps_on, lifeline = os.pipe2(os.O_CLOEXEC)
-        try:
+        with Owned() as owned:
+            go_read, go_write = owned.pipe()
+            asleep, awake = owned.pipe()
+            sleeps_on, lifeline = owned.pipe()
             with step("clone into namespaces"):
                 pid, pidfd = namespaces.clone(namespaces.flags_for(network))
             if pid == 0:
-                close_all([go_write, lifeline])
-                await_go(go_read)
-                become_sleeping_init(network, self._program, sleeps_on, awake)
+                try:
+                    os.close(lifeline)
+                    await_go(go_read, go_write)
+                    become_sleeping_init(network, self._program, sleeps_on, awake)
+                finally:  # it must never come back to where the zygote serves
+                    os._exit(1)
             self._on_birth(pid)
-            init = SleepingInit(pid, pidfd, asleep, lifeline)
+            init = SleepingInit(pid, owned.take(pidfd), asleep, lifeline)
             try:
                 with step("map user"):
                     namespaces.map_ids(pid, self._host_id, self._host_id)
@@ -77,17 +80,14 @@ class SleepingInits:
             except BaseException:
                 init.end()
                 raise
-        except BaseException:
-            close_all([asleep, lifeline])
-            raise
-        finally:
-            close_all([go_read, go_write, awake, sleeps_on])
+            owned.give(pidfd, asleep, lifeline)
         return init
 
 
-def await_go(go_read: int) -> None:
-    """A clone has no user until its parent gave it one."""
+def await_go(go_read: int, go_write: int) -> None:
+    """In a clone, which has no user until its parent gave it one. If the parent gives up instead, it ends."""
     signal.set_wakeup_fd(-1)
+    os.close(go_write)
     if os.read(go_read, 1) != b"g":
         os._exit(1)
     os.close(go_read)
