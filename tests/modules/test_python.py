@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -16,22 +14,11 @@ import pytest
 import python_host
 import wasmtime
 import wasmtime.component
-from harness import TOOLBOX, Outcome
+from harness import Outcome
+
+from warmcell.toolbox import python_component
 
 MUST_WORK = bool(os.environ.get("WARMCELL_MUST_WORK"))
-
-
-def load(name: str):
-    """The toolbox's files stand on their own; importing the package around them is not needed."""
-    spec = importlib.util.spec_from_file_location(f"toolbox_{name}", TOOLBOX / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-python_component = load("python_component")
 
 
 class Python:
@@ -43,12 +30,13 @@ class Python:
         self.component = self.compiled(python_component.ensure_component())
         self.linker = python_host.make_linker(self.engine)
 
-    def compiled(self, path: Path) -> wasmtime.component.Component:
+    def compiled(self, name: str) -> wasmtime.component.Component:
         """Compiling takes longer than all the tests: what this very engine made earlier is kept beside the component."""
-        cached = path.with_name(f"{path.stem}-tests-{importlib.metadata.version('wasmtime')}.cwasm")
+        directory = python_component.components().path
+        cached = directory / f"{name}-tests-{importlib.metadata.version('wasmtime')}.cwasm"
         if cached.exists():
             return wasmtime.component.Component.deserialize_file(self.engine, str(cached))
-        component = wasmtime.component.Component.from_file(self.engine, str(path))
+        component = wasmtime.component.Component(self.engine, python_component.read_component(name))
         temporary = cached.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(component.serialize())
         os.replace(temporary, cached)
@@ -205,44 +193,3 @@ def test_memory_limit(python: Python) -> None:
     except (wasmtime.WasmtimeError, wasmtime.Trap):
         return
     assert outcome.code == 1 and "MemoryError" in outcome.stderr
-
-
-def test_missing_builder_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def missing(_name: str) -> str:
-        raise python_component.importlib.metadata.PackageNotFoundError
-
-    monkeypatch.setattr(python_component.importlib.metadata, "version", missing)
-    with pytest.raises(python_component.ComponentUnavailable, match=r"pip install \"warmcell\[wasm-python\]\""):
-        python_component.ensure_component()
-
-
-def test_cache_is_private_and_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(python_component, "require_builder", lambda: None)
-    built = []
-
-    def build(target: Path) -> None:
-        built.append(target)
-        time.sleep(0.2)
-        target.write_bytes(b"made")
-
-    monkeypatch.setattr(python_component, "build", build)
-    threads = [threading.Thread(target=python_component.ensure_component) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(built) == 1
-    assert (tmp_path / "warmcell" / "components").stat().st_mode & 0o777 == 0o700
-    assert python_component.ensure_component(lambda text: pytest.fail(text)).read_bytes() == b"made"
-
-
-def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(python_component, "require_builder", lambda: None)
-    monkeypatch.setattr(python_component.sys, "executable", "/bin/false")
-    with pytest.raises(python_component.ComponentUnavailable, match="failed"):
-        python_component.ensure_component()
-    assert [f.name for f in (tmp_path / "warmcell" / "components").iterdir() if f.suffix != ".lock"] == []

@@ -12,8 +12,12 @@ from tests.helpers import require
 
 from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.module_cache import ModuleCache
+from warmcell.backends.wasm.module_source import ModuleSource
+from warmcell.backends.wasm.pool import WorkerPool, program_pool
+from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.types import ExecRequest, ExecResult
+from warmcell.lifetime.run import Run as LifetimeRun
 
 Run = Callable[..., ExecResult]
 
@@ -48,3 +52,17 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
 @pytest.fixture
 def empty_cache(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "wasm"
+
+
+@pytest.fixture
+def no_workers() -> WorkerPool:
+    """The program's pool, with nobody in it from the tests before."""
+    pool = program_pool()
+    pool.close()
+    assert pool.pids == []
+    return pool
+
+
+def run_once(supervisor: Supervisor, source: ModuleSource, request: RunRequest, **options: Any) -> ExecResult:
+    """One run for a caller who never gives it up."""
+    return supervisor.run(source, request, LifetimeRun(), **options)

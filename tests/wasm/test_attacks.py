@@ -15,6 +15,7 @@ from tests.wasm import guests
 from tests.wasm.conftest import Run
 
 from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
@@ -250,7 +251,9 @@ def test_a_late_timer_does_not_hit_the_next_run_of_the_same_worker(backend: Wasm
 
 @pytest.mark.attack("WA-17")
 @pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
-async def test_a_crash_of_the_runtime_costs_one_run(tmp_path: Path, death: signal.Signals) -> None:
+async def test_a_crash_of_the_runtime_costs_one_run(
+    tmp_path: Path, no_workers: WorkerPool, death: signal.Signals
+) -> None:
     backend = WasmBackend(cache_dir=tmp_path / "cache")
     try:
         await backend.execute(ExecRequest("wasm", HELLO, 10))

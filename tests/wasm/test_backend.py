@@ -14,6 +14,7 @@ from tests.wasm import guests
 from tests.wasm.conftest import Run
 
 from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
 from warmcell.core.types import ExecRequest, Language, Limits
@@ -129,7 +130,7 @@ def test_processor_time_is_bounded(run: Run) -> None:
     assert caught.value.timeout == 0.3
 
 
-def test_a_worker_is_reused_after_a_clean_run_and_not_after_a_timeout(tmp_path: Path) -> None:
+def test_a_worker_is_reused_after_a_clean_run_and_not_after_a_timeout(tmp_path: Path, no_workers: WorkerPool) -> None:
     backend = WasmBackend(cache_dir=tmp_path / "cache")
     try:
         for code in (HELLO, guests.TRAP, guests.exits(3), HELLO):
@@ -150,7 +151,7 @@ async def test_many_runs_at_once_do_not_mix(backend: WasmBackend) -> None:
     assert await asyncio.gather(*map(one, range(24))) == [f"number {number}" for number in range(24)]
 
 
-async def test_runs_wait_where_all_workers_are_busy(tmp_path: Path) -> None:
+async def test_runs_wait_where_all_workers_are_busy(tmp_path: Path, no_workers: WorkerPool) -> None:
     backend = WasmBackend(max_workers=2, cache_dir=tmp_path / "cache")
     try:
         requests = [ExecRequest("wasm", guests.sleeps(100_000_000), 20) for _ in range(6)]
@@ -161,7 +162,7 @@ async def test_runs_wait_where_all_workers_are_busy(tmp_path: Path) -> None:
         await backend.aclose()
 
 
-async def test_cancelling_kills_the_run(tmp_path: Path) -> None:
+async def test_cancelling_kills_the_run(tmp_path: Path, no_workers: WorkerPool) -> None:
     backend = WasmBackend(cache_dir=tmp_path / "cache")
     try:
         await backend.execute(ExecRequest("wasm", HELLO, 9))
@@ -196,7 +197,7 @@ async def test_a_run_that_still_waits_for_a_worker_can_be_cancelled(tmp_path: Pa
         await backend.aclose()
 
 
-async def test_closing_ends_everything_and_may_be_repeated(tmp_path: Path) -> None:
+async def test_closing_ends_everything_and_may_be_repeated(tmp_path: Path, no_workers: WorkerPool) -> None:
     backend = WasmBackend(cache_dir=tmp_path / "cache")
     await backend.execute(ExecRequest("wasm", HELLO, 9))
     running = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.LOOP, 60)))
@@ -213,7 +214,7 @@ async def test_closing_ends_everything_and_may_be_repeated(tmp_path: Path) -> No
     assert _gone(workers)
 
 
-def test_no_descriptor_is_left(tmp_path: Path) -> None:
+def test_no_descriptor_is_left(tmp_path: Path, no_workers: WorkerPool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     backend = WasmBackend(cache_dir=tmp_path / "cache")
     for code in (HELLO, guests.LOOP, guests.TRAP, HELLO):
@@ -222,6 +223,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
         except ExecutionTimeout:
             continue
     backend.close()
+    no_workers.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -247,7 +249,7 @@ time.sleep(60)
     assert _gone(pids)
 
 
-def test_a_worker_has_nothing_of_ours(backend: WasmBackend, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_nothing_of_ours(no_workers: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMCELL_CANARY", "canary")
     with Path(os.devnull).open() as inherited:
         os.set_inheritable(inherited.fileno(), True)

@@ -13,6 +13,7 @@ from tests.helpers import require
 from tests.wasm import guests
 
 from warmcell.backends.wasm.guest import WasmGuest
+from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.run_request import Preopen
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import (
@@ -232,11 +233,11 @@ class TestGuest:
         finally:
             await guest.aclose()
 
-    async def test_the_last_guest_takes_the_workers_along(self, work: Path) -> None:
+    async def test_a_guest_takes_the_workers_of_its_directories_along(self, work: Path, no_workers: WorkerPool) -> None:
         first, second = WasmGuest(GuestConfig(str(work))), WasmGuest(GuestConfig(str(work)))
         for guest in (first, second):
             await guest.code(guests.prints("x"), Language.WASM, Job(timeout=20))
-        pids = first._supervisor.pool.pids
+        pids = no_workers.pids
         await first.aclose()
         await first.aclose()
         assert (await second.code(guests.prints("y"), Language.WASM, Job(timeout=20))).stdout == "y"

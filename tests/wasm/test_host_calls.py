@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.wasm import guests
+from tests.wasm.conftest import run_once
 
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
+from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
@@ -85,7 +87,7 @@ def ask(supervisor: Supervisor) -> Ask:
         wat: str, *, fetch: Callable[[bytes], bytes] | None = None, timeout: float = 20, **fields: object
     ) -> ExecResult:
         request = RunRequest(("guest",), timeout, 64, fetch=fetch, **fields)  # type: ignore[arg-type]
-        return supervisor.run(own(wat), request, commands=COMMANDS.get)
+        return run_once(supervisor, own(wat), request, commands=COMMANDS.get)
 
     return ask
 
@@ -252,10 +254,10 @@ def test_runs_are_nested_only_so_deep(ask: Ask) -> None:
 
 
 def test_exec_works_where_one_worker_is_all_there_is(empty_cache: Path) -> None:
-    supervisor = Supervisor(most_workers=1, cache=ModuleCache(empty_cache))
+    supervisor = Supervisor(cache=ModuleCache(empty_cache), pool=WorkerPool(1))
     try:
-        result = supervisor.run(
-            own(asks("exec", {"argv": ["inner"]})), RunRequest(("x",), 20, 64), commands=COMMANDS.get
+        result = run_once(
+            supervisor, own(asks("exec", {"argv": ["inner"]})), RunRequest(("x",), 20, 64), commands=COMMANDS.get
         )
         assert _response(result)["exit_code"] == 5
     finally:
@@ -266,7 +268,7 @@ def test_a_command_that_cannot_be_had_says_why(supervisor: Supervisor) -> None:
     def commands(_name: str) -> ModuleSource:
         raise BackendUnavailable("it is an extra", hint="pip install it")
 
-    result = supervisor.run(own(asks("exec", {"argv": ["x"]})), RunRequest(("x",), 20, 64), commands=commands)
+    result = run_once(supervisor, own(asks("exec", {"argv": ["x"]})), RunRequest(("x",), 20, 64), commands=commands)
     assert "pip install it" in result.stdout
 
 
@@ -278,17 +280,17 @@ def test_preparing_a_command_is_not_the_guests_time(empty_cache: Path) -> None:
     request = RunRequest(("x",), 1, 64)
     supervisor = Supervisor(cache=ModuleCache(empty_cache))
     try:
-        result = supervisor.run(own(asks("exec", {"argv": ["inner"]})), request, commands=slow)
+        result = run_once(supervisor, own(asks("exec", {"argv": ["inner"]})), request, commands=slow)
         assert _response(result)["exit_code"] == 5
         with pytest.raises(ExecutionTimeout):
-            supervisor.run(own(asks("exec", {"argv": ["loop"]})), request, commands=slow)
+            run_once(supervisor, own(asks("exec", {"argv": ["loop"]})), request, commands=slow)
     finally:
         supervisor.close()
 
 
 def test_exec_is_off_for_runs_without_commands(supervisor: Supervisor) -> None:
     request = RunRequest(("guest",), 20, 64)
-    assert supervisor.run(own(asks("exec", {"argv": ["inner"]})), request).exit_code == 8
+    assert run_once(supervisor, own(asks("exec", {"argv": ["inner"]})), request).exit_code == 8
 
 
 def test_guests_of_callers_have_no_host_calls(supervisor: Supervisor) -> None:
@@ -298,4 +300,4 @@ def test_guests_of_callers_have_no_host_calls(supervisor: Supervisor) -> None:
         .replace("(i32.add (local.get $code) (i32.const 10))", "")
     )
     with pytest.raises(InvalidRequest, match="sandbox"):
-        supervisor.run(source_from_code(wat), RunRequest(("guest",), 20, 64))
+        run_once(supervisor, source_from_code(wat), RunRequest(("guest",), 20, 64))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import require
-from tests.wasm.conftest import Run
+from tests.wasm.conftest import Run, run_once
 from tests.wasm.guests import EXIT, PRINT, WRITE
 
 from warmcell.backends.wasm.module_source import source_from_code
@@ -80,7 +80,7 @@ def test_when_a_run_has_returned_its_directories_are_closed(supervisor: Supervis
 
 def run_in(supervisor: Supervisor, code: str, **fields: object) -> ExecResult:
     request = RunRequest(("main.wasm",), 10, 64, **fields)  # type: ignore[arg-type]
-    return supervisor.run(source_from_code(code), request)
+    return run_once(supervisor, source_from_code(code), request)
 
 
 def open_paths(supervisor: Supervisor) -> set[str]:

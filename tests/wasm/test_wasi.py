@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.wasm import guests
+from tests.wasm.conftest import run_once
 from tests.wasm.probe import (
     BADF,
     CREATE,
@@ -32,7 +33,7 @@ from tests.wasm.probe import (
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
-from warmcell.core.errors import ExecutionFailed, InvalidRequest
+from warmcell.core.errors import EnforcerFailed, ExecutionFailed, InvalidRequest
 from warmcell.core.types import ExecResult
 
 CANARY = b"canary of the test, outside of every preopen"
@@ -55,7 +56,7 @@ def world(tmp_path: Path) -> Path:
 def _run(supervisor: Supervisor, world: Path, code: str, **fields: object) -> ExecResult:
     preopens = (Preopen(world / "in", "/in", True), Preopen(world / "ro", "/ro", False))
     request = RunRequest(("probe",), 20, 64, preopens=preopens, **fields)  # type: ignore[arg-type]
-    return supervisor.run(source_from_code(code), request)
+    return run_once(supervisor, source_from_code(code), request)
 
 
 @pytest.fixture
@@ -288,7 +289,7 @@ def test_a_preopen_must_be_a_directory(supervisor: Supervisor, world: Path) -> N
     for path in (world / "canary", world / "missing"):
         request = RunRequest(("x",), 5, 64, preopens=(Preopen(path, "/x"),))
         with pytest.raises(InvalidRequest, match="preopens"):
-            supervisor.run(source_from_code(guests.TRAP), request)
+            run_once(supervisor, source_from_code(guests.TRAP), request)
 
 
 @pytest.mark.attack("WA-10")
@@ -297,7 +298,7 @@ def test_a_preopen_that_is_swapped_while_the_run_starts_is_refused(
 ) -> None:
     from warmcell.backends.wasm import supervisor as module
 
-    real = module.open_preopens
+    real = module.look_at_directories
 
     def swap(preopens: object) -> object:
         opened = real(preopens)  # type: ignore[arg-type]
@@ -305,8 +306,8 @@ def test_a_preopen_that_is_swapped_while_the_run_starts_is_refused(
         (world / "in").mkdir()
         return opened
 
-    monkeypatch.setattr(module, "open_preopens", swap)
-    with pytest.raises(ExecutionFailed, match="replaced"):
+    monkeypatch.setattr(module, "look_at_directories", swap)
+    with pytest.raises((ExecutionFailed, EnforcerFailed), match=r"replaced|not what it was"):
         _run(supervisor, world, guests.TRAP)
 
 

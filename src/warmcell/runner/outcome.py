@@ -99,8 +99,8 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
 
 def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
     exit_code, number = _exit_code(end, terms.is_wrapped)
-    stdout, stdout_bytes = _text(end.stdout)
-    stderr, stderr_bytes = _text(end.stderr)
+    stdout, stdout_bytes = text_of(end.stdout)
+    stderr, stderr_bytes = text_of(end.stderr)
     return ExecResult(
         stdout=stdout,
         stderr=stderr,
@@ -135,7 +135,8 @@ def _exit_code(end: Exit, is_wrapped: bool) -> tuple[int, int | None]:
     return code, code - _SIGNAL_BASE if is_folded else None
 
 
-def _text(capture: Capture) -> tuple[str, bytes]:
+def text_of(capture: Capture) -> tuple[str, bytes]:
+    """What a caller reads, and the bytes of it; a cut is announced, and never splits a character."""
     kept = bytes(capture.kept)
     if capture.total <= capture.cap:
         return kept.decode("utf-8", "replace"), kept

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
-from warmcell.backends.wasm.cancellation import Cancellation
 from warmcell.backends.wasm.launcher import launcher
-from warmcell.backends.wasm.module_cache import ModuleCache, default_directory
+from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.pool import DEFAULT_MOST_WORKERS
+from warmcell.backends.wasm.pool import MOST_WORKERS
 from warmcell.backends.wasm.run_request import RunRequest, check_fuel
 from warmcell.backends.wasm.runtime import wasmtime_directory
-from warmcell.backends.wasm.supervisor import Supervisor
-from warmcell.backends.wasm.threads import RunThreads
-from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
+from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import (
     BackendCapabilities,
     EnforcedLimits,
@@ -23,7 +20,11 @@ from warmcell.core.types import (
     ExecResult,
     Language,
     Limits,
+    check_timeout,
 )
+from warmcell.lifetime.run import Run
+from warmcell.lifetime.runs import Runs
+from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 
@@ -46,6 +47,7 @@ class WasmBackend:
 
     A guest has its standard streams, the request's environment and nothing else: no files, no network, no processes.
     `fuel` bounds the number of instructions of every run, on top of its time. `limits` caps what requests may ask for.
+    `max_workers` runs go on at a time; the rest wait in order for `queue_timeout` seconds, then `BackendBusy`.
     """
 
     def __init__(
@@ -54,17 +56,18 @@ class WasmBackend:
         fuel: int | None = None,
         limits: Limits | None = None,
         max_workers: int = DEFAULT_MOST_WORKERS,
+        queue_timeout: float = QUEUE_SECONDS,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         check_fuel(fuel)
-        if isinstance(max_workers, bool) or not isinstance(max_workers, int) or not 1 <= max_workers <= 256:
-            raise InvalidRequest("must be a whole number from 1 to 256", field="max_workers")
+        if isinstance(max_workers, bool) or not isinstance(max_workers, int) or not 1 <= max_workers <= MOST_WORKERS:
+            raise InvalidRequest(f"must be a whole number from 1 to {MOST_WORKERS}", field="max_workers")
         self._fuel = fuel
         self._limits = limits
-        cache = ModuleCache(Path(cache_dir).absolute() if cache_dir is not None else default_directory())
-        self._supervisor = Supervisor(max_workers, cache)
-        self._threads = RunThreads()
-        self._is_closed = False
+        queue_timeout = check_timeout(queue_timeout, "queue_timeout")
+        cache = shared_cache() if cache_dir is None else ModuleCache(Path(cache_dir).absolute())
+        self._supervisor = Supervisor(cache, queue_timeout=queue_timeout)
+        self._runs = Runs(self.name, max_workers, queue_timeout)
 
     @property
     def name(self) -> str:
@@ -75,19 +78,19 @@ class WasmBackend:
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         """Runs in a thread; cancelling the task kills the run."""
-        return await self._threads.run(lambda cancellation: self._execute(request, cancellation))
+        return await self._runs.run(lambda run: self._execute(request, run))
 
     def execute_blocking(self, request: ExecRequest) -> ExecResult:
         """The same, in the calling thread and without an event loop."""
-        return self._execute(request, Cancellation())
+        return self._runs.run_blocking(lambda run: self._execute(request, run))
 
     def worker_pids(self) -> list[int]:
-        """The processes that run guests at the moment, or wait to."""
+        """The processes of this program that run WASM guests at the moment, or wait to."""
         return sorted(self._supervisor.pool.pids)
 
     async def aclose(self) -> None:
-        """Ends all runs and workers."""
-        await asyncio.to_thread(self.close)
+        """Ends all runs, and the workers unless another backend or sandbox of this program uses them."""
+        await in_thread(self.close)
 
     def __enter__(self) -> WasmBackend:
         return self
@@ -96,20 +99,16 @@ class WasmBackend:
         self.close()
 
     def close(self) -> None:
-        self._is_closed = True
+        self._runs.close()
         self._supervisor.close()
-        self._threads.close()
 
-    def _execute(self, request: ExecRequest, cancellation: Cancellation) -> ExecResult:
-        if self._is_closed:
-            raise BackendUnavailable("the WASM backend was closed", hint="make a new one")
+    def _execute(self, request: ExecRequest, run: Run) -> ExecResult:
         if request.language is not Language.WASM:
             raise InvalidRequest(
                 f"WasmBackend runs wasm, not {request.language}", field="language", hint="use ProcessBackend"
             )
         wasmtime_directory()
-        source = source_from_code(request.code)
-        return self._supervisor.run(source, self._run_request(request), cancellation=cancellation)
+        return self._supervisor.run(source_from_code(request.code), self._run_request(request), run)
 
     def _run_request(self, request: ExecRequest) -> RunRequest:
         limits = effective_limits(SandboxPolicy(limits=self._limits), request.limits, request.memory_limit_mb)

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import os
-import socket
-import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
+from warmcell.backends.wasm.launcher import Directories
+from warmcell.backends.wasm.run_request import Directory
 from warmcell.cage.linux.cgroups import GroupLimits
 from warmcell.cage.plan import encode
 from warmcell.cage.wire import Job
-from warmcell.core.errors import EnforcerUnavailable, SandboxError
+from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.enforcers import probe
 from warmcell.enforcers.pinned import pin
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
+from warmcell.lifetime.ownership import Lock
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.resolve import NATIVE, resolve
+from warmcell.policy.resolve import NATIVE, ResolvedPath, resolve
 from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 
 #: For the worker as a whole, runtime included; what a run may use of it is the runtime's to keep.
 WORKER_LIMITS = EffectiveLimits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
 _READY_SECONDS = 30.0
+_ATTEMPTS = 3
 
 
 class CagedProcess:
@@ -36,7 +37,7 @@ class CagedProcess:
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.is_running = True
         self.pid = _child_of(cell.pid) or cell.pid
 
@@ -60,6 +61,10 @@ class CagedProcess:
             self._cell.close()
         self.is_running = False
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def abandon(self) -> None:
+        """The cell lets go of itself."""
+        self.is_running = False
 
 
 def _child_of(pid: int) -> int | None:
@@ -85,46 +90,54 @@ class CagedLauncher:
     """One zygote for all workers of this process; replaced when it is gone or when this is a fork of its owner."""
 
     isolation_class = "wasm+process"
-    confines_paths = True
+    confines = True
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._zygote: ZygoteProcess | None = None
         self._running: weakref.WeakSet[CagedProcess] = weakref.WeakSet()
 
     def __call__(
-        self, argv: Sequence[str], control: socket.socket, read_only: Sequence[str], writable: Sequence[str]
+        self, argv: Sequence[str], control: int, read_only: Sequence[str], directories: Directories
     ) -> CagedProcess:
-        plan = self._plan(tuple(read_only), tuple(writable))
+        plan = self._plan(tuple(read_only), directories)
         home = probe.cgroup_home()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if home else None
-        cell = self._living_zygote().order_cell(plan, home, group, stdin=control.fileno())
+        for _ in range(_ATTEMPTS):
+            with suppress(CellLost):  # its zygote was dying: another one takes its place
+                cell = self._living_zygote().order_cell(plan, home, group, stdin=control)
+                return self._running_in(cell, argv)
+        raise ExecutionFailed("the cages of WASM workers end before they can be used")
+
+    def _running_in(self, cell: Cell, argv: Sequence[str]) -> CagedProcess:
         try:
             cell.await_ready(_READY_SECONDS)
             cell.start(Job("exec", tuple(argv), {}, "/code", {}))
-        except (SandboxError, CellLost) as error:
+        except BaseException:
             cell.close()
-            raise OSError(str(error)) from error
+            raise
         process = CagedProcess(cell)
         self._running.add(process)
         return process
 
+    def place(self, directories: Directories, directory: Directory) -> str:
+        """A number, not its path on the host: that could lie where the cage has something of its own, such as /tmp."""
+        return f"/mnt/{directories.index(directory)}"
+
     def rest(self) -> None:
-        """A pool was closed: without workers there is nothing to keep a zygote for."""
+        """Without workers there is nothing to keep a zygote for."""
         with self._lock:
             if self._zygote is not None and not any(process.is_running for process in self._running):
                 self._zygote.close()
                 self._zygote = None
 
-    def _plan(self, read_only: tuple[str, ...], writable: tuple[str, ...]) -> str:
-        paths = tuple(
-            pin(os.path.realpath(path), path, is_writable)
-            for group, is_writable in ((read_only, False), (writable, True))
-            for path in dict.fromkeys(group)
-        )
-        policy = resolve(SandboxPolicy(), paths, WORKER_LIMITS, probe.measure(), NATIVE)
-        interpreter = find_interpreter(ProcessConfig(python_path=sys.executable))
-        plan = compile_plan(policy, probe.layout(), interpreter.runtime_paths)
+    def _plan(self, read_only: tuple[str, ...], directories: Directories) -> str:
+        paths = [pin(os.path.realpath(path), path) for path in dict.fromkeys(read_only)]
+        for each in directories:
+            identity = f"{each.device}:{each.inode}"
+            paths.append(ResolvedPath(each.host_path, self.place(directories, each), each.is_writable, identity))
+        policy = resolve(SandboxPolicy(), tuple(paths), WORKER_LIMITS, probe.measure(), NATIVE)
+        plan = compile_plan(policy, probe.layout(), find_interpreter(ProcessConfig()).runtime_paths)
         # The runtime keeps memory limits itself, and seals memfds, which those that init serves cannot be.
         return encode(plan._replace(watch=plan.watch._replace(memory_bytes=0)))
 

@@ -18,8 +18,9 @@ from typing import Any
 HEADER = struct.Struct(">II")
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
 _FROM_JSON = json.JSONDecoder().raw_decode
-MAX_TEXT_BYTES = 1 << 20
-MAX_BLOB_BYTES = 32 << 20
+#: Of what a worker may send. Text is parsed here, so it is small; bytes are only ever passed on.
+MAX_TEXT_BYTES = 64 << 10
+MAX_BLOB_BYTES = 16 << 20
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -85,18 +86,19 @@ def _parse(encoded: bytearray) -> dict[str, Any]:
 
 
 class Channel:
-    """The supervisor's end of one worker's control socket."""
+    """The supervisor's end of one worker's control socket, a descriptor that stays its owner's to close."""
 
-    def __init__(self, control: socket.socket) -> None:
-        control.setblocking(False)
-        self._control = control
+    def __init__(self, control: int) -> None:
+        self._control = socket.socket(fileno=control)
+        self._control.setblocking(False)
         self._decoder = Decoder()
 
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def close(self) -> None:
-        self._control.close()
+    def detach(self) -> None:
+        """Before the descriptor is closed: its number must not be closed again when this object goes."""
+        self._control.detach()
 
     def send(
         self, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = (), *, timeout: float
@@ -130,7 +132,7 @@ class Channel:
 
     def receive(self) -> Frame | None:
         """What is there. Call it when the socket is readable; None means that the frame is not complete yet."""
-        frame = self._decoder.next_frame()
+        frame = self.next_received()
         if frame is not None:
             return frame
         try:
@@ -142,4 +144,8 @@ class Channel:
         if not data:
             raise WorkerDied("the worker is gone")
         self._decoder.feed(data)
+        return self.next_received()
+
+    def next_received(self) -> Frame | None:
+        """The next frame of what was read already."""
         return self._decoder.next_frame()

@@ -8,14 +8,16 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from warmcell.backends.wasm.cancellation import Cancellation
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.run_request import MIB, Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
 from warmcell.backends.wasm.runtime import wasmtime_directory
-from warmcell.backends.wasm.threads import RunThreads
-from warmcell.backends.wasm.toolbox_runner import SharedSupervisor, ToolboxRunner
+from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
+from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import EffectiveLimits, ExecResult, Language
+from warmcell.core.types import MIB, EffectiveLimits, ExecResult, Language
+from warmcell.lifetime.run import Run
+from warmcell.lifetime.runs import Runs
+from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.workspace.places import WORK, MountPoint
@@ -27,7 +29,6 @@ _COMMAND_LINES = {
     Language.PYTHON: ("python3", "-c"),
     Language.JAVASCRIPT: ("node", "-e"),
 }
-_SHARED = SharedSupervisor()
 
 
 class GuestConfig(Protocol):
@@ -63,28 +64,27 @@ class Job(Protocol):
 
 
 class WasmGuest:
-    """Runs things for one sandbox, many at a time. The workers are shared with the other sandboxes of the process."""
+    """Runs things for one sandbox, many at a time."""
 
     def __init__(self, config: GuestConfig) -> None:
         wasmtime_directory()
         self._config = config
-        self._threads = RunThreads()
         self._temporary = tempfile.mkdtemp(prefix="warmcell-tmp-")
-        self._supervisor = _SHARED.acquire()
+        self._supervisor = Supervisor()
         self._toolbox = ToolboxRunner(self._supervisor)
-        self._is_closed = False
+        self._runs = Runs("wasm", DEFAULT_MOST_WORKERS, QUEUE_SECONDS)
 
     async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
         """One program with its arguments, no shell in between; `CommandNotFound` when there is no such program."""
         fetch = self._blocking_fetch()
-        return await self._threads.run(lambda cancellation: self._run(argv, job, fetch, cancellation))
+        return await self._runs.run(lambda run: self._run(argv, job, fetch, run))
 
     async def script(self, script: str, job: Job) -> ExecResult:
         return await self.command(("sh", "-c", script), job)
 
     async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult:
         if language is Language.WASM:
-            return await self._threads.run(lambda cancellation: self._run_module(code, job, cancellation))
+            return await self._runs.run(lambda run: self._run_module(code, job, run))
         if language not in _COMMAND_LINES or not isinstance(code, str):
             raise InvalidRequest(
                 f"the wasm sandbox has no {language}", field="language", hint="use Sandbox(backend='process')"
@@ -92,16 +92,14 @@ class WasmGuest:
         return await self.command((*_COMMAND_LINES[language], code), job)
 
     async def aclose(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            await asyncio.to_thread(self._close)
+        await in_thread(self._close)
 
     def _close(self) -> None:
-        self._threads.close()
-        _SHARED.release()
+        self._runs.close()
+        self._supervisor.close()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _run(self, argv: Sequence[str], job: Job, fetch: Fetch | None, cancellation: Cancellation) -> ExecResult:
+    def _run(self, argv: Sequence[str], job: Job, fetch: Fetch | None, run: Run) -> ExecResult:
         limits = self._limits()
         return self._toolbox.run_command(
             argv,
@@ -115,10 +113,12 @@ class WasmGuest:
             preopens=self._preopens(),
             fetch=fetch,
             file_bytes=limits.disk_mb * MIB,
-            cancellation=cancellation,
+            cpu_seconds=limits.cpu_seconds,
+            open_files=limits.open_files,
+            run=run,
         )
 
-    def _run_module(self, code: str | bytes, job: Job, cancellation: Cancellation) -> ExecResult:
+    def _run_module(self, code: str | bytes, job: Job, run: Run) -> ExecResult:
         limits = self._limits()
         request = RunRequest(
             argv=("main.wasm",),
@@ -130,8 +130,10 @@ class WasmGuest:
             output_bytes=limits.output_bytes,
             preopens=self._preopens(),
             file_bytes=limits.disk_mb * MIB,
+            cpu_seconds=limits.cpu_seconds,
+            open_files=limits.open_files,
         )
-        return self._supervisor.run(source_from_code(code), request, cancellation=cancellation)
+        return self._supervisor.run(source_from_code(code), request, run)
 
     def _limits(self) -> EffectiveLimits:
         return effective_limits(self._config.policy or SandboxPolicy(), memory_mb=self._config.memory_limit_mb)

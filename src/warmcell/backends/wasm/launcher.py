@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from warmcell.backends.wasm.run_request import Directory
 
-@dataclass(slots=True)
-class WorkerProcess:
-    """A started worker. `kill` may be called from any thread, at any time, more than once."""
+#: What a worker was started with. Two of them are equally confined exactly when this is equal.
+Directories = tuple[Directory, ...]
+
+
+class WorkerProcess(Protocol):
+    """A started worker, wherever it runs. `kill` may be called from any thread, at any time, more than once."""
 
     pid: int
-    _process: subprocess.Popen[bytes]
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float) -> int | None:
+        """The exit status (negative for a signal), or None when it is still running after `timeout` seconds."""
+        ...
+
+    def abandon(self) -> None:
+        """This is a fork of the process that started it: forget it without touching it."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts `argv` with `control` as descriptor 0, next to no environment, no other descriptor, its own session.
+
+    The worker needs the system's libraries, the interpreter and `read_only` (at the same place), and reaches the
+    directories, each at its `place`. It ends by itself when the other end of the socket is closed.
+    `confines`: it really can reach no others, so the pool hands it out only for the directories that it was made for.
+    """
+
+    isolation_class: str
+    confines: bool
+
+    def __call__(
+        self, argv: Sequence[str], control: int, read_only: Sequence[str], directories: Directories
+    ) -> WorkerProcess: ...
+
+    def place(self, directories: Directories, directory: Directory) -> str:
+        """Where a worker that was started for `directories` finds one of them."""
+        ...
+
+    def rest(self) -> None:
+        """Called when the last worker is gone."""
+        ...
+
+
+class PlainProcess:
+    """A worker that is a child of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process
 
     def kill(self) -> None:
         # Popen never signals a process that it has reaped, so a recycled pid is never hit.
@@ -25,55 +68,27 @@ class WorkerProcess:
             self._process.kill()
 
     def wait(self, timeout: float) -> int | None:
-        """The exit status (negative for a signal), or None when it is still running after `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
-
-class Launched(Protocol):
-    """A started worker, wherever it runs."""
-
-    pid: int
-
-    def kill(self) -> None: ...
-
-    def wait(self, timeout: float) -> int | None: ...
-
-
-class Launcher(Protocol):
-    """Starts `argv` with `control` as descriptor 0, next to no environment, no other descriptor, its own session.
-
-    The worker needs the system's libraries, the interpreter and `read_only`, and reaches host files only under the two
-    lists of paths (at the same place). It ends by itself when the other end of the socket is closed.
-    `confines_paths`: it really can reach no others, so the pool hands it out only for the paths that it was made for.
-    """
-
-    isolation_class: str
-    confines_paths: bool
-
-    def __call__(
-        self, argv: Sequence[str], control: socket.socket, read_only: Sequence[str], writable: Sequence[str]
-    ) -> Launched: ...
-
-    def rest(self) -> None:
-        """Called when a pool of workers was closed."""
-        ...
+    def abandon(self) -> None:
+        self._process.returncode = 0  # for Popen it has ended: it never signals or waits for it again
 
 
 class PlainLauncher:
     """A process like any other: what isolates the guest is the runtime alone."""
 
     isolation_class = "wasm"
-    confines_paths = False
+    confines = False
 
     def __call__(
-        self, argv: Sequence[str], control: socket.socket, read_only: Sequence[str], writable: Sequence[str]
-    ) -> Launched:
+        self, argv: Sequence[str], control: int, read_only: Sequence[str], directories: Directories
+    ) -> WorkerProcess:
         process = subprocess.Popen(
             list(argv),
-            stdin=control.fileno(),
+            stdin=control,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={},
@@ -81,7 +96,10 @@ class PlainLauncher:
             start_new_session=True,
             close_fds=True,
         )
-        return WorkerProcess(process.pid, process)
+        return PlainProcess(process)
+
+    def place(self, directories: Directories, directory: Directory) -> str:
+        return directory.host_path
 
     def rest(self) -> None:
         """Nothing is kept between workers."""

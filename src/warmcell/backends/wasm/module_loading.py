@@ -12,20 +12,23 @@ import hashlib
 import json
 import logging
 import os
-import threading
+from dataclasses import dataclass
 from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverMemory
-from warmcell.backends.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.module_cache import Compiled, ModuleCache
+from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
+from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.pool import Lease, WorkerPool
-from warmcell.backends.wasm.run_request import MIB
+from warmcell.backends.wasm.pool import Lease, Wanted, WorkerPool
 from warmcell.backends.wasm.runtime import runtime_fingerprint
-from warmcell.core.errors import ExecutionTimeout, InvalidRequest, MemoryExceeded
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded
+from warmcell.core.types import MIB
+from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.run import Run
+from warmcell.toolbox.signed_directory import SignedFile
 
 _log = logging.getLogger(__name__)
-#: Larger modules are worth a fresh worker, so that their compiled form can be kept.
+#: Larger modules are worth a worker that nobody used, so that their compiled form can be kept.
 _LARGE_BYTES = 64 * 1024
 _MOST_LOADED = 64
 COMPILE_MEMORY_MB = 1024
@@ -33,15 +36,47 @@ OWN_COMPILE_SECONDS = 600.0
 OWN_COMPILE_MEMORY_MB = 8192
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A module to be loaded, and how long that may take. A caller's module has as long as its run; ours is our time."""
+
+    source: ModuleSource
+    needs_fuel: bool
+    timeout: float = OWN_COMPILE_SECONDS
+
+    @property
+    def key(self) -> str:
+        return loaded_key(self.source, self.needs_fuel)
+
+    @property
+    def cache_key(self) -> str:
+        """Two requests share compiled code exactly when this is the same."""
+        source = self.source
+        parts = [source.digest, source.entry, source.is_own, self.needs_fuel, *runtime_fingerprint()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @property
+    def bounds(self) -> Bounds:
+        if self.source.is_own:
+            return Bounds(OWN_COMPILE_SECONDS, OWN_COMPILE_MEMORY_MB * MIB)
+        return Bounds(self.timeout, COMPILE_MEMORY_MB * MIB)
+
+    def message(self, form: str, drop: list[str]) -> dict[str, Any]:
+        return {
+            "op": "load",
+            "key": self.key,
+            "format": form,
+            "entry": self.source.entry,
+            "fuel": self.needs_fuel,
+            "host": self.source.is_own,
+            "drop": drop,
+            "rehearsal": list(self.source.rehearsal),
+        }
+
+
 def loaded_key(source: ModuleSource, needs_fuel: bool) -> str:
     """The name of a loaded module inside a worker."""
     return f"{source.digest}:{source.entry}:{source.is_own:d}:{needs_fuel:d}"
-
-
-def cache_key(source: ModuleSource, needs_fuel: bool) -> str:
-    """Two requests share compiled code exactly when this is the same."""
-    parts = [source.digest, source.entry, source.is_own, needs_fuel, *runtime_fingerprint()]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Loader:
@@ -50,88 +85,67 @@ class Loader:
     def __init__(self, pool: WorkerPool, cache: ModuleCache) -> None:
         self._pool = pool
         self._cache = cache
-        self._compiling = threading.Lock()
+        # One at a time, since it takes seconds and who waits finds it done. The worker is leased by then: whoever held
+        # this while waiting for a worker could wait for ever.
+        self._compiling = FairQueue(1)
 
-    def ensure(self, lease: Lease, source: ModuleSource, needs_fuel: bool, seconds: float, timeout: float) -> None:
+    def ensure(self, lease: Lease, load: Load, run: Run) -> None:
         """After this the lease's worker, which may be another one then, has the module."""
-        key = loaded_key(source, needs_fuel)
-        if key in lease.worker.loaded:
-            lease.worker.loaded.move_to_end(key)
+        if load.key in lease.worker.loaded:
+            lease.worker.loaded.move_to_end(load.key)
             return
-        if self._adopt(lease, source, needs_fuel, timeout):
+        if self._adopt(lease, load):
             return
-        data = source.read()
+        data = load.source.read()
         if len(data) > _LARGE_BYTES and not lease.worker.is_clean:
             lease.swap_for_clean()
-        bounds = Bounds(seconds, _compile_memory(source))
-        if not source.is_own:
-            self._compile(lease, source, data, needs_fuel, bounds, timeout)
+        if not load.source.is_own:
+            self._compile(lease, load, data)
             return
-        # One at a time, since it takes seconds and who waits finds it done. The worker is leased already: a lock that
-        # is held while waiting for a worker could wait for ever.
-        with self._compiling:
-            if not self._adopt(lease, source, needs_fuel, timeout):
+        self._compiling.enter(run, OWN_COMPILE_SECONDS)
+        try:
+            if not self._adopt(lease, load):
                 _log.info("compiling a module of the toolbox, once on this machine")
-                self._compile(lease, source, data, needs_fuel, bounds, timeout)
+                self._compile(lease, load, data)
+        finally:
+            self._compiling.leave()
 
-    def prepare_own(self, source: ModuleSource, needs_fuel: bool, *, may_wait: bool = True) -> None:
-        """Makes sure that a module of ours is in the cache; the first time on a machine this takes seconds."""
-        key = loaded_key(source, needs_fuel)
-        with Lease(self._pool, key, needs_clean=True, may_wait=may_wait) as lease:
-            self.ensure(lease, source, needs_fuel, OWN_COMPILE_SECONDS, OWN_COMPILE_SECONDS)
+    def prepare_own(self, load: Load, run: Run) -> None:
+        """Makes sure that a module of ours is in the cache, with a worker that is free now, or raises `BackendBusy`."""
+        with Lease(self._pool, Wanted(load.key, needs_clean=True), run, queue_timeout=0) as lease:
+            self.ensure(lease, load, run)
             lease.is_reusable = True
 
-    def find_compiled(self, source: ModuleSource, needs_fuel: bool) -> Compiled | None:
-        return self._cache.find(cache_key(source, needs_fuel))
+    def find_compiled(self, load: Load) -> SignedFile | None:
+        return self._cache.find(load.cache_key)
 
-    def _adopt(self, lease: Lease, source: ModuleSource, needs_fuel: bool, timeout: float) -> bool:
+    def _adopt(self, lease: Lease, load: Load) -> bool:
         """Takes the compiled form from the cache, if it is there and wasmtime takes it."""
-        compiled = self.find_compiled(source, needs_fuel)
+        compiled = self.find_compiled(load)
         if compiled is None:
             return False
-        message = load_message(source, needs_fuel, "compiled", _evicted(lease)) | {"facts": compiled.facts}
-        bounds = Bounds(timeout, OWN_COMPILE_MEMORY_MB * MIB)
+        message = load.message("compiled", _evicted(lease)) | {"facts": compiled.facts}
         with contextlib.closing(compiled):
-            reply = _ask(lease, message, b"", compiled.descriptor, bounds, timeout).message
+            reply = _ask(lease, load, message, b"", [compiled.descriptor])
         if reply.get("op") == "loaded":
-            lease.worker.loaded[message["key"]] = 0
+            lease.worker.loaded[load.key] = None
             return True
-        self._cache.forget(cache_key(source, needs_fuel))
+        self._cache.forget(load.cache_key)
         return False
 
-    def _compile(
-        self, lease: Lease, source: ModuleSource, data: bytes, needs_fuel: bool, bounds: Bounds, timeout: float
-    ) -> None:
+    def _compile(self, lease: Lease, load: Load, data: bytes) -> None:
         worker, was_clean = lease.worker, lease.worker.is_clean
-        worker.is_clean = was_clean and source.is_own
-        artefact = os.memfd_create("warmcell-module") if was_clean else None
+        worker.is_clean = was_clean and load.source.is_own
+        artefacts = [os.memfd_create("warmcell-module")] if was_clean else []
         try:
-            message = load_message(source, needs_fuel, source.format, _evicted(lease))
-            reply = _ask(lease, message, data, artefact, bounds, timeout).message
-            facts = _checked_reply(reply, lease)
-            worker.loaded[message["key"]] = 0
-            if artefact is not None:
-                self._cache.store(cache_key(source, needs_fuel), artefact, facts)
+            reply = _ask(lease, load, load.message(load.source.format, _evicted(lease)), data, artefacts)
+            facts = _checked_facts(reply, lease, load)
+            worker.loaded[load.key] = None
+            if artefacts:
+                self._cache.store(load.cache_key, artefacts[0], facts)
         finally:
-            if artefact is not None:
-                os.close(artefact)
-
-
-def _compile_memory(source: ModuleSource) -> int:
-    return (OWN_COMPILE_MEMORY_MB if source.is_own else COMPILE_MEMORY_MB) * MIB
-
-
-def load_message(source: ModuleSource, needs_fuel: bool, form: str, drop: list[str]) -> dict[str, Any]:
-    return {
-        "op": "load",
-        "key": loaded_key(source, needs_fuel),
-        "format": form,
-        "entry": source.entry,
-        "fuel": needs_fuel,
-        "host": source.is_own,
-        "drop": drop,
-        "rehearsal": list(source.rehearsal),
-    }
+            for descriptor in artefacts:
+                os.close(descriptor)
 
 
 def _evicted(lease: Lease) -> list[str]:
@@ -139,26 +153,31 @@ def _evicted(lease: Lease) -> list[str]:
     return [loaded.popitem(last=False)[0] for _ in range(max(0, len(loaded) - _MOST_LOADED + 1))]
 
 
-def _ask(
-    lease: Lease, message: dict[str, Any], blob: bytes, descriptor: int | None, bounds: Bounds, timeout: float
-) -> Frame:
-    worker = lease.worker
+def _ask(lease: Lease, load: Load, message: dict[str, Any], blob: bytes, descriptors: list[int]) -> dict[str, Any]:
     try:
-        worker.channel.send(message, blob, [] if descriptor is None else [descriptor], timeout=bounds.seconds)
-        return Conversation(worker, bounds).wait()
+        lease.send(message, blob, descriptors, seconds=load.bounds.seconds)
+        return Conversation(lease.worker, load.bounds).wait().message
     except Overstayed:
-        raise ExecutionTimeout(timeout) from None
+        if load.source.is_own:
+            raise ExecutionFailed("compiling a module of the toolbox took too long") from None
+        raise ExecutionTimeout(load.timeout, phase="build") from None
     except OverMemory:
-        raise MemoryExceeded(bounds.memory_bytes // MIB) from None
+        if load.source.is_own:
+            raise ExecutionFailed("compiling a module of the toolbox took too much memory") from None
+        raise MemoryExceeded(load.bounds.memory_bytes // MIB) from None
     except (WorkerDied, ProtocolViolation):
         raise lease.explain_death("loading the module") from None
 
 
-def _checked_reply(reply: dict[str, Any], lease: Lease) -> dict[str, Any]:
+def _checked_facts(reply: dict[str, Any], lease: Lease, load: Load) -> dict[str, Any]:
     if reply.get("op") == "refused":
         lease.is_reusable = True
+        if load.source.is_own:
+            _log.warning("a module of the toolbox was refused: %s", reply.get("detail"))
+            raise ExecutionFailed("a module of the toolbox could not be compiled", hint="reinstall warmcell")
         raise InvalidRequest(str(reply.get("detail")), field="code")
     facts = reply.get("facts")
-    if reply.get("op") != "loaded" or not isinstance(facts, dict):
+    is_typed = isinstance(facts, dict) and all(isinstance(value, bool | str) for value in facts.values())
+    if reply.get("op") != "loaded" or not is_typed:
         raise lease.explain_death("loading the module")
-    return facts
+    return dict(facts or {})

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from warmcell.backends.wasm.frames import ProtocolViolation
-from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, MemoryExceeded
 from warmcell.core.types import Enforced, ExecResult, Usage
-from warmcell.runner.outcome import cut_at_character
+from warmcell.runner.outcome import text_of
+from warmcell.runner.streams import Capture
 
 KINDS = frozenset({"exit", "trap", "timeout", "fuel", "memory", "failed"})
 _KILLED = 137
@@ -29,11 +29,15 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
-    """One stream as it was taken in."""
+class Terms:
+    """What the run was given, and what is known about it from outside."""
 
-    data: bytes
-    is_truncated: bool
+    request: RunRequest
+    #: What the caller waited before the guest could run, and what the guest itself took.
+    queued: float
+    seconds: float
+    isolation_class: str
+    wasmtime_version: str
 
 
 def ending_from(message: dict[str, Any]) -> Ending:
@@ -57,20 +61,62 @@ def _typed(message: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def enforced(request: RunRequest, wasmtime_version: str) -> Enforced:
+def deliver(ending: Ending, stdout: Capture, stderr: Capture, terms: Terms) -> ExecResult:
+    """The result, or the error that a limit or our own failure calls for."""
+    request = terms.request
+    if ending.kind == "failed":
+        raise ExecutionFailed(f"the run could not be carried out: {ending.message}")
+    result = _result(ending, stdout, stderr, terms)
+    match ending.kind:
+        case "timeout":
+            raise ExecutionTimeout(request.timeout, result)
+        case "cpu":
+            raise ExecutionTimeout(request.cpu_seconds or request.timeout, result, clock="cpu")
+        case "memory":
+            raise MemoryExceeded(request.memory_limit_mb, result)
+        case "fuel":
+            raise FuelExhausted(request.fuel or 0, result)
+    return result
+
+
+def _result(ending: Ending, stdout: Capture, stderr: Capture, terms: Terms) -> ExecResult:
+    """For a run that a limit ended, the partial result."""
+    (out, out_bytes), (err, err_bytes) = text_of(stdout), text_of(stderr)
+    # A trap is the guest's own end, and its message what a shell would print of a crash.
+    note = ending.message.strip() + "\n" if ending.kind == "trap" and ending.message else ""
+    return ExecResult(
+        stdout=out,
+        stderr=f"{err}\n{note}" if note and err and not err.endswith("\n") else err + note,
+        exit_code=ending.exit_code if ending.kind in ("exit", "trap") else _KILLED,
+        duration=terms.seconds,
+        stdout_bytes=out_bytes,
+        stderr_bytes=err_bytes + note.encode(),
+        stdout_truncated=stdout.total > stdout.cap,
+        stderr_truncated=stderr.total > stderr.cap,
+        usage=Usage(ending.cpu, terms.seconds, ending.memory_bytes),
+        enforced=enforced(terms),
+        queued=terms.queued,
+    )
+
+
+def enforced(terms: Terms) -> Enforced:
     """What held during the run, by name."""
+    request = terms.request
     cpu = "fuel" if request.fuel is not None else "watchdog" if request.cpu_seconds is not None else None
     is_writable = any(preopen.writable for preopen in request.preopens)
     per_file = "rlimit per file" if request.file_bytes is not None else None
     disk = per_file if is_writable else "nothing writable"
-    return _enforced(wasmtime_version, cpu, disk, bool(request.preopens), request.fetch is not None)
+    files = "wasi preopens" if request.preopens else "no filesystem"
+    network = "host call" if request.fetch is not None else "no sockets"
+    return _enforced(terms.isolation_class, terms.wasmtime_version, cpu, disk, files, network)
 
 
-@functools.cache
-def _enforced(wasmtime_version: str, cpu: str | None, disk: str | None, has_files: bool, has_fetch: bool) -> Enforced:
-    files = "wasi preopens" if has_files else "no filesystem"
+@functools.lru_cache(maxsize=64)
+def _enforced(
+    isolation_class: str, wasmtime_version: str, cpu: str | None, disk: str | None, files: str, network: str
+) -> Enforced:
     return Enforced(
-        isolation_class=launcher().isolation_class,
+        isolation_class=isolation_class,
         enforcer=f"wasmtime {wasmtime_version}",
         timeout="epoch+kill",
         memory="wasmtime limits",
@@ -79,59 +125,9 @@ def _enforced(wasmtime_version: str, cpu: str | None, disk: str | None, has_file
         open_files="rlimit",
         disk=disk,
         output="supervisor",
-        network="host call" if has_fetch else "no sockets",
+        network=network,
         filesystem_read=files,
         filesystem_write=files,
         environment="wasi",
         syscalls="wasm",
     )
-
-
-def result_of(
-    ending: Ending, stdout: Captured, stderr: Captured, seconds: float, request: RunRequest, version: str
-) -> ExecResult:
-    """The result of a run; for one that a limit ended, the partial result."""
-    out, err = (cut_at_character(item.data) if item.is_truncated else item.data for item in (stdout, stderr))
-    note = ending.message.strip() + "\n" if ending.kind in ("trap", "memory") and ending.message else ""
-    return ExecResult(
-        stdout=as_text(out, stdout.is_truncated),
-        stderr=_joined(as_text(err, stderr.is_truncated), note),
-        exit_code=_exit_code(ending),
-        duration=seconds,
-        stdout_bytes=out,
-        stderr_bytes=err + note.encode(),
-        stdout_truncated=stdout.is_truncated,
-        stderr_truncated=stderr.is_truncated,
-        usage=Usage(ending.cpu, seconds, ending.memory_bytes),
-        enforced=enforced(request, version),
-    )
-
-
-def _joined(text: str, note: str) -> str:
-    return f"{text}\n{note}" if note and text and not text.endswith("\n") else text + note
-
-
-def _exit_code(ending: Ending) -> int:
-    return ending.exit_code if ending.kind in ("exit", "trap") else _KILLED
-
-
-def deliver(ending: Ending, result: ExecResult, request: RunRequest) -> ExecResult:
-    """The result, or the error that carries it."""
-    match ending.kind:
-        case "timeout":
-            raise ExecutionTimeout(request.timeout, result)
-        case "cpu":
-            raise ExecutionTimeout(request.cpu_seconds or request.timeout, result)
-        case "memory":
-            raise MemoryExceeded(request.memory_limit_mb, result)
-        case "fuel":
-            raise FuelExhausted(request.fuel or 0, result)
-        case "failed":
-            raise ExecutionFailed(f"the run could not be carried out: {ending.message}")
-    return result
-
-
-def as_text(data: bytes, is_truncated: bool) -> str:
-    """What a caller reads; bytes that are no UTF-8 are replaced, and a cut is announced."""
-    text = data.decode("utf-8", "replace")
-    return f"{text}\n... (truncated after {len(data)} bytes)" if is_truncated else text

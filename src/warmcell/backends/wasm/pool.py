@@ -1,211 +1,223 @@
-"""Workers that wait for work: grown on demand, reused after clean runs, thrown away after anything else."""
+"""The workers of this program: started on demand, reused after clean runs, thrown away after anything else.
+
+There is one pool for all backends and sandboxes. A worker that is confined was started for certain directories and is
+only ever handed out for exactly those; every run in it has a Store of its own.
+"""
 
 from __future__ import annotations
 
-import os
+import functools
+import logging
 import threading
 import time
-import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-from warmcell.backends.wasm.cancellation import Cancellation, RunCancelled
-from warmcell.backends.wasm.conversation import await_ready
-from warmcell.backends.wasm.launcher import launcher
+from warmcell.backends.wasm.conversation import Bounds, Conversation
+from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
+from warmcell.backends.wasm.launcher import Directories, launcher
 from warmcell.backends.wasm.worker import Worker
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed
+from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.ownership import Lock, own_until_exit
+from warmcell.lifetime.run import Run, RunCancelled
 
-DEFAULT_MOST_WORKERS = 32
+_log = logging.getLogger(__name__)
+#: Of the program as a whole; each backend allows itself fewer.
+MOST_WORKERS = 256
 _IDLE_SECONDS = 60.0
-#: How often a caller who waits for a worker looks whether it still has to.
-_CANCELLATION_SECONDS = 0.1
-Paths = tuple[tuple[str, ...], tuple[str, ...]]
-NO_PATHS: Paths = ((), ())
-
-
-class AllBusy(Exception):
-    """Every worker that may exist is running something."""
+_START_SECONDS = 30.0
+_START_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    prefer: str
-    paths: Paths
-    needs_clean: bool
-    may_wait: bool
+class Wanted:
+    """Which worker will do: one that has `prefer` loaded if possible."""
+
+    prefer: str = ""
+    directories: Directories = ()
+    needs_clean: bool = False
 
     def fits(self, worker: Worker) -> bool:
-        return worker.paths == self.paths and (worker.is_clean or not self.needs_clean)
-
-
-def _kill_all(workers: Iterable[Worker]) -> None:
-    for worker in list(workers):
-        worker.kill()
+        is_confined_alike = worker.directories == self.directories or not launcher().confines
+        return is_confined_alike and (worker.is_clean or not self.needs_clean)
 
 
 class WorkerPool:
-    """Thread-safe. A lease is one worker for one thread; `release` says whether it may be used again."""
+    """Thread-safe. In a fork it is empty; the workers stay the parent's."""
 
-    def __init__(self, most: int = DEFAULT_MOST_WORKERS) -> None:
+    def __init__(self, most: int = MOST_WORKERS) -> None:
         self._most = most
-        self._changed = threading.Condition()
+        self._places = FairQueue(most)
+        self._lock = Lock()
+        self.abandon()
+        own_until_exit(self)
+
+    def abandon(self) -> None:
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
-        self._count = 0
-        self._is_closed = False
-        self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _kill_all, self._all)
+        self._users = 0
+        self._retiring: threading.Thread | None = None
 
-    def lease(
-        self,
-        prefer: str = "",
-        paths: Paths = NO_PATHS,
-        *,
-        needs_clean: bool = False,
-        may_wait: bool = True,
-        cancellation: Cancellation | None = None,
-    ) -> Worker:
-        """An idle worker, one that has `prefer` loaded if possible, else a new one.
+    def join(self) -> None:
+        """Another backend or sandbox uses the pool; it says `leave` in the end."""
+        with self._lock:
+            self._users += 1
 
-        Where all are busy it waits, or raises `AllBusy` when it may not: a caller who holds a worker while waiting for
-        another could wait for ever.
-        """
-        wanted = _Wanted(prefer, paths if launcher().confines_paths else NO_PATHS, needs_clean, may_wait)
-        worker = self._take(wanted, cancellation or Cancellation())
-        try:
-            await_ready(worker)
-        except BaseException:
-            self.release(worker, is_reusable=False)
-            raise
-        return worker
-
-    def release(self, worker: Worker, *, is_reusable: bool) -> None:
-        with self._changed:
-            is_kept = is_reusable and not worker.is_killed and not self._is_closed and worker in self._all
-            if is_kept:
-                worker.idle_since = time.monotonic()
-                self._idle.append(worker)
-            retired = self._retire_stale() if is_kept else [worker]
-            self._forget(retired)
-        for each in retired:
-            each.dispose()
-
-    def close(self) -> None:
-        """Kills every worker, busy ones too. Leases that are out see their worker die."""
-        with self._changed:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-            busy = self._all - set(idle)
-            self._forget(idle)
-            self._changed.notify_all()
-        for worker in busy:
-            worker.kill()
-        for worker in idle:
-            worker.dispose()
-        launcher().rest()
+    def leave(self, directories: Collection[Directories] = ()) -> None:
+        """Workers that wait for runs in these directories end now; with the last user all that wait do."""
+        with self._lock:
+            self._users = max(0, self._users - 1)
+            is_last = self._users == 0
+            gone = [worker for worker in self._idle if is_last or worker.directories in directories]
+            self._forget(gone)
+        _dispose(gone)
+        if is_last:
+            launcher().rest()
 
     @property
     def pids(self) -> list[int]:
         """Of all workers that are alive."""
-        with self._changed:
+        with self._lock:
             return [worker.pid for worker in self._all]
 
-    def _take(self, wanted: _Wanted, cancellation: Cancellation) -> Worker:
-        with self._changed:
-            while True:
-                self._check_usable()
-                cancellation.check()
-                worker = self._pick(wanted)
-                if worker is not None:
-                    return worker
-                if self._count < self._most or self._make_room():
-                    self._count += 1
-                    break
-                if not wanted.may_wait:
-                    raise AllBusy
-                self._changed.wait(_CANCELLATION_SECONDS)
-        return self._start(wanted.paths)
+    def take(self, wanted: Wanted, run: Run, queue_timeout: float) -> Worker:
+        """An idle worker or a new one, ready for requests. Where all are busy it waits: `BackendBusy` in the end.
 
-    def _start(self, paths: Paths) -> Worker:
+        A caller who holds a worker while waiting for another gives 0, for it could wait for ever.
+        """
+        self._places.enter(run, queue_timeout)
         try:
-            worker = Worker(paths)
+            return self._take_idle(wanted) or self._start(wanted.directories)
         except BaseException:
-            with self._changed:
-                self._count -= 1
-                self._changed.notify()
+            self._places.leave()
             raise
-        with self._changed:
-            self._all.add(worker)
+
+    def give_back(self, worker: Worker, *, is_reusable: bool) -> None:
+        with self._lock:
+            is_kept = is_reusable and worker in self._all and not worker.is_killed and self._users > 0
+            if is_kept:
+                worker.idle_since = time.monotonic()
+                self._idle.append(worker)
+                self._retire_later()
+            else:
+                self._forget([worker])
+        self._places.leave()
+        if not is_kept:
+            worker.dispose()
+
+    def close(self) -> None:
+        """At exit. Backends have ended their runs by then."""
+        with self._lock:
+            workers = list(self._all)
+            self._forget(workers)
+        _dispose(workers)
+        launcher().rest()
+
+    def _take_idle(self, wanted: Wanted) -> Worker | None:
+        dead = []
+        with self._lock:
+            while (worker := self._best(wanted)) is not None:
+                self._idle.remove(worker)
+                if worker.is_waiting():
+                    break
+                dead.append(worker)
+            self._forget(dead)
+        _dispose(dead)
         return worker
 
-    def _pick(self, wanted: _Wanted) -> Worker | None:
-        # The most recently used one is the warmest; the others get a chance to become stale.
-        fitting = None
-        for worker in reversed(self._idle):
-            if wanted.fits(worker):
-                fitting = fitting or worker
-                if wanted.prefer in worker.loaded:
-                    fitting = worker
-                    break
-        if fitting is not None:
-            self._idle.remove(fitting)
-        return fitting
+    def _best(self, wanted: Wanted) -> Worker | None:
+        # The most recently used one is the warmest; the others get a chance to be retired.
+        fitting = [worker for worker in reversed(self._idle) if wanted.fits(worker)]
+        return next((worker for worker in fitting if wanted.prefer in worker.loaded), next(iter(fitting), None))
 
-    def _make_room(self) -> bool:
-        """Gives up an idle worker that does not fit, so that one can be made that does."""
-        if not self._idle:
-            return False
-        worker = self._idle.pop(0)
-        self._forget([worker])
-        worker.dispose()
-        return True
-
-    def _retire_stale(self) -> list[Worker]:
-        oldest = time.monotonic() - _IDLE_SECONDS
-        if self._idle[0].idle_since >= oldest:
-            return []
-        stale = [worker for worker in self._idle[:-1] if worker.idle_since < oldest]
-        self._idle = [worker for worker in self._idle if worker not in stale]
-        return stale
+    def _start(self, directories: Directories) -> Worker:
+        worker = Worker(directories if launcher().confines else ())
+        with self._lock:
+            self._all.add(worker)
+            surplus = self._idle[: max(0, len(self._all) - self._most)]
+            self._forget(surplus)
+        _dispose(surplus)
+        try:
+            _await_ready(worker)
+        except BaseException:
+            with self._lock:
+                self._forget([worker])
+            worker.dispose()
+            raise
+        return worker
 
     def _forget(self, workers: Iterable[Worker]) -> None:
         for worker in workers:
-            if worker in self._all:
-                self._all.discard(worker)
-                self._count -= 1
-        self._changed.notify()
+            self._all.discard(worker)
+            if worker in self._idle:
+                self._idle.remove(worker)
 
-    def _check_usable(self) -> None:
-        if self._is_closed:
-            raise BackendUnavailable("the WASM backend was closed", hint="make a new one")
-        if os.getpid() != self._owner:
-            # After a fork the workers belong to the parent: two processes on one socket would mix up their runs.
-            self._idle, self._count, self._owner = [], 0, os.getpid()
-            self._all.clear()
+    def _retire_later(self) -> None:
+        if self._retiring is None:
+            self._retiring = threading.Thread(target=self._retire, name="warmcell-wasm-idle", daemon=True)
+            self._retiring.start()
+
+    def _retire(self) -> None:
+        """Ends those that have waited too long, until none waits any more."""
+        while True:
+            time.sleep(_IDLE_SECONDS / 4)
+            with self._lock:
+                oldest = time.monotonic() - _IDLE_SECONDS
+                stale = [worker for worker in self._idle if worker.idle_since < oldest]
+                self._forget(stale)
+                is_over = not self._idle
+                if is_over:
+                    self._retiring = None
+            _dispose(stale)
+            if is_over:
+                return
+
+
+@functools.cache
+def program_pool() -> WorkerPool:
+    """The one pool of this program."""
+    return WorkerPool()
+
+
+def _dispose(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        worker.dispose()
+
+
+def _await_ready(worker: Worker) -> None:
+    """Returns when the worker can take requests; a new worker needs a few hundredths of a second."""
+    try:
+        frame = Conversation(worker, Bounds(_START_SECONDS, _START_MEMORY)).wait()
+    except (WorkerDied, Overstayed, ProtocolViolation) as error:
+        _log.warning("a WASM worker did not start: %s", worker.log() or error)
+        raise ExecutionFailed(
+            "a WASM worker did not start", hint="the log of warmcell.backends.wasm says why"
+        ) from None
+    worker.is_ready = frame.message.get("op") == "ready"
+
+
+class WorkerUnusable(Exception):
+    """The worker was gone before anything of the guest's reached it, so another one can take its place."""
 
 
 class Lease:
-    """Use as a context manager. The worker goes back to the pool only when `is_reusable` was set."""
+    """A worker for the length of one run, given back whatever happens; it is reused only when `is_reusable` was set.
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        prefer: str = "",
-        paths: Paths = NO_PATHS,
-        *,
-        needs_clean: bool = False,
-        may_wait: bool = True,
-        cancellation: Cancellation | None = None,
-    ) -> None:
+    While it is held, cancelling the run kills the worker; afterwards it cannot reach it any more.
+    """
+
+    def __init__(self, pool: WorkerPool, wanted: Wanted, run: Run, queue_timeout: float) -> None:
         self._pool = pool
-        self._paths = paths
-        self._cancellation = cancellation or Cancellation()
+        self._wanted = wanted
+        self._run = run
+        self._queue_timeout = queue_timeout
+        self._held = ExitStack()
         self.is_reusable = False
-        self.worker = pool.lease(
-            prefer, paths, needs_clean=needs_clean, may_wait=may_wait, cancellation=self._cancellation
-        )
-        self._cancellation.attach(self.worker)
+        self._take(wanted)
 
     def __enter__(self) -> Lease:
         return self
@@ -213,26 +225,43 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._cancellation.detach()
-        self._pool.release(self.worker, is_reusable=self.is_reusable)
+        self._give_back(self.is_reusable)
 
     def swap_for_clean(self) -> None:
         """Another worker, in which nothing of any guest has ever been."""
-        self._cancellation.detach()
-        self._pool.release(self.worker, is_reusable=True)
-        self.worker = self._pool.lease(paths=self._paths, needs_clean=True, cancellation=self._cancellation)
-        self._cancellation.attach(self.worker)
+        self._give_back(is_reusable=True)
+        self._take(Wanted(directories=self._wanted.directories, needs_clean=True))
+
+    def _take(self, wanted: Wanted) -> None:
+        self.worker = self._pool.take(wanted, self._run, self._queue_timeout)
+        self._is_held = True
+        self._held.enter_context(self._run.on_cancel(self.worker.kill))
+
+    def _give_back(self, is_reusable: bool) -> None:
+        if not self._is_held:
+            return
+        self._is_held = False
+        self._held.close()  # first: a cancellation that comes late must not hit whoever gets the worker next
+        self._pool.give_back(self.worker, is_reusable=is_reusable)
+
+    def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
+        """A request. Raises `WorkerUnusable` where the worker died by itself before it could take it."""
+        try:
+            self.worker.channel.send(message, blob, descriptors, timeout=seconds)
+        except WorkerDied:
+            if self.worker.is_killed:
+                raise
+            raise WorkerUnusable from None
 
     def explain_death(self, what: str) -> Exception:
         """Why the worker is gone. Disposes of it, so that its status is known."""
-        if self._cancellation.is_cancelled:
+        if self._run.is_cancelled:
             return RunCancelled()
         was_killed = self.worker.is_killed
         status = self.worker.dispose()
         if was_killed:
-            return BackendUnavailable("the WASM backend was closed during the run")
+            return BackendUnavailable("the WASM workers were ended during the run")
+        if self.worker.log():
+            _log.warning("a WASM worker died while %s: %s", what, self.worker.log())
         ended = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        words = f": {self.worker.log()}" if self.worker.log() else ""
-        return ExecutionFailed(
-            f"the WASM worker died ({ended}) while {what}{words}", hint="other runs are not affected"
-        )
+        return ExecutionFailed(f"the WASM worker died ({ended}) while {what}", hint="other runs are not affected")

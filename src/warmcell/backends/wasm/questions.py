@@ -1,9 +1,15 @@
-"""Answers what a running guest asks of the supervisor: a fetch, or the module behind a command."""
+"""Answers what a running guest asks of the supervisor: a fetch, or the module behind a command.
+
+A guest that took its worker over could ask anything. What is parsed here is small and checked field by field; a body is
+passed on as bytes.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,41 +17,58 @@ from typing import Any
 
 from warmcell.backends.wasm.conversation import Conversation
 from warmcell.backends.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.module_loading import Loader, load_message
+from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.pool import AllBusy
-from warmcell.backends.wasm.run_request import Fetch
-from warmcell.backends.wasm.worker import Worker
-from warmcell.core.errors import BackendUnavailable, SandboxError
+from warmcell.backends.wasm.pool import Lease
+from warmcell.backends.wasm.run_request import Fetch, RunRequest
+from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
+from warmcell.lifetime.run import Run
 
+_log = logging.getLogger(__name__)
 #: The module that runs a command, or None where there is no such command.
 CommandModules = Callable[[str], ModuleSource | None]
 _SEND_SECONDS = 10.0
+_FETCH_FIELDS = {"url": str, "method": str, "headers": dict, "timeout": (int, float), "follow_redirects": bool}
 
 
 class Questions:
     """One per run. `conversation` is set before the first question can arrive."""
 
-    def __init__(self, worker: Worker, loader: Loader, fetch: Fetch | None, commands: CommandModules | None) -> None:
-        self._worker = worker
+    def __init__(
+        self, lease: Lease, loader: Loader, request: RunRequest, commands: CommandModules | None, run: Run
+    ) -> None:
+        self._worker = lease.worker
         self._loader = loader
-        self._fetch = fetch
+        self._fetch = request.fetch
+        self._needs_fuel = request.fuel is not None
         self._commands = commands
+        self._run = run
+        self._offered = ""
         self.conversation: Conversation | None = None
+
+    @property
+    def time_given(self) -> float:
+        """What the guest waited for us."""
+        return self.conversation.time_given if self.conversation is not None else 0.0
 
     def answer(self, frame: Frame) -> None:
         what = frame.message.get("what")
         if what == "fetch" and self._fetch is not None:
+            request = fetch_request(frame)
             # In a thread of its own: the deadline and the output of the run are watched meanwhile.
-            threading.Thread(target=self._answer_fetch, args=(self._fetch, frame.blob), daemon=True).start()
+            threading.Thread(target=self._answer_fetch, args=(self._fetch, request), daemon=True).start()
         elif what == "command" and self._commands is not None:
-            self._answer_command(frame.message.get("name"), frame.message.get("fuel") is True, self._commands)
+            self._answer_command(frame.message.get("name"), self._commands)
+        elif what == "loaded" and self._offered:
+            # Only now: a module that the worker could not load must not count as loaded in its next run.
+            self._worker.loaded[self._offered] = None
+            self._offered = ""
         else:
-            raise ProtocolViolation(f"question about {what!r}")
+            raise ProtocolViolation(f"question about {str(what)[:40]!r}")
 
-    def _answer_fetch(self, fetch: Fetch, raw: bytes) -> None:
+    def _answer_fetch(self, fetch: Fetch, request: bytes) -> None:
         try:
-            data = fetch(raw)
+            data = fetch(request)
         except SandboxError as error:
             data = _error(error.code, str(error))
         except Exception as error:
@@ -53,31 +76,35 @@ class Questions:
         with contextlib.suppress(WorkerDied, Overstayed):
             self._worker.channel.send({"op": "answer"}, data, timeout=_SEND_SECONDS)
 
-    def _answer_command(self, name: object, needs_fuel: bool, commands: CommandModules) -> None:
+    def _answer_command(self, name: object, commands: CommandModules) -> None:
         started = time.monotonic()
         try:
             source = commands(name) if isinstance(name, str) else None
         except BackendUnavailable as error:
-            self._send({"op": "answer", "is_found": False, "reason": str(error)})
+            _log.warning("a command is not available: %s", error)
+            self._refuse(error.hint or "it is not available here")
             return
         if source is None:
-            self._send({"op": "answer", "is_found": False, "reason": "command not found"})
+            self._refuse("command not found")
             return
-        self._send_module(source, needs_fuel, started)
+        self._send_module(Load(source, self._needs_fuel), started)
 
-    def _send_module(self, source: ModuleSource, needs_fuel: bool, started: float) -> None:
-        compiled = self._loader.find_compiled(source, needs_fuel)
+    def _refuse(self, reason: str) -> None:
+        self._send({"op": "answer", "is_found": False, "reason": reason})
+
+    def _send_module(self, load: Load, started: float) -> None:
+        compiled = self._loader.find_compiled(load)
         if compiled is None:
             # With no worker to spare, the one that asks compiles it itself, and the result is not kept.
-            with contextlib.suppress(AllBusy):
-                self._loader.prepare_own(source, needs_fuel, may_wait=False)
-            compiled = self._loader.find_compiled(source, needs_fuel)
-        message = load_message(source, needs_fuel, "compiled" if compiled else source.format, [])
+            with contextlib.suppress(BackendBusy):
+                self._loader.prepare_own(load, self._run)
+            compiled = self._loader.find_compiled(load)
+        message = load.message("compiled" if compiled else load.source.format, [])
         message |= {"op": "answer", "is_found": True, "facts": compiled.facts if compiled else {}}
+        self._offered = load.key
         self._give_time(started)
-        self._worker.loaded[message["key"]] = 0
         if compiled is None:
-            self._send(message, source.read())
+            self._send(message, load.source.read())
             return
         with contextlib.closing(compiled):
             self._send(message, b"", [compiled.descriptor])
@@ -85,10 +112,24 @@ class Questions:
     def _give_time(self, started: float) -> None:
         """Preparing a module of ours is not the guest's time; the worker has stopped its clock as well."""
         if self.conversation is not None:
-            self.conversation.extend(time.monotonic() - started)
+            self.conversation.give_time(time.monotonic() - started)
 
     def _send(self, message: dict[str, Any], blob: bytes = b"", descriptors: list[int] | None = None) -> None:
         self._worker.channel.send(message, blob, descriptors or [], timeout=_SEND_SECONDS)
+
+
+def fetch_request(frame: Frame) -> bytes:
+    """The request as `Fetch` takes it, built from fields of the right type and nothing else."""
+    fields = {name: frame.message[name] for name in _FETCH_FIELDS if frame.message.get(name) is not None}
+    for name, value in fields.items():
+        is_boolean = isinstance(value, bool) and name != "follow_redirects"
+        if is_boolean or not isinstance(value, _FETCH_FIELDS[name]):  # type: ignore[arg-type]
+            raise ProtocolViolation(f"{name} is of the wrong type")
+    if not all(isinstance(value, str) for value in fields.get("headers", {}).values()):
+        raise ProtocolViolation("headers are not texts")
+    if frame.message.get("has_body") is True:
+        fields["body"] = base64.b64encode(frame.blob).decode()
+    return json.dumps(fields).encode()
 
 
 def _error(code: str, message: str) -> bytes:

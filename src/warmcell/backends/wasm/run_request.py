@@ -1,4 +1,4 @@
-"""What one run gets, checked; and how its preopens look on the host."""
+"""What one run gets, checked; and the host directories behind its preopens, as they are now."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import DEFAULT_OUTPUT_BYTES, check_env, check_text, check_timeout
+from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, check_env, check_text, check_timeout
+from warmcell.lifetime.descriptors import host_failure
 
-MIB = 1 << 20
 DEFAULT_OPEN_FILES = 1024
 _MAX_FUEL = (1 << 63) - 1
 Fetch = Callable[[bytes], bytes]
@@ -24,18 +24,14 @@ class Preopen:
     writable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedPreopen:
-    """A preopen whose directory was looked at: the worker refuses to use any other inode in its place."""
+@dataclass(frozen=True, slots=True, order=True)
+class Directory:
+    """A host directory that was looked at: no other inode is ever used in its place."""
 
     host_path: str
-    guest_path: str
     is_writable: bool
     device: int
     inode: int
-
-    def as_message(self) -> list[object]:
-        return [self.host_path, self.guest_path, self.is_writable, self.device, self.inode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +76,24 @@ def check_fuel(fuel: object) -> None:
         raise InvalidRequest("must be a positive whole number", field="fuel")
 
 
-def open_preopens(preopens: Sequence[Preopen]) -> list[OpenedPreopen]:
+def look_at_directories(preopens: Sequence[Preopen]) -> list[Directory]:
     """Resolves links once, here; what a path leads to afterwards is compared with what it led to now."""
     return [_look_at(preopen) for preopen in preopens]
 
 
-def _look_at(preopen: Preopen) -> OpenedPreopen:
+def _look_at(preopen: Preopen) -> Directory:
     try:
         descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        # By its guest path: the text may reach a model, which has no use for names of the host.
+        hint = "the directory of the host behind it must exist"
+        raise InvalidRequest(f"{preopen.guest_path}: {error.strerror}", field="preopens", hint=hint) from None
     except OSError as error:
-        text = f"{os.path.realpath(preopen.host_path)}: {error.strerror}"
-        raise InvalidRequest(text, field="preopens", hint="give an existing directory") from None
+        raise host_failure(error, f"open the directory for {preopen.guest_path}") from None
     try:
         # The kernel has resolved all links by now, and says where they led.
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    return OpenedPreopen(path, preopen.guest_path, preopen.writable, found.st_dev, found.st_ino)
+    return Directory(path, preopen.writable, found.st_dev, found.st_ino)

@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 
 from warmcell.core.errors import BackendUnavailable
+from warmcell.languages.base import base_executable
 
 _WORKER = Path(__file__).resolve().parent.parent.parent / "guest" / "wasm"
 WORKER_SCRIPT = _WORKER / "worker.py"
@@ -18,18 +19,23 @@ _DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py"
 
 @functools.cache
 def wasmtime_directory() -> str:
-    """Where wasmtime is installed, without importing it."""
+    """The package wasmtime, found without importing it."""
     spec = importlib.util.find_spec("wasmtime")
     if spec is None or not spec.origin:
         raise BackendUnavailable("wasmtime is not installed", hint="pip install 'warmcell[wasm]'")
-    return str(Path(spec.origin).resolve().parent.parent)
+    return str(Path(spec.origin).resolve().parent)
 
 
 @functools.cache
 def wasmtime_version() -> str:
     """The version that is installed, from its metadata directory: reading it properly costs more than a run."""
-    installed = sorted(Path(wasmtime_directory()).glob("wasmtime-*.dist-info"))
+    installed = sorted(Path(wasmtime_directory()).parent.glob("wasmtime-*.dist-info"))
     return installed[-1].name.removeprefix("wasmtime-").removesuffix(".dist-info") if installed else "unknown"
+
+
+def interpreter() -> str:
+    """What workers run in: the interpreter behind ours, as a real file. wasmtime is shown to it by its path."""
+    return base_executable()
 
 
 @functools.cache

@@ -5,20 +5,25 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from warmcell.backends.wasm.cancellation import Cancellation
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverCpu, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.module_cache import ModuleCache, default_directory
-from warmcell.backends.wasm.module_loading import OWN_COMPILE_SECONDS, Loader, loaded_key
+from warmcell.backends.wasm.launcher import Directories, launcher
+from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
+from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.outcome import Captured, Ending, deliver, ending_from, result_of
-from warmcell.backends.wasm.pool import DEFAULT_MOST_WORKERS, Lease, Paths, WorkerPool
+from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from
+from warmcell.backends.wasm.pool import Lease, Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
-from warmcell.backends.wasm.run_request import MIB, OpenedPreopen, RunRequest, open_preopens
+from warmcell.backends.wasm.run_request import Directory, RunRequest, look_at_directories
 from warmcell.backends.wasm.runtime import wasmtime_version
-from warmcell.core.errors import ExecutionTimeout
-from warmcell.core.types import ExecResult
+from warmcell.core.errors import ExecutionFailed
+from warmcell.core.types import MIB, ExecResult
+from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.run import Run
 
+#: Of one backend or sandbox.
+DEFAULT_MOST_WORKERS = 32
+QUEUE_SECONDS = 60.0
 #: Inside, the epoch ends a run at its deadline; from outside it is killed this much later.
 GRACE_SECONDS = 0.2
 #: Tables, the runtime's own structures and the guest's stack, on top of linear memory.
@@ -27,61 +32,82 @@ _OVERHEAD_BYTES = 96 * MIB
 _STDIN_COPIES = 4
 #: After these the worker is as good as new: only its Store is gone.
 _CLEAN_ENDINGS = frozenset({"exit", "trap", "fuel", "memory"})
+#: How often a worker may turn out to be gone before it was given anything of the guest's.
+_ATTEMPTS = 3
 
 
 class Supervisor:
-    """Thread-safe; every call runs in the calling thread until its run is over."""
+    """Thread-safe; every call runs in the calling thread until its run is over. The workers are the program's."""
 
-    def __init__(self, most_workers: int = DEFAULT_MOST_WORKERS, cache: ModuleCache | None = None) -> None:
-        self.pool = WorkerPool(most_workers)
-        self.cache = cache or ModuleCache(default_directory())
-        self.loader = Loader(self.pool, self.cache)
+    def __init__(
+        self, cache: ModuleCache | None = None, pool: WorkerPool | None = None, queue_timeout: float = QUEUE_SECONDS
+    ) -> None:
+        self.pool = pool or program_pool()
+        self.pool.join()
+        self._queue_timeout = queue_timeout
+        self._directories: set[Directories] = set()
+        self._is_closed = False
+        self._cache = cache or shared_cache()
+        self.loader = Loader(self.pool, self._cache)
 
     def run(
+        self, source: ModuleSource, request: RunRequest, run: Run, *, commands: CommandModules | None = None
+    ) -> ExecResult:
+        """One run. `commands` finds the modules that the guest may start through `exec`; None allows none."""
+        try:
+            directories = look_at_directories(request.preopens)
+            for _ in range(_ATTEMPTS):
+                try:
+                    return self._attempt(source, request, run, commands, directories)
+                except WorkerUnusable:
+                    continue
+        except OSError as error:
+            raise host_failure(error) from error
+        raise ExecutionFailed("WASM workers end before they can be used")
+
+    def close(self) -> None:
+        """Its runs have ended. Workers that nobody else can use end too."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.pool.leave(self._directories)
+            if self._cache is not shared_cache():
+                self._cache.close()
+
+    def _attempt(
         self,
         source: ModuleSource,
         request: RunRequest,
-        *,
-        commands: CommandModules | None = None,
-        cancellation: Cancellation | None = None,
+        run: Run,
+        commands: CommandModules | None,
+        directories: list[Directory],
     ) -> ExecResult:
-        """One run. `commands` finds the modules that the guest may start through `exec`; None allows none."""
-        preopens = open_preopens(request.preopens)
-        needs_fuel = request.fuel is not None
-        prefer = loaded_key(source, needs_fuel)
-        with Lease(self.pool, prefer, _paths(preopens), cancellation=cancellation) as lease:
-            started = time.monotonic()
-            if prefer not in lease.worker.loaded:
-                seconds = OWN_COMPILE_SECONDS if source.is_own else request.timeout
-                self.loader.ensure(lease, source, needs_fuel, seconds, request.timeout)
-                # Compiling what the caller gave is the caller's time; our own modules are our business.
-                started = time.monotonic() if source.is_own else started
-            questions = Questions(lease.worker, self.loader, request.fetch, commands)
-            return _carry_out(lease, questions, run_message(prefer, request, preopens, commands), request, started)
-
-    def close(self) -> None:
-        self.pool.close()
-        self.cache.close()
+        load = Load(source, request.fuel is not None, request.timeout)
+        wanted = Wanted(load.key, tuple(sorted(set(directories))))
+        if wanted.directories:
+            self._directories.add(wanted.directories)
+        with Lease(self.pool, wanted, run, self._queue_timeout) as lease:
+            self.loader.ensure(lease, load, run)
+            questions = Questions(lease, self.loader, request, commands, run)
+            message = _run_message(load.key, lease, request, directories, commands)
+            return _carry_out(lease, questions, message, request, run)
 
 
-def _paths(preopens: list[OpenedPreopen]) -> Paths:
-    return (
-        tuple(sorted({item.host_path for item in preopens if not item.is_writable})),
-        tuple(sorted({item.host_path for item in preopens if item.is_writable})),
-    )
-
-
-def run_message(
-    key: str, request: RunRequest, preopens: list[OpenedPreopen], commands: CommandModules | None
+def _run_message(
+    key: str, lease: Lease, request: RunRequest, directories: list[Directory], commands: CommandModules | None
 ) -> dict[str, Any]:
+    place, worker = launcher().place, lease.worker
     return {
         "op": "run",
         "key": key,
         "argv": list(request.argv),
         "env": dict(request.env),
+        "timeout": request.timeout,
         "memory_bytes": request.memory_bytes,
         "fuel": request.fuel,
-        "preopens": [item.as_message() for item in preopens],
+        "preopens": [
+            [place(worker.directories, each), preopen.guest_path, preopen.writable, each.device, each.inode]
+            for preopen, each in zip(request.preopens, directories, strict=True)
+        ],
         "output_bytes": request.output_bytes,
         "open_files": request.open_files,
         "file_bytes": request.file_bytes,
@@ -91,33 +117,39 @@ def run_message(
 
 
 def _carry_out(
-    lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest, started: float
+    lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest, run: Run
 ) -> ExecResult:
     worker = lease.worker
     worker.is_clean = False
     worker.start_streams(request.output_bytes)
-    ending = _converse(lease, questions, message, request, started)
+    started = time.monotonic()
+    ending = _converse(lease, questions, message, request)
     lease.is_reusable = ending.kind in _CLEAN_ENDINGS and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
-    stdout, stderr = (Captured(stream.kept(), stream.is_truncated) for stream in worker.streams)
-    seconds = time.monotonic() - started
-    return deliver(ending, result_of(ending, stdout, stderr, seconds, request, wasmtime_version()), request)
+    given = questions.time_given
+    terms = Terms(
+        request,
+        queued=started - run.asked + given,
+        seconds=time.monotonic() - started - given,
+        isolation_class=launcher().isolation_class,
+        wasmtime_version=wasmtime_version(),
+    )
+    return deliver(ending, *worker.captures, terms)
 
 
-def _converse(
-    lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest, started: float
-) -> Ending:
-    remaining = request.timeout - (time.monotonic() - started)
-    if remaining <= 0:
-        raise ExecutionTimeout(request.timeout)
+def _converse(lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest) -> Ending:
     memory = request.memory_bytes + _OVERHEAD_BYTES + _STDIN_COPIES * len(request.stdin)
-    bounds = Bounds(remaining + GRACE_SECONDS, memory, request.cpu_seconds)
+    bounds = Bounds(request.timeout + GRACE_SECONDS, memory, request.cpu_seconds)
     conversation = questions.conversation = Conversation(lease.worker, bounds, questions.answer)
     try:
-        message["timeout"] = remaining
-        lease.worker.channel.send(message, request.stdin, timeout=bounds.seconds)
-        return ending_from(conversation.wait().message)
+        lease.send(message, request.stdin, seconds=bounds.seconds)
+        answer = conversation.wait().message
+        if answer.get("op") == "unknown":
+            lease.worker.loaded.pop(message["key"], None)
+            lease.is_reusable = True
+            raise WorkerUnusable
+        return ending_from(answer)
     except Overstayed:
         return Ending("timeout", cpu=conversation.spent_cpu())
     except OverMemory:

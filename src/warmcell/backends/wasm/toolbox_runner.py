@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 
-from warmcell.backends.wasm.cancellation import Cancellation
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.run_request import DEFAULT_OPEN_FILES, Fetch, Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, CommandNotFound
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
-from warmcell.toolbox.loader import PYTHON, TOOLBOX, find_artefact, module_of, toolbox_commands
+from warmcell.lifetime.run import Run
+from warmcell.toolbox.loader import PYTHON, TOOLBOX, find_artefact, module_of
 
 DEFAULT_MEMORY_MB = 512
 #: What nearly every run of a module does: it starts, reads, prints.
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class ToolboxRunner:
-    """Thread-safe. Many may share one supervisor, and so one pool of warm workers."""
+    """Thread-safe. `close` it when done, or the supervisor that was given."""
 
     def __init__(self, supervisor: Supervisor | None = None) -> None:
         self._supervisor = supervisor or Supervisor()
@@ -46,7 +45,9 @@ class ToolboxRunner:
         preopens: Sequence[Preopen] = (),
         fetch: Fetch | None = None,
         file_bytes: int | None = None,
-        cancellation: Cancellation | None = None,
+        cpu_seconds: float | None = None,
+        open_files: int = DEFAULT_OPEN_FILES,
+        run: Run | None = None,
     ) -> ExecResult:
         """One command, no shell in between unless `argv` names one. `CommandNotFound` when there is no such command.
 
@@ -64,16 +65,13 @@ class ToolboxRunner:
             preopens=tuple(preopens),
             fetch=fetch,
             file_bytes=file_bytes,
+            cpu_seconds=cpu_seconds,
+            open_files=open_files,
         )
         source = command_module(request.argv[0])
         if source is None:
             raise CommandNotFound(request.argv[0])
-        return self._supervisor.run(source, request, commands=command_module, cancellation=cancellation)
-
-    @property
-    def commands(self) -> frozenset[str]:
-        """Every command that can be named."""
-        return toolbox_commands()
+        return self._supervisor.run(source, request, run or Run(), commands=command_module)
 
     def close(self) -> None:
         self._supervisor.close()
@@ -100,34 +98,8 @@ def _python_source() -> ModuleSource:
     from warmcell.toolbox import python_component
 
     try:
-        path = python_component.ensure_component(_log.info)
+        name = python_component.ensure_component(_log.info)
     except python_component.ComponentUnavailable as error:
-        raise BackendUnavailable(f"python3 is not there: {error}") from error
-    return ModuleSource(
-        "component", path.read_bytes, f"own:{path.stem}", "run", is_own=True, rehearsal=_REHEARSALS[PYTHON]
-    )
-
-
-class SharedSupervisor:
-    """One pool of workers for all sandboxes of a process, gone when the last of them is."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._supervisor: Supervisor | None = None
-        self._users = 0
-
-    def acquire(self) -> Supervisor:
-        with self._lock:
-            self._users += 1
-            if self._supervisor is None:
-                self._supervisor = Supervisor()
-            return self._supervisor
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            supervisor = self._supervisor if self._users == 0 else None
-            if supervisor is not None:
-                self._supervisor = None
-        if supervisor is not None:
-            supervisor.close()
+        raise BackendUnavailable(f"python3 is not there: {error}", hint=python_component.REMEDY) from error
+    read = functools.partial(python_component.read_component, name)
+    return ModuleSource("component", read, f"own:{name}", "run", is_own=True, rehearsal=_REHEARSALS[PYTHON])

@@ -1,4 +1,4 @@
-"""A worker process as the supervisor holds it: its socket, its pipes, what it has loaded."""
+"""A worker process as the supervisor holds it: its socket, its pipes, what it has loaded, what it uses."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import os
 import select
 import socket
-import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied
-from warmcell.backends.wasm.launcher import Launched, launcher
-from warmcell.backends.wasm.runtime import WORKER_SCRIPT, wasmtime_directory
-from warmcell.core.errors import BackendUnavailable
+from warmcell.backends.wasm.launcher import Directories, WorkerProcess, launcher
+from warmcell.backends.wasm.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory
+from warmcell.lifetime.descriptors import Descriptors, host_failure
+from warmcell.lifetime.ownership import own
+from warmcell.runner.streams import Capture
 
 _START_SECONDS = 30.0
 _REAP_SECONDS = 5.0
@@ -22,34 +22,25 @@ _LOG_BYTES = 4000
 _READ_BYTES = 65536
 #: More than any pipe holds: a worker that says it is done and still writes is not one of ours any more.
 _MAX_FINAL_READS = 64
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STATUS_BYTES = 4096
 
 
-class Stream:
+class OutputPipe:
     """The read end of one of a worker's output pipes, used for one run after the other.
 
     Never more than the limit is kept, and the writer never stalls on a full pipe.
     """
 
-    def __init__(self) -> None:
-        self.reader, self._writer = os.pipe()
-        os.fchmod(self._writer, 0o666)  # a caged worker is another user, and opens it by its name in /proc
+    def __init__(self, owner: Descriptors) -> None:
+        self.reader, self.writer = owner.pipe()
+        os.fchmod(self.writer, 0o666)  # a caged worker is another user, and opens it by its name in /proc
         os.set_blocking(self.reader, False)
-        self._kept = bytearray()
-        self._most = 0
-        self.is_truncated = False
-
-    @property
-    def writer(self) -> int:
-        return self._writer
-
-    def give_away_writer(self) -> None:
-        """The worker has its own copy now; ours would keep the pipe alive."""
-        os.close(self._writer)
+        self.capture = Capture(0)
 
     def start(self, most: int) -> None:
-        self._kept = bytearray()
-        self._most = most
-        self.is_truncated = False
+        self.capture = Capture(most)
 
     def pump(self) -> int:
         """Reads once; 0 when there is nothing to read at the moment."""
@@ -57,29 +48,24 @@ class Stream:
             data = os.read(self.reader, _READ_BYTES)
         except BlockingIOError:
             return 0
-        room = self._most - len(self._kept)
-        self._kept += data[:room] if len(data) > room else data
-        self.is_truncated = self.is_truncated or len(data) > room
+        self.capture.add(data)
         return len(data)
 
     def drain(self) -> bool:
         """Reads what is left after a run; False when it does not end. A read that is not filled emptied the pipe."""
         return any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
 
-    def kept(self) -> bytes:
-        return bytes(self._kept)
-
-    def close(self) -> None:
-        os.close(self.reader)
-
 
 class Worker:
-    """One process. Used by one thread at a time; `kill` is for any thread."""
+    """One process. Used by one thread at a time; `kill` is for any thread.
 
-    def __init__(self, paths: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())) -> None:
-        self.paths = paths
-        self.loaded: OrderedDict[str, int] = OrderedDict()
-        #: No guest's code, not even for compiling, has touched this process: what it compiles can be trusted.
+    `loaded` has only what the worker said that it loaded, oldest first. `is_clean`: no guest's code, not even for
+    compiling, has touched this process, so what it compiles can be trusted.
+    """
+
+    def __init__(self, directories: Directories = ()) -> None:
+        self.directories = directories
+        self.loaded: OrderedDict[str, None] = OrderedDict()
         self.is_clean = True
         self.is_ready = False
         self.idle_since = 0.0
@@ -87,42 +73,62 @@ class Worker:
         self._is_disposed = False
         self._status: int | None = None
         self._last_words = ""
-        self._streams = (Stream(), Stream())
-        self._log = Stream()
-        self.channel, self._process = self._start(paths)
+        with Descriptors() as self._descriptors:
+            try:
+                self._open()
+                self._process = self._started()
+            except OSError as error:
+                raise host_failure(error, "start a WASM worker") from error
+            own(self)
+            try:
+                self._introduce()
+                self._statm, self._stat = self._open_status("statm"), self._open_status("stat")
+            except OSError as error:
+                self.dispose()
+                raise host_failure(error, "start a WASM worker") from error
+
+    def _open(self) -> None:
+        self._streams = (OutputPipe(self._descriptors), OutputPipe(self._descriptors))
+        self._log = OutputPipe(self._descriptors)
+        os.set_blocking(self._log.writer, False)
+        ours, self._theirs = self._descriptors.socketpair(socket.SOCK_STREAM)
+        self.channel = Channel(ours)
         self._by_descriptor = {stream.reader: stream for stream in self._streams}
-        self.control_poll, self.full_poll = self._polls()
+        self.control_poll, self.full_poll = select.poll(), select.poll()
+        for poll in (self.control_poll, self.full_poll):
+            poll.register(ours, select.POLLIN)
+        for descriptor in self._by_descriptor:
+            self.full_poll.register(descriptor, select.POLLIN)
+
+    def _started(self) -> WorkerProcess:
+        wasmtime = wasmtime_directory()
+        argv = [interpreter(), "-I", "-S", str(WORKER_SCRIPT), os.path.dirname(wasmtime)]
+        process = launcher()(argv, self._theirs, (str(WORKER_SCRIPT.parent), wasmtime), self.directories)
+        self._descriptors.close(self._theirs)
+        return process
+
+    def _introduce(self) -> None:
+        """Gives the worker its ends of the pipes; ours would keep them alive. Whether it took them shows later."""
+        writers = [stream.writer for stream in (*self._streams, self._log)]
+        with contextlib.suppress(WorkerDied, Overstayed):
+            self.channel.send({"op": "setup"}, b"", writers, timeout=_START_SECONDS)
+        self._descriptors.close(*writers)
+
+    def _open_status(self, name: str) -> int:
+        """Kept open, so that looking needs no descriptor that might be missing; -1 where there is no /proc."""
+        path = f"/proc/{self.pid}/{name}"
+        try:
+            return self._descriptors.opened(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return -1
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def _start(self, paths: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Channel, Launched]:
-        ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-I", "-S", str(WORKER_SCRIPT), wasmtime_directory()]
-        read_only = (str(WORKER_SCRIPT.parent), wasmtime_directory(), *paths[0])
-        try:
-            process = launcher()(argv, theirs, read_only, paths[1])
-        except OSError as error:
-            raise BackendUnavailable(f"could not start a WASM worker: {error}") from error
-        finally:
-            theirs.close()
-        channel = Channel(ours)
-        os.set_blocking(self._log.writer, False)
-        writers = [stream.writer for stream in (*self._streams, self._log)]
-        with contextlib.suppress(WorkerDied, Overstayed):
-            channel.send({"op": "setup"}, b"", writers, timeout=_START_SECONDS)
-        for stream in (*self._streams, self._log):
-            stream.give_away_writer()
-        return channel, process
-
-    def _polls(self) -> tuple[select.poll, select.poll]:
-        control, full = select.poll(), select.poll()
-        for poll in (control, full):
-            poll.register(self.channel.fileno(), select.POLLIN)
-        for descriptor in self._by_descriptor:
-            full.register(descriptor, select.POLLIN)
-        return control, full
+    def is_waiting(self) -> bool:
+        """Whether it is there and silent, as a worker between two requests is. One that died can be read from."""
+        return not self.is_killed and not self.control_poll.poll(0)
 
     def start_streams(self, most: int) -> None:
         for stream in self._streams:
@@ -139,16 +145,33 @@ class Worker:
         return all([stream.drain() for stream in self._streams])
 
     @property
-    def streams(self) -> Sequence[Stream]:
-        return self._streams
+    def captures(self) -> tuple[Capture, Capture]:
+        stdout, stderr = self._streams
+        return stdout.capture, stderr.capture
+
+    def anonymous_bytes(self) -> int:
+        """Memory that is the worker's alone: compiled code and libraries are mapped files. 0 when it is gone."""
+        _, resident, shared, *_ = (self._read(self._statm) or b"0 0 0").split()
+        return (int(resident) - int(shared)) * _PAGE_BYTES
+
+    def cpu_seconds(self) -> float:
+        """0 when it is gone."""
+        after_name = self._read(self._stat).rpartition(b")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / _TICKS if after_name else 0.0
+
+    def _read(self, descriptor: int) -> bytes:
+        try:
+            return os.pread(descriptor, _STATUS_BYTES, 0) if descriptor >= 0 else b""
+        except ProcessLookupError:
+            return b""
 
     def log(self) -> str:
-        """The end of what the worker's runtime printed about its own failure."""
+        """The end of what the worker's runtime printed about its own failure. For our log: it names host paths."""
         if self._is_disposed:
             return self._last_words
         self._log.start(_LOG_BYTES)
         self._log.drain()
-        return self._log.kept().decode("utf-8", "replace").strip()
+        return bytes(self._log.capture.kept).decode("utf-8", "replace").strip()
 
     @property
     def is_killed(self) -> bool:
@@ -168,7 +191,14 @@ class Worker:
         self.drain()
         self._last_words = self.log()
         self._is_disposed = True
-        self.channel.close()
-        for stream in (*self._streams, self._log):
-            stream.close()
+        self.channel.detach()
+        self._descriptors.close()
         return self._status
+
+    def abandon(self) -> None:
+        """In a fork the process is the parent's: nothing here may reach it any more."""
+        self._is_killed = threading.Event()
+        self._is_killed.set()
+        self._is_disposed = True
+        self.channel.detach()
+        self._process.abandon()

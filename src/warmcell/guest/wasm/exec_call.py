@@ -19,6 +19,7 @@ from wasm.deadline import DeadlineReached
 from wasm.engine import Loaded
 from wasm.host_calls import Malformed
 from wasm.memory import GuestMemory
+from wasm.open_files import open_files_limit
 from wasm.run import Outcome, Spec
 from wasm.run_stack import FuelGone, RunStack
 from wasmtime import _ffi as ffi
@@ -26,6 +27,8 @@ from wasmtime import _ffi as ffi
 MAX_DEPTH = 2
 _LEAST_MEMORY = 1 << 20
 _OUT_OF_MEMORY = 137
+_CANNOT_RUN = 126
+_NOT_STARTED = "the command could not be started"
 _READ_BYTES = 65536
 
 
@@ -55,7 +58,7 @@ class ExecCall:
         self.output_bytes = 0
         self.is_allowed = False
 
-    def answer(self, _raw: bytes, request: dict[str, Any], caller: wasmtime.Caller) -> bytes | None:
+    def answer(self, request: dict[str, Any], caller: wasmtime.Caller) -> bytes | None:
         if not self.is_allowed:
             return None
         return json.dumps(self._answer(parse_command(request), caller)).encode()
@@ -65,17 +68,25 @@ class ExecCall:
             return _error_object("too_deep", f"commands may be nested {MAX_DEPTH} deep")
         outer = self._runs.innermost
         try:
-            loaded = self._find(command.argv[0], outer.fuel is not None)
+            with open_files_limit.raised():
+                loaded = self._find(command.argv[0], outer.fuel is not None)
+                capture = Capture(self.output_bytes)
         except NoSuchCommand as error:
             return _error_object("command_not_found", str(error))
+        except OSError:
+            return _error_object("failed", _NOT_STARTED)
+        return self._run(loaded, command, capture, caller)
+
+    def _run(
+        self, loaded: Loaded | LoadedComponent, command: Command, capture: Capture, caller: wasmtime.Caller
+    ) -> dict[str, Any]:
+        outer = self._runs.innermost
         memory_bytes = outer.memory_bytes - GuestMemory(caller).size
-        if memory_bytes < _LEAST_MEMORY:
-            return _finished(Outcome("memory"), b"", b"")
-        capture = Capture(self.output_bytes)
-        spec = _nested_spec(command, outer, memory_bytes, capture, caller)
-        outcome = Outcome("failed")
+        outcome = Outcome("memory")
         try:
-            outcome = self._runs.run(loaded, spec)
+            if memory_bytes >= _LEAST_MEMORY:
+                outcome = Outcome("failed")
+                outcome = self._runs.run(loaded, _nested_spec(command, outer, memory_bytes, capture, caller))
         finally:
             stdout, stderr = capture.finish()
         _settle(outcome, outer, caller)
@@ -144,7 +155,10 @@ def _finished(outcome: Outcome, stdout: bytes, stderr: bytes) -> dict[str, Any]:
     exit_code = outcome.exit_code
     if outcome.kind == "memory":
         exit_code, stderr = _OUT_OF_MEMORY, stderr + b"memory limit exceeded\n"
-    elif outcome.kind in ("trap", "failed"):
+    elif outcome.kind == "failed":
+        # What went wrong on our side has words of the host in it, which are not for the guest.
+        exit_code, stderr = _CANNOT_RUN, stderr + _NOT_STARTED.encode() + b"\n"
+    elif outcome.kind == "trap":
         exit_code, stderr = exit_code or 1, stderr + outcome.message.encode() + b"\n"
     return {"exit_code": exit_code, "stdout": _base64(stdout), "stderr": _base64(stderr)}
 

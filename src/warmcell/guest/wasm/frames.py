@@ -30,6 +30,10 @@ class SupervisorGone(Exception):
     """The other end closed: there is nobody left to work for."""
 
 
+class DescriptorsLost(Exception):
+    """The kernel could not deliver what was sent: the process is out of descriptors, and of use."""
+
+
 class Channel:
     """Blocking frames over a Unix socket. Descriptors that came with a frame are in `descriptors` until taken."""
 
@@ -68,7 +72,9 @@ class Channel:
     def _fill(self, size: int) -> None:
         while len(self._buffer) < size:
             try:
-                data, ancillary, _, _ = self._control.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+                data, ancillary, flags, _ = self._control.recvmsg(
+                    _RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
             except ConnectionResetError as error:
                 raise SupervisorGone from error
             if not data:
@@ -78,4 +84,6 @@ class Channel:
                     received = array.array("i")
                     received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                     self._descriptors.extend(received)
+            if flags & socket.MSG_CTRUNC:
+                raise DescriptorsLost("descriptors that came with a frame could not be taken")
             self._buffer += data

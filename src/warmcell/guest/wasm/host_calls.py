@@ -21,8 +21,8 @@ _HOW_TO_ENABLE = {
     "exec": "this run may not start other commands",
 }
 
-#: Answers one request: the raw bytes, the parsed request, the calling guest. None means "not allowed here".
-Answer = Callable[[bytes, dict[str, Any], wasmtime.Caller], bytes | None]
+#: Answers one request: what it says, and the calling guest. None means "not allowed here".
+Answer = Callable[[dict[str, Any], wasmtime.Caller], bytes | None]
 
 
 class Malformed(Exception):
@@ -53,12 +53,11 @@ class HostCalls:
     def _request_call(self, what: str) -> Callable[[wasmtime.Caller, int, int], int]:
         def call(caller: wasmtime.Caller, pointer: int, length: int) -> int:
             self._responses[-1].pop(what, None)
-            raw = _read_request(caller, pointer, length)
-            request = _parse(raw)
-            if raw is None or request is None:
+            request = _parse(_read_request(caller, pointer, length))
+            if request is None:
                 return MALFORMED
             try:
-                response = self.answers[what](raw, request, caller)
+                response = self.answers[what](request, caller)
             except Malformed:
                 return MALFORMED
             self._responses[-1][what] = _refusal(what) if response is None else response

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import wasmtime
 from wasm.binary import MEMORY_NAME, REFUSED_NAME
 from wasm.deadline import Deadline, DeadlineReached
-from wasm.engine import Facts, one_line
+from wasm.engine import Facts
 from wasm.instances import PreparedInstance, give_stdin
 from wasm.memory import find_export, memory_bounds
+from wasm.open_files import open_files_limit
 from wasm.pages import anonymous_bytes
 from wasm.wasi_calls import GuestExit, Wasi
 from wasmtime import _ffi as ffi
@@ -30,6 +31,9 @@ _MAX_TRACE_LINES = 20
 _OVER_LIMITS = ("exceeds memory limits", "exceeds table limits", "resource limit exceeded")
 #: What Go's runtime exits with when the host refuses it memory.
 _GO_FATAL = 2
+_OUT_OF_HOST_MEMORY = ("mmap", "Cannot allocate memory", "os error 12", "out of memory")
+_NO_MEMORY = "this process may not have the address space that WebAssembly needs (ulimit -v), or the host has no memory"
+_NOT_INSTANTIATED = "the runtime could not make an instance of the module"
 _SEED_BYTES = 32
 #: Python turns refused growth into MemoryError long after the fact; this much of the limit in use and a failure at the
 #: end is taken for a failure for lack of memory.
@@ -91,8 +95,10 @@ class Runner:
             if prepared.loaded.facts.is_component:
                 return self._run_component(prepared, spec)
             return self._run_module(prepared, spec)
-        except (Broken, OSError) as error:
-            return Outcome("failed", message=one_line(error))
+        except Broken as error:
+            return Outcome("failed", message=str(error))
+        except OSError as error:
+            return Outcome("failed", message=error.strerror or "a call of the system failed")
         finally:
             self._wasi.started = outer_started
 
@@ -110,7 +116,7 @@ class Runner:
         except wasmtime.Trap as trap:
             outcome = self._judge_trap(trap)
         except wasmtime.WasmtimeError as error:
-            outcome = _judge_error(str(error))
+            outcome = _judge_error(str(error), is_started=instance is not None)
         if instance is not None and facts.has_visible_memory:
             _look_at_memory(store, instance, facts, spec, outcome)
         outcome.fuel_left = store.get_fuel() if spec.fuel is not None else 0
@@ -136,7 +142,7 @@ class Runner:
         return outcome
 
     def _call_component(self, prepared: PreparedInstance, spec: Spec) -> Outcome:
-        store, entry = prepared.store, prepared.loaded.facts.entry
+        store, entry, run = prepared.store, prepared.loaded.facts.entry, None
         try:
             instance = prepared.instance()
             run = instance.get_func(store, entry) if isinstance(instance, components.Instance) else None
@@ -149,17 +155,15 @@ class Runner:
         except wasmtime.ExitTrap as leaving:
             return Outcome("exit", leaving.code & 0xFF)
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
-            return self._judge_component(str(error))
+            return self._judge_component(str(error), is_started=run is not None)
 
-    def _judge_component(self, message: str) -> Outcome:
+    def _judge_component(self, message: str, is_started: bool) -> Outcome:
         """Calls of components raise plain errors; what happened is only in their text."""
         if "wasm trap: interrupt" in message and self._deadline.has_passed():
             return Outcome("timeout")
         if "all fuel consumed" in message:
             return Outcome("fuel")
-        if "exceeds memory limits" in message:
-            return Outcome("memory", 1, message)
-        return Outcome("trap", 1, trap_text(message))
+        return _judge_error(message, is_started or "wasm trap" in message)
 
 
 def trap_text(message: str) -> str:
@@ -177,17 +181,18 @@ def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
     if spec.fuel is not None:
         prepared.store.set_fuel(spec.fuel)
     try:
-        wasi = prepared.wasi_for(spec.stdout, spec.stderr)
-        wasi.argv = spec.argv
-        if spec.env:
-            wasi.env = spec.env.items()
-        if spec.stdin:
-            give_stdin(wasi, spec.stdin)
-        for preopen in spec.preopens:
-            _give_directory(wasi, preopen)
-        prepared.store.set_wasi(wasi)
-    except wasmtime.WasmtimeError as error:
-        raise Broken(str(error)) from None
+        with open_files_limit.raised():
+            wasi = prepared.wasi_for(spec.stdout, spec.stderr)
+            wasi.argv = spec.argv
+            if spec.env:
+                wasi.env = spec.env.items()
+            if spec.stdin:
+                give_stdin(wasi, spec.stdin)
+            for preopen in spec.preopens:
+                _give_directory(wasi, preopen)
+            prepared.store.set_wasi(wasi)
+    except wasmtime.WasmtimeError:
+        raise Broken("the run's streams and directories could not be opened") from None
 
 
 def _give_directory(wasi: wasmtime.WasiConfig, preopen: Preopen) -> None:
@@ -195,7 +200,7 @@ def _give_directory(wasi: wasmtime.WasiConfig, preopen: Preopen) -> None:
     try:
         found = os.fstat(descriptor)
         if (found.st_dev, found.st_ino) != (preopen.device, preopen.inode):
-            raise Broken(f"{preopen.host_path} was replaced while the run was starting")
+            raise Broken(f"the directory for {preopen.guest_path} was replaced while the run was starting")
         wasi.preopen_dir(f"/proc/self/fd/{descriptor}", preopen.guest_path, preopen.is_writable)
     finally:
         os.close(descriptor)
@@ -214,10 +219,13 @@ def _call(store: wasmtime.Store, instance: wasmtime.Instance, facts: Facts) -> i
     return min(results[0].of.i32 & 0xFFFFFFFF, 255) if count else 0
 
 
-def _judge_error(message: str) -> Outcome:
+def _judge_error(message: str, is_started: bool) -> Outcome:
+    """What is neither a trap nor over a limit before the first instruction is the host's failure, not the guest's."""
     if any(words in message for words in _OVER_LIMITS):
-        return Outcome("memory", 1, message[:_MAX_MESSAGE])
-    return Outcome("trap", 1, trap_text(message))
+        return Outcome("memory", 1)
+    if is_started:
+        return Outcome("trap", 1, trap_text(message))
+    raise Broken(_NO_MEMORY if any(words in message for words in _OUT_OF_HOST_MEMORY) else _NOT_INSTANTIATED)
 
 
 def _look_at_memory(

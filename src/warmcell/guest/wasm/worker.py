@@ -25,13 +25,13 @@ from wasm.component import ComponentEngines, LoadedComponent  # noqa: E402
 from wasm.deadline import Deadline, DeadlineReached  # noqa: E402
 from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
 from wasm.exec_call import ExecCall, NoSuchCommand  # noqa: E402
+from wasm.fetch_call import parse_fetch  # noqa: E402
 from wasm.frames import Channel, SupervisorGone  # noqa: E402
 from wasm.host_calls import HostCalls  # noqa: E402
+from wasm.open_files import open_files_limit  # noqa: E402
 from wasm.run import Outcome, Preopen, Runner, Spec  # noqa: E402
 from wasm.run_stack import RunStack  # noqa: E402
 from wasm.wasi_calls import Wasi  # noqa: E402
-
-_OWN_FILES = 64
 
 
 class Worker:
@@ -51,7 +51,7 @@ class Worker:
         self._commands: dict[tuple[str, bool], str] = {}
         self._rehearsals: dict[str, list[str]] = {}
         self._may_fetch = False
-        self._limits: tuple[int, int | None] = (0, None)
+        self._file_bytes: int | None = None
 
     def _interrupt(self) -> None:
         self._engines.interrupt_all()
@@ -64,7 +64,7 @@ class Worker:
             reply = operations[message["op"]](message, blob)
             self._channel.send(reply)
             self._runs.clean_up()
-            if message["op"] == "run" and not self._channel.has_more():
+            if reply["op"] == "done" and not self._channel.has_more():
                 self._get_ready(message)
 
     def _setup(self, _message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
@@ -113,6 +113,8 @@ class Worker:
         return loaded, loaded.component
 
     def _run(self, message: dict[str, Any], stdin: bytes) -> dict[str, Any]:
+        if message["key"] not in self._modules:
+            return {"op": "unknown"}
         self._deadline.start(message["timeout"])
         cpu_before = time.process_time()
         try:
@@ -151,25 +153,29 @@ class Worker:
 
     def _set_limits(self, open_files: int, file_bytes: int | None) -> None:
         """A second line, for the files that a guest opens and writes under its preopens."""
-        if self._limits == (open_files, file_bytes):
-            return
-        _lower(resource.RLIMIT_NOFILE, open_files + _OWN_FILES)
-        _lower(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY if file_bytes is None else file_bytes)
-        self._limits = (open_files, file_bytes)
+        open_files_limit.set(open_files)
+        if file_bytes != self._file_bytes:
+            self._file_bytes = file_bytes
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            soft = hard if file_bytes is None else file_bytes
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+            )
 
     def _ask(self, message: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """A question to the supervisor in the middle of a run."""
         self._channel.send({"op": "call", **message}, blob)
         return self._channel.receive()
 
-    def _fetch(self, raw: bytes, _request: dict[str, Any], _caller: wasmtime.Caller) -> bytes | None:
+    def _fetch(self, request: dict[str, Any], _caller: wasmtime.Caller) -> bytes | None:
         if not self._may_fetch:
             return None
-        return self._ask({"what": "fetch"}, raw)[1]
+        fields, body = parse_fetch(request)
+        return self._ask({"what": "fetch", **fields}, body)[1]
 
     def _find_command(self, name: str, needs_fuel: bool) -> Loaded | LoadedComponent:
-        key = self._commands.get((name, needs_fuel))
-        if key is None:
+        key = self._commands.get((name, needs_fuel), "")
+        if key not in self._modules:  # not asked for yet, or dropped since
             # The supervisor may have to compile first. That is not the guest's time, so the clock stands still.
             remaining = self._deadline.remaining()
             self._deadline.stop()
@@ -189,15 +195,9 @@ class Worker:
             return str(answer["key"])
         reply = self._load(answer, blob)
         if reply["op"] == "refused":
-            raise NoSuchCommand(reply["detail"])
+            raise NoSuchCommand("it cannot be loaded")
+        self._channel.send({"op": "call", "what": "loaded"})
         return str(answer["key"])
-
-
-def _lower(which: int, soft: int) -> None:
-    _, hard = resource.getrlimit(which)
-    if hard != resource.RLIM_INFINITY:
-        soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
-    resource.setrlimit(which, (soft, hard))
 
 
 def main() -> None:

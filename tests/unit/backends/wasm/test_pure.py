@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import base64
+import json
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from warmcell.backends.wasm.frames import ProtocolViolation
+from warmcell.backends.wasm.frames import Frame, ProtocolViolation
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.outcome import (
-    Captured,
-    Ending,
-    as_text,
-    cut_at_character,
-    deliver,
-    ending_from,
-    enforced,
-    result_of,
-)
+from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from, enforced
+from warmcell.backends.wasm.questions import fetch_request
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, InvalidRequest, MemoryExceeded
+from warmcell.core.types import ExecResult, Usage
+from warmcell.runner.streams import Capture
 
 MODULE = b"\0asm\1\0\0\0"
-REQUEST = RunRequest(("x",), 7, 64, fuel=9)
+TERMS = Terms(RunRequest(("x",), 7, 64, fuel=9, cpu_seconds=2), 0.25, 1.0, "wasm", "50")
 ANSWER = {"op": "done", "kind": "exit", "exit_code": 3, "message": "", "memory_bytes": 65536, "cpu": 0.5}
+
+
+def captured(data: bytes) -> Capture:
+    capture = Capture(100)
+    capture.add(data)
+    return capture
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,6 @@ def test_what_is_no_module_is_refused(code: str | bytes) -> None:
     assert caught.value.field == "code"
 
 
-@given(st.text(max_size=30), st.integers(0, 60))
-def test_cut_text_is_whole_characters(text: str, at: int) -> None:
-    data = text.encode("utf-8", "ignore")
-    cut = cut_at_character(data[:at])
-    assert data.startswith(cut)
-    assert len(data[:at]) - len(cut) < 4
-    cut.decode()
-
-
-def test_bytes_that_are_no_text_are_not_cut_for_ever() -> None:
-    assert cut_at_character(b"\x80" * 10) == b"\x80" * 10
-    assert as_text(b"\xff", False) == "�"
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -97,35 +83,71 @@ def test_a_possible_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"),
-    [("timeout", ExecutionTimeout), ("memory", MemoryExceeded), ("fuel", FuelExhausted), ("cpu", ExecutionTimeout)],
+    ("kind", "error", "words"),
+    [
+        ("timeout", ExecutionTimeout, "after 7 s$"),
+        ("cpu", ExecutionTimeout, "after 2 s of cpu time$"),
+        ("memory", MemoryExceeded, "64 MB"),
+        ("fuel", FuelExhausted, "9"),
+    ],
 )
-def test_a_limit_raises_with_the_partial_result(kind: str, error: type[Exception]) -> None:
-    ending = Ending(kind)
-    result = result_of(ending, Captured(b"so far", False), Captured(b"", False), 1.0, REQUEST, "1")
-    assert (result.stdout, result.exit_code) == ("so far", 137)
-    with pytest.raises(error) as caught:
-        deliver(ending, result, REQUEST)
-    assert caught.value.result is result  # type: ignore[attr-defined]
+def test_a_limit_raises_with_the_partial_result(kind: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        deliver(Ending(kind, message="of ours", cpu=2.5), captured(b"so far"), captured(b""), TERMS)
+    result = caught.value.result  # type: ignore[attr-defined]
+    assert result == ExecResult(
+        stdout="so far",
+        exit_code=137,
+        duration=1.0,
+        queued=0.25,
+        stdout_bytes=b"so far",
+        usage=Usage(2.5, 1.0, 0),
+        enforced=enforced(TERMS),
+    )
 
 
-def test_our_own_failure_is_an_error() -> None:
-    result = result_of(Ending("failed"), Captured(b"", False), Captured(b"", False), 1.0, REQUEST, "1")
-    with pytest.raises(ExecutionFailed, match="why"):
-        deliver(Ending("failed", message="why"), result, REQUEST)
+def test_our_own_failure_is_an_error_and_nobody_elses() -> None:
+    with pytest.raises(ExecutionFailed, match="why") as caught:
+        deliver(Ending("failed", message="why"), captured(b""), captured(b""), TERMS)
+    assert caught.value.fault == "host"
 
 
 def test_the_note_of_a_trap_comes_after_what_the_guest_said() -> None:
-    ending = Ending("trap", 1, "wasm trap: it broke")
-    result = result_of(ending, Captured(b"", False), Captured(b"said", False), 1.0, REQUEST, "1")
-    assert result.stderr == "said\nwasm trap: it broke\n"
+    result = deliver(Ending("trap", 1, "wasm trap: it broke"), captured(b""), captured(b"said"), TERMS)
+    assert (result.exit_code, result.stderr) == (1, "said\nwasm trap: it broke\n")
 
 
 def test_what_held_is_said() -> None:
-    closed = enforced(RunRequest(("x",), 1, 64), "50")
+    closed = enforced(replace(TERMS, request=RunRequest(("x",), 1, 64)))
     assert (closed.filesystem_read, closed.network, closed.disk) == ("no filesystem", "no sockets", "nothing writable")
-    opened = enforced(RunRequest(("x",), 1, 64, preopens=[Preopen("/a", "/a", True)], fetch=lambda raw: raw), "50")
+    request = RunRequest(("x",), 1, 64, preopens=[Preopen("/a", "/a", True)], fetch=lambda raw: raw)
+    opened = enforced(replace(TERMS, request=request))
     assert (opened.filesystem_read, opened.network, opened.disk) == ("wasi preopens", "host call", None)
+    assert (opened.isolation_class, opened.enforcer) == ("wasm", "wasmtime 50")
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "expected"),
+    [
+        ({"url": "u"}, b"", {"url": "u"}),
+        ({"url": "u", "has_body": True}, b"x", {"url": "u", "body": "eA=="}),
+        ({"url": "u", "unknown": [[]], "method": "PUT"}, b"y", {"url": "u", "method": "PUT"}),
+        ({"url": "u", "timeout": 2, "follow_redirects": False}, b"", None),
+        ({"url": "u", "headers": {"A": "b"}}, b"", None),
+    ],
+)
+def test_a_fetch_is_built_from_known_fields(
+    fields: dict[str, object], body: bytes, expected: dict[str, object] | None
+) -> None:
+    assert json.loads(fetch_request(Frame(fields, body))) == (expected or fields)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"url": 1}, {"headers": []}, {"headers": {"A": []}}, {"timeout": True}, {"follow_redirects": 1}]
+)
+def test_a_fetch_of_wrong_types_is_a_violation(wrong: dict[str, object]) -> None:
+    with pytest.raises(ProtocolViolation):
+        fetch_request(Frame({"url": "u", **wrong}))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_what_no_worker_of_ours_sends_is_a_violation(raw: bytes) -> None:
 
 def test_descriptors_travel_to_the_worker_only() -> None:
     ours, theirs = socket.socketpair()
-    supervisor, worker = frames.Channel(ours), worker_frames.Channel(theirs)
+    supervisor, worker = frames.Channel(ours.detach()), worker_frames.Channel(theirs)
     reader, writer = os.pipe()
     try:
         supervisor.send({"op": "setup"}, b"blob", [writer], timeout=5)
@@ -73,23 +73,26 @@ def test_descriptors_travel_to_the_worker_only() -> None:
     finally:
         os.close(reader)
         os.close(writer)
-        ours.close()
+        os.close(supervisor.fileno())
+        supervisor.detach()
         theirs.close()
 
 
 def test_a_worker_that_does_not_read_overstays() -> None:
     ours, theirs = socket.socketpair()
+    channel = frames.Channel(os.dup(ours.fileno()))
     with ours, theirs, pytest.raises(frames.Overstayed):
-        frames.Channel(ours).send({}, bytes(16 << 20), timeout=0.05)
+        channel.send({}, bytes(16 << 20), timeout=0.05)
 
 
 def test_a_closed_end_is_a_dead_worker() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
-    channel = frames.Channel(ours)
+    channel = frames.Channel(ours.detach())
     with pytest.raises(frames.WorkerDied):
         channel.receive()
-    channel.close()
+    os.close(channel.fileno())
+    channel.detach()
     with pytest.raises(frames.WorkerDied):
         channel.send({}, timeout=1)
 

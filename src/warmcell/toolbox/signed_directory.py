@@ -1,0 +1,207 @@
+"""Files that only we wrote: a directory for this user alone, in which every file carries a MAC.
+
+What is kept here is run later, so a file counts only when its MAC is right, and the key of the MACs is in a file that
+nobody else can read. A directory that others could write to is not used at all. What this does not stop: somebody with
+the same user id, who can read the key as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import json
+import mmap
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SECRET = "secret"
+_SECRET_BYTES = 32
+_MOST_RECORD_BYTES = 4096
+_ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_SUFFIX = ".signed"
+#: What is older and still unfinished was left by a process that was killed.
+_UNFINISHED_SECONDS = 86_400.0
+
+
+class Unusable(Exception):
+    """The directory is not safe to use; the reason is the text."""
+
+
+class Tampered(Exception):
+    """A file is not what was written: damaged, or somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedFile:
+    """Verified content, as an open file in memory that nothing can change, and the facts that were kept with it.
+
+    Whoever gets one closes it.
+    """
+
+    descriptor: int
+    facts: dict[str, Any]
+
+    def copy(self) -> SignedFile:
+        return SignedFile(os.dup(self.descriptor), self.facts)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def cache_directory(name: str) -> Path | None:
+    """`$XDG_CACHE_HOME/warmcell/<name>`, or None for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "warmcell" / name if os.path.isabs(base) else None
+
+
+class SignedDirectory:
+    """Safe to use from many threads and processes: a file appears whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the directory when it is missing. Raises `Unusable` or `OSError`."""
+        self.path = path
+        _prepare(path)
+        self._secret = _read_secret(path)
+
+    def has(self, name: str) -> bool:
+        return (self.path / (name + _SUFFIX)).exists()
+
+    def read(self, name: str) -> SignedFile | None:
+        """What was written under this name, or None where nothing was. Raises `Tampered`."""
+        try:
+            descriptor = os.open(self.path / (name + _SUFFIX), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            with contextlib.suppress(OSError):  # only `prune` wants to know; the disk may be read-only
+                os.utime(descriptor)
+            record, start = _record(descriptor)
+            sealed = _sealed_copy(descriptor, start)
+        finally:
+            os.close(descriptor)
+        expected = self._mac(name, record.get("facts"), _digest(sealed))
+        if not hmac.compare_digest(expected, str(record.get("mac"))):
+            os.close(sealed)
+            raise Tampered(name)
+        return SignedFile(sealed, record["facts"])
+
+    def write(self, name: str, content: int, facts: dict[str, Any]) -> None:
+        """Keeps the content of an open file. Raises `OSError`, and leaves nothing half-written behind."""
+        record = json.dumps({"facts": facts, "mac": self._mac(name, facts, _digest(content))}).encode()
+
+        def fill(target: int) -> None:
+            with os.fdopen(os.dup(target), "wb") as file, _mapped(content) as data:
+                file.write(record + b"\n")
+                file.write(data)
+
+        _write_new(self.path, name + _SUFFIX, fill)
+
+    def forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / (name + _SUFFIX)).unlink()
+
+    def prune(self, most_bytes: int) -> None:
+        """The files that were not used for longest go, until the rest is no larger than this."""
+        files = sorted((item.stat().st_mtime, item.stat().st_size, item) for item in self.path.glob(f"*{_SUFFIX}"))
+        total = sum(size for _, size, _ in files)
+        for _, size, item in files[:-1]:
+            if total <= most_bytes:
+                break
+            item.unlink(missing_ok=True)
+            total -= size
+        for item in self.path.glob(".*"):
+            if item.stat().st_mtime < time.time() - _UNFINISHED_SECONDS:
+                item.unlink(missing_ok=True)
+
+    def _mac(self, name: str, facts: object, digest: str) -> str:
+        text = json.dumps([name, facts, digest], sort_keys=True, separators=(",", ":"))
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _prepare(directory: Path) -> None:
+    """Makes it, for us alone; refuses one that somebody else owns or can write to."""
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for item in (directory, directory.parent):
+        found = os.lstat(item)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Unusable(f"{item} must be a directory of ours that no one else can write to")
+
+
+def _read_secret(directory: Path) -> bytes:
+    """The key of the MACs, made when there is none. Of two who make one at once, the first is right."""
+    path = directory / _SECRET
+    if not path.exists():
+        with contextlib.suppress(FileExistsError):
+            _write_new(directory, _SECRET, lambda target: os.write(target, secrets.token_bytes(_SECRET_BYTES)), os.link)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise Unusable(f"{path} can be read by others")
+        secret = file.read(_SECRET_BYTES + 1)
+    if len(secret) != _SECRET_BYTES:
+        raise Unusable(f"{path} is damaged; remove it")
+    return secret
+
+
+def _write_new(
+    directory: Path,
+    name: str,
+    fill: Callable[[int], object],
+    put_in_place: Callable[[Path, Path], object] = os.replace,
+) -> None:
+    """Fills a file that nobody else has open (O_EXCL) and gives it its name when it is whole."""
+    temporary = directory / f".{name}.{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fill(descriptor)
+        put_in_place(temporary, directory / name)
+    finally:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
+
+
+def _record(descriptor: int) -> tuple[dict[str, Any], int]:
+    """The first line, and where the content begins. What cannot be read has no right MAC either."""
+    line, newline, _ = os.pread(descriptor, _MOST_RECORD_BYTES, 0).partition(b"\n")
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    return (record, len(line) + 1) if newline and isinstance(record, dict) else ({}, 0)
+
+
+def _sealed_copy(descriptor: int, start: int) -> int:
+    """The content in memory, where nothing can change it any more: what is verified is what will be run.
+
+    A worker can use it wherever it is confined to, without being able to reach the directory.
+    """
+    copy = os.memfd_create("warmcell-signed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        done, size = start, os.fstat(descriptor).st_size
+        while done < size and (sent := os.sendfile(copy, descriptor, done, size - done)):
+            done += sent
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _ALL_SEALS)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
+
+
+def _digest(descriptor: int) -> str:
+    with _mapped(descriptor) as content:
+        return hashlib.sha256(content).hexdigest()
+
+
+def _mapped(descriptor: int) -> contextlib.AbstractContextManager[Any]:
+    size = os.fstat(descriptor).st_size
+    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else contextlib.nullcontext(b"")

@@ -1,0 +1,129 @@
+"""Files that only we wrote: whole or not there, believed by their MAC, read where nothing can be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from warmcell.toolbox import signed_directory
+from warmcell.toolbox.signed_directory import SignedDirectory, Tampered, Unusable
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> SignedDirectory:
+    return SignedDirectory(tmp_path / "private" / "kept")
+
+
+def write(kept: SignedDirectory, name: str, content: bytes, facts: dict[str, object] | None = None) -> None:
+    source = os.memfd_create("content")
+    try:
+        os.write(source, content)
+        kept.write(name, source, facts or {})
+    finally:
+        os.close(source)
+
+
+def read(kept: SignedDirectory, name: str) -> bytes | None:
+    file = kept.read(name)
+    if file is None:
+        return None
+    try:
+        return os.pread(file.descriptor, 1 << 20, 0)
+    finally:
+        file.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"line\nline\n" * 1000])
+def test_what_was_written_is_read(kept: SignedDirectory, content: bytes) -> None:
+    write(kept, "a", content, {"is_good": True})
+    assert read(kept, "a") == content
+    file = kept.read("a")
+    assert file is not None
+    assert file.facts == {"is_good": True}
+    file.close()
+    assert read(kept, "b") is None
+
+
+def test_another_process_reads_it_too(kept: SignedDirectory) -> None:
+    write(kept, "a", b"content")
+    assert read(SignedDirectory(kept.path), "a") == b"content"
+
+
+@pytest.mark.attack("S2-40")
+@pytest.mark.parametrize("change", ["content", "facts", "name", "mac", "nothing", "cut"])
+def test_what_was_changed_is_not_believed(kept: SignedDirectory, change: str) -> None:
+    write(kept, "a", b"content", {"entry": "run"})
+    path = kept.path / "a.signed"
+    data = path.read_bytes()
+    changed = {
+        "content": data.replace(b"content", b"CONTENT"),
+        "facts": data.replace(b"run", b"RUN"),
+        "name": data,
+        "mac": data.replace(b'"mac": "', b'"mac": "0'),
+        "nothing": b"",
+        "cut": data[:-1],
+    }[change]
+    name = "b" if change == "name" else "a"
+    (kept.path / f"{name}.signed").write_bytes(changed)
+    with pytest.raises(Tampered):
+        kept.read(name)
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_file(kept: SignedDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(kept, "a", b"old")
+    monkeypatch.setattr(signed_directory.os, "replace", _full)
+    monkeypatch.setattr(signed_directory._write_new, "__defaults__", (_full,))
+    with pytest.raises(OSError, match="No space"):
+        write(kept, "a", b"new")
+    assert sorted(item.name for item in kept.path.iterdir()) == ["a.signed", "secret"]
+    assert read(kept, "a") == b"old"
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.attack("S2-40")
+def test_a_temporary_file_that_somebody_prepared_is_not_used(
+    kept: SignedDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    monkeypatch.setattr(signed_directory.secrets, "token_hex", lambda _size: "guessed")
+    (kept.path / ".a.signed.guessed").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write(kept, "a", b"content")
+    assert victim.read_text() == "untouched"
+
+
+def test_reading_needs_no_right_to_write(kept: SignedDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that is mounted read-only."""
+    write(kept, "a", b"content")
+
+    def read_only(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(signed_directory.os, "utime", read_only)
+    assert read(SignedDirectory(kept.path), "a") == b"content"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_directory_that_others_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(Unusable):
+        SignedDirectory(directory)
+
+
+def test_the_oldest_go_first_and_what_was_never_finished_too(kept: SignedDirectory) -> None:
+    for at, name in enumerate("abc"):
+        write(kept, name, bytes(1000))
+        os.utime(kept.path / f"{name}.signed", (at, at))
+    (kept.path / ".d.signed.0123").write_bytes(b"half")
+    os.utime(kept.path / ".d.signed.0123", (0, 0))
+    (kept.path / ".e.signed.0123").write_bytes(b"another process is writing this")
+    kept.prune(2 * (kept.path / "a.signed").stat().st_size)
+    assert sorted(item.name for item in kept.path.iterdir()) == [".e.signed.0123", "b.signed", "c.signed", "secret"]
