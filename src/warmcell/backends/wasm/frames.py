@@ -86,19 +86,15 @@ def _parse(encoded: bytearray) -> dict[str, Any]:
 
 
 class Channel:
-    """The supervisor's end of one worker's control socket, a descriptor that stays its owner's to close."""
+    """The supervisor's end of one worker's control socket, which stays its owner's to close."""
 
-    def __init__(self, control: int) -> None:
-        self._control = socket.socket(fileno=control)
-        self._control.setblocking(False)
+    def __init__(self, control: socket.socket) -> None:
+        control.setblocking(False)
+        self._control = control
         self._decoder = Decoder()
 
     def fileno(self) -> int:
         return self._control.fileno()
-
-    def detach(self) -> None:
-        """Before the descriptor is closed: its number must not be closed again when this object goes."""
-        self._control.detach()
 
     def send(
         self, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = (), *, timeout: float

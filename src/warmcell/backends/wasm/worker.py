@@ -104,7 +104,7 @@ class Worker:
         wasmtime = wasmtime_directory()
         argv = [interpreter(), "-I", "-S", str(WORKER_SCRIPT), os.path.dirname(wasmtime)]
         process = launcher()(argv, self._theirs, (str(WORKER_SCRIPT.parent), wasmtime), self.directories)
-        self._descriptors.close(self._theirs)
+        self._descriptors.close_only(self._theirs)
         return process
 
     def _introduce(self) -> None:
@@ -112,7 +112,7 @@ class Worker:
         writers = [stream.writer for stream in (*self._streams, self._log)]
         with contextlib.suppress(WorkerDied, Overstayed):
             self.channel.send({"op": "setup"}, b"", writers, timeout=_START_SECONDS)
-        self._descriptors.close(*writers)
+        self._descriptors.close_only(*writers)
 
     def _open_status(self, name: str) -> int:
         """Kept open, so that looking needs no descriptor that might be missing; -1 where there is no /proc."""
@@ -191,7 +191,6 @@ class Worker:
         self.drain()
         self._last_words = self.log()
         self._is_disposed = True
-        self.channel.detach()
         self._descriptors.close()
         return self._status
 
@@ -200,5 +199,4 @@ class Worker:
         self._is_killed = threading.Event()
         self._is_killed.set()
         self._is_disposed = True
-        self.channel.detach()
         self._process.abandon()

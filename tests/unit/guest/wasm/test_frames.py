@@ -57,7 +57,7 @@ def test_what_no_worker_of_ours_sends_is_a_violation(raw: bytes) -> None:
 
 def test_descriptors_travel_to_the_worker_only() -> None:
     ours, theirs = socket.socketpair()
-    supervisor, worker = frames.Channel(ours.detach()), worker_frames.Channel(theirs)
+    supervisor, worker = frames.Channel(ours), worker_frames.Channel(theirs)
     reader, writer = os.pipe()
     try:
         supervisor.send({"op": "setup"}, b"blob", [writer], timeout=5)
@@ -73,14 +73,13 @@ def test_descriptors_travel_to_the_worker_only() -> None:
     finally:
         os.close(reader)
         os.close(writer)
-        os.close(supervisor.fileno())
-        supervisor.detach()
+        ours.close()
         theirs.close()
 
 
 def test_a_worker_that_does_not_read_overstays() -> None:
     ours, theirs = socket.socketpair()
-    channel = frames.Channel(os.dup(ours.fileno()))
+    channel = frames.Channel(ours)
     with ours, theirs, pytest.raises(frames.Overstayed):
         channel.send({}, bytes(16 << 20), timeout=0.05)
 
@@ -88,11 +87,10 @@ def test_a_worker_that_does_not_read_overstays() -> None:
 def test_a_closed_end_is_a_dead_worker() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
-    channel = frames.Channel(ours.detach())
+    channel = frames.Channel(ours)
     with pytest.raises(frames.WorkerDied):
         channel.receive()
-    os.close(channel.fileno())
-    channel.detach()
+    ours.close()
     with pytest.raises(frames.WorkerDied):
         channel.send({}, timeout=1)
 
