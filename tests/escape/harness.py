@@ -17,9 +17,9 @@ from warmcell.backends.process.backend import ProcessBackend
 from warmcell.cage.linux.processes import descendants
 from warmcell.core.errors import ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import ExecRequest, ExecResult, Limits
-from warmcell.enforcers.probe import cgroup_home
 from warmcell.languages.config import ProcessConfig
 from warmcell.policy.model import SandboxPolicy
+from warmcell.runner.cgroup_parent import group_parent
 
 #: No waiting cells: everything that is there after a run was left by it.
 ON_DEMAND = ProcessConfig(pool_size=0, pool_min=0)
@@ -177,9 +177,9 @@ def is_zombie(pid: int) -> bool:
 
 
 def our_groups() -> set[str]:
-    """Control groups of cells; the home that holds them is this process's own."""
-    home = cgroup_home()
-    bases = set(home.directories.values()) if home else set()
+    """Control groups of cells; the parent that holds them is this process's own."""
+    parent = group_parent()
+    bases = set(parent.directories.values()) if parent else set()
     return {entry.path for base in bases for entry in os.scandir(base) if entry.name.startswith("warmcell-")}
 
 

@@ -7,22 +7,14 @@ import sys
 from functools import cache
 
 from warmcell.cage.linux import landlock
-from warmcell.cage.linux.cgroups import Home, find_home
-from warmcell.core.records import replace
 from warmcell.enforcers import namespaces_probe
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.host import HostCapabilities, HostLayout
 
 
 @cache
-def cgroup_home() -> Home | None:
-    """Where groups can be made; None where the supervisor has to watch by itself."""
-    return find_home() if sys.platform == "linux" else None
-
-
-@cache
 def measure() -> HostCapabilities:
-    """User namespaces and seccomp are proved by the first cage; see `warmcell.enforcers.native`."""
+    """User namespaces and seccomp are proved by the first cage; what control groups add is the runner's to know."""
     reasons: list[tuple[str, str]] = []
     if sys.platform != "linux":
         reasons = [(name, "this is not Linux") for name in ("user_namespaces", "landlock_abi", "seccomp")]
@@ -37,21 +29,13 @@ def measure() -> HostCapabilities:
     has_seccomp = machine in ("x86_64", "aarch64") and _has_seccomp()
     if not has_seccomp:
         reasons.append(("seccomp", f"no filter for {machine}, or the kernel has no seccomp filters"))
-    home = cgroup_home()
     return HostCapabilities(
         user_namespaces=has_namespaces,
         landlock_abi=abi,
         seccomp=has_seccomp,
-        cgroup=home.mechanism if home else None,
-        cpu_share=bool(home and home.has_cpu),
         process_limit_per_namespace=_kernel() >= (5, 14),
         reasons=tuple(reasons),
     )
-
-
-def without_cgroup(host: HostCapabilities) -> HostCapabilities:
-    """For runs that nobody will clean up a cgroup after."""
-    return replace(host, cgroup=None, cpu_share=False)
 
 
 def _kernel() -> tuple[int, int]:

@@ -81,6 +81,11 @@ class Descriptors:
             self.close()
 
 
+def is_exhaustion(error: OSError) -> bool:
+    """Whether descriptors ran out, which says nothing about what was tried."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxError:
     """The typed error for a call of the kernel's that failed on our side; never the guest's fault."""
     if error.errno == errno.EMFILE:

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict, deque
 from contextlib import suppress
 
-from warmcell.cage.linux.cgroups import GroupLimits, Home
 from warmcell.cage.wire import Job
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.records import dataclass
@@ -17,6 +16,8 @@ from warmcell.lifetime.run import Run
 from warmcell.pool.state import IDLE_SECONDS, PoolState
 from warmcell.pool.zygote import START_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.cgroup_parent import GroupParent
+from warmcell.runner.cgroups import GroupLimits
 
 _READY_SECONDS = 30.0
 _RUNS_PER_ZYGOTE = 10_000
@@ -46,8 +47,8 @@ class CellKind:
 class Pool:
     """Owned by a backend. `close` ends every zygote and waiting cell; in a fork there are none yet."""
 
-    def __init__(self, smallest: int, largest: int, home: Home | None) -> None:
-        self._home = home
+    def __init__(self, smallest: int, largest: int, group_parent: GroupParent | None) -> None:
+        self._group_parent = group_parent
         self._smallest, self._largest = smallest, largest
         self._is_closed = False
         self.abandon()
@@ -108,7 +109,7 @@ class Pool:
             zygote = self._zygote(kind.zygote, run, cancelled)
             try:
                 cell = zygote.order_cell(
-                    kind.plan, self._home, kind.group, has_keeper=kind.has_keeper, execs=kind.execs, waits=waits
+                    kind.plan, self._group_parent, kind.group, has_keeper=kind.has_keeper, execs=kind.execs, waits=waits
                 )
                 cell.await_ready(_READY_SECONDS, cancelled)
                 if kind.prelude is not None:
@@ -137,9 +138,12 @@ class Pool:
             if zygote is not None and zygote.is_alive() and self._runs[key] < _RUNS_PER_ZYGOTE:
                 self._runs[key] += 1
                 return zygote
-            return self._replace(key, ZygoteProcess(key, self._home.prefix if self._home else (), cancelled))
+            return self._replace(key, self._started(key, cancelled))
         finally:
             turns.leave()
+
+    def _started(self, key: ZygoteKey, cancelled: int) -> ZygoteProcess:
+        return ZygoteProcess(key, self._group_parent.prefix if self._group_parent else (), cancelled)
 
     def _replace(self, key: ZygoteKey, zygote: ZygoteProcess) -> ZygoteProcess:
         with self._changed:

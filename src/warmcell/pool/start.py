@@ -20,10 +20,13 @@ CAGE_DIR = str(warmcell.cage.__path__[0])
 _CONTROL = 3
 _LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
 
-#: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down.
+#: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down. And with as
+#: many descriptors as it may have, since it lives longer than the moment in which its supervisor has few left.
 _BOOT = f"""
-import os, sys
+import os, resource, sys
 from types import ModuleType
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 os.chdir("/")
 package = ModuleType("cage")
 package.__path__ = [sys.argv.pop()]

@@ -9,7 +9,6 @@ import threading
 from typing import Any
 
 import warmcell.guest
-from warmcell.cage.linux.cgroups import Group, GroupLimits, Home
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.records import dataclass
@@ -18,6 +17,8 @@ from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import RunCancelled
 from warmcell.pool.start import started
 from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.cgroup_parent import GroupParent
+from warmcell.runner.cgroups import GroupLimits
 
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
@@ -104,7 +105,7 @@ class ZygoteProcess:
     def order_cell(
         self,
         plan: str,
-        home: Home | None,
+        group_parent: GroupParent | None,
         limits: GroupLimits | None,
         *,
         stdin: int | None = None,
@@ -121,8 +122,8 @@ class ZygoteProcess:
         is_caged = self.key.isolation == "namespaces"
         cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
         try:
-            if home and limits:
-                cell.group = Group(home, f"warmcell-{os.urandom(8).hex()}", limits)
+            if group_parent and limits:
+                cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
             order = {"plan": plan, "sleeps": not has_keeper, "execs": execs, "waits": waits}
             self._send(order, cell.descriptors_to_send())
         except BaseException:

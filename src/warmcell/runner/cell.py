@@ -11,12 +11,12 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from warmcell.cage.linux.cgroups import Group, GroupUsage
 from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
 from warmcell.core.errors import EnforcerFailed, SandboxError
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 from warmcell.lifetime.run import RunCancelled
+from warmcell.runner.cgroups import Group, GroupUsage
 
 _PATIENCE_MS = 5000
 

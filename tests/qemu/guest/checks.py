@@ -14,13 +14,13 @@ from pathlib import Path
 from tests.qemu.guest import payloads
 
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.cage.linux import cgroups
 from warmcell.cage.linux.processes import descendants
 from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, ExecutionTimeout, MemoryExceeded, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
-from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.policy.model import SandboxPolicy
+from warmcell.runner import cgroup_parent
+from warmcell.runner.cgroups import GroupLimits
 
 ON_DEMAND = ProcessConfig(python_path="/usr/bin/python3", pool_size=0, pool_min=0)
 PATIENCE = 90.0  # by the machine's own clock, which a busy host does not hurry
@@ -205,7 +205,7 @@ def cpu_share_is_refused(bench: Bench) -> None:
 
 def nothing_is_left(bench: Bench) -> None:
     """No group of a cell, and no process but the zygote of the backend that is still open."""
-    home = probe.cgroup_home()
+    home = cgroup_parent.group_parent()
     directories = [Path(path) for path in home.directories.values()] if home else []
     left = [str(path) for directory in directories for path in directory.iterdir() if path.is_dir()]
     assert not [path for path in left if "warmcell-" in os.path.basename(path)], left
@@ -261,8 +261,8 @@ def _in_a_fork(end: Callable[[], None]) -> str:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        found = cgroups.find_home()
-        group = cgroups.Group(found, "warmcell-x", cgroups.GroupLimits(32 << 20, 8)) if found else None
+        found = cgroup_parent.find()
+        group = found.make_group("warmcell-x", GroupLimits(32 << 20, 8)) if found else None
         os.write(writing, next(iter(group._paths.values())).encode() if group else b"")
         end()
         os._exit(0)
@@ -274,6 +274,6 @@ def _in_a_fork(end: Callable[[], None]) -> str:
 
 
 def _home() -> Path:
-    home = probe.cgroup_home()
+    home = cgroup_parent.group_parent()
     assert home is not None
     return Path(home.directories[""])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError, step
 from warmcell.cage.keeper import usage
-from warmcell.cage.linux import cgroup_homes, cgroups, fds, notify
+from warmcell.cage.linux import fds, notify
 from warmcell.cage.wire import Job
 
 
@@ -186,64 +186,3 @@ def test_disk_use_says_when_it_could_not_look(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / str(number)).mkdir()
     assert usage.disk_use([str(tmp_path)], []).held >= 51 * 512
-
-
-@pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cgroups.Group:
-    home = cgroups.Home(2, {"": str(tmp_path)})
-    monkeypatch.setattr(cgroup_homes, "current", lambda home: home)
-    return cgroups.Group(home, "warmcell-x", cgroups.GroupLimits(64 << 20, 17, 0.5))
-
-
-def test_limits_of_version_2(group: cgroups.Group, tmp_path: Path) -> None:
-    base = tmp_path / "warmcell-x"
-    written = {path.name: path.read_text() for path in base.iterdir()}
-    assert written == {
-        "memory.max": str(64 << 20),
-        "memory.oom.group": "1",
-        "pids.max": "17",
-        "cpu.max": "50000 100000",
-    }
-
-
-def test_usage_of_version_2(group: cgroups.Group, tmp_path: Path) -> None:
-    base = tmp_path / "warmcell-x"
-    (base / "memory.peak").write_text("12345\n")
-    (base / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
-    (base / "pids.events").write_text("max 3\n")
-    (base / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
-    assert group.usage() == cgroups.GroupUsage(12345, 1.5, 2, 3)
-
-
-def test_a_group_that_has_gone_used_nothing(group: cgroups.Group, tmp_path: Path) -> None:
-    for path in (tmp_path / "warmcell-x").iterdir():
-        path.unlink()
-    group.remove()
-    assert not (tmp_path / "warmcell-x").exists()
-    assert group.usage() == cgroups.GroupUsage(0, 0.0, 0, 0)
-
-
-def test_limits_and_usage_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    controllers = ("memory", "pids", "cpu", "cpuacct")
-    for name in controllers:
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(cgroup_homes, "current", lambda home: home)
-    home = cgroups.Home(1, {name: str(tmp_path / name) for name in controllers})
-    made = cgroups.Group(home, "warmcell-x", cgroups.GroupLimits(64 << 20, 17, 2.0))
-    memory = tmp_path / "memory" / "warmcell-x"
-    assert (memory / "memory.limit_in_bytes").read_text() == str(64 << 20)
-    assert (tmp_path / "cpu" / "warmcell-x" / "cpu.cfs_quota_us").read_text() == "200000"
-    (memory / "memory.max_usage_in_bytes").write_text("99\n")
-    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    (tmp_path / "cpuacct" / "warmcell-x" / "cpuacct.usage").write_text("2500000000\n")
-    (tmp_path / "pids" / "warmcell-x" / "pids.events").write_text("max 1\n")
-    assert made.usage() == cgroups.GroupUsage(99, 2.5, 4, 1)
-
-
-def test_a_group_that_cannot_be_limited_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup_homes, "current", lambda home: home)
-    with pytest.raises(OSError):
-        cgroups.Group(cgroups.Home(2, {"": str(tmp_path / "nowhere")}), "warmcell-x", cgroups.GroupLimits(1 << 20, 1))
-    without_cpu = cgroups.Home(2, {"": str(tmp_path)}, has_cpu=False)
-    with pytest.raises(OSError, match="cpu controller"):
-        cgroups.Group(without_cpu, "warmcell-y", cgroups.GroupLimits(1 << 20, 1, 1.0))

@@ -134,7 +134,7 @@ def test_there_is_one_place_that_hears_of_forks() -> None:
         if path.relative_to(SOURCE).parts[0] not in ("guest", "toolbox")
         and any(word in path.read_text(encoding="utf-8") for word in ("register_at_fork(", "atexit.register("))
     }
-    assert found <= {"lifetime/ownership.py", "cage/linux/cgroup_homes.py"}
+    assert found == {"lifetime/ownership.py"}
 
 
 def test_closing_at_exit_also_means_owned() -> None:

@@ -11,11 +11,9 @@ from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import job_for, prelude_for, warm_worker
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.world import PreparedWorld, World, world_for
-from warmcell.cage.linux.cgroups import GroupLimits
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
-from warmcell.enforcers import probe
 from warmcell.enforcers.pinned import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import host_failure
@@ -24,6 +22,8 @@ from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
 from warmcell.pool.pool import CellKind, Pool
 from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.cgroup_parent import group_parent, host_capabilities
+from warmcell.runner.cgroups import GroupLimits
 from warmcell.runner.denials import DenialCollector, explain
 from warmcell.runner.outcome import KernelUsage, Terms, judge
 from warmcell.runner.pump import Bounds, Pump
@@ -57,8 +57,8 @@ class Launcher:
         self._has_fetch_policy = fetch_policy is not None
         self.egress = Egress(fetch_policy or policy.network_rules, audit)
         self._artefacts = Artefacts()
-        self._home = probe.cgroup_home()
-        self.pool = Pool(config.pool_min, config.pool_size, self._home)
+        self._group_parent = group_parent()
+        self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
         self._worlds_lock = Lock()
         self._worlds: dict[object, World] = {}
 
@@ -81,7 +81,7 @@ class Launcher:
         if isinstance(self._paths, PolicyViolation):
             raise self._paths
         name = self.enforcer.name if self.enforcer is not None else None
-        return resolve(self._policy, (*self._paths, *extra), limits, probe.measure(), name, self._has_fetch_policy)
+        return resolve(self._policy, (*self._paths, *extra), limits, host_capabilities(), name, self._has_fetch_policy)
 
     def run(self, launch: Launch) -> ExecResult:
         """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
@@ -164,7 +164,7 @@ class Launcher:
     def _kind(self, launch: Launch, world: World, prepared: PreparedWorld) -> CellKind:
         limits = launch.limits
         most_processes = limits.processes + (1 if world.has_keeper else 0)
-        group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._home else None
+        group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._group_parent else None
         return CellKind(
             world.zygote,
             prepared.plan,

@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from warmcell.backends.wasm.launcher import Directories
 from warmcell.backends.wasm.run_request import Directory
-from warmcell.cage.linux.cgroups import GroupLimits
 from warmcell.cage.plan import encode
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed
@@ -25,6 +24,8 @@ from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import NATIVE, ResolvedPath, resolve
 from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.cgroup_parent import group_parent, host_capabilities
+from warmcell.runner.cgroups import GroupLimits
 
 #: For the worker as a whole, runtime included; what a run may use of it is the runtime's to keep.
 WORKER_LIMITS = EffectiveLimits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
@@ -80,7 +81,7 @@ def _child_of(pid: int) -> int | None:
 def has_cage() -> bool:
     """Whether workers can be caged here; what stands in the way is for `warmcell doctor` to say."""
     try:
-        resolve(SandboxPolicy(), (), WORKER_LIMITS, probe.measure(), NATIVE)
+        resolve(SandboxPolicy(), (), WORKER_LIMITS, host_capabilities(), NATIVE)
     except EnforcerUnavailable:
         return False
     return True
@@ -101,11 +102,11 @@ class CagedLauncher:
         self, argv: Sequence[str], control: int, read_only: Sequence[str], directories: Directories
     ) -> CagedProcess:
         plan = self._plan(tuple(read_only), directories)
-        home = probe.cgroup_home()
-        group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if home else None
+        parent = group_parent()
+        group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
         for _ in range(_ATTEMPTS):
             with suppress(CellLost):  # its zygote was dying: another one takes its place
-                cell = self._living_zygote().order_cell(plan, home, group, stdin=control)
+                cell = self._living_zygote().order_cell(plan, parent, group, stdin=control)
                 return self._running_in(cell, argv)
         raise ExecutionFailed("the cages of WASM workers end before they can be used")
 
@@ -136,7 +137,7 @@ class CagedLauncher:
         for each in directories:
             identity = f"{each.device}:{each.inode}"
             paths.append(ResolvedPath(each.host_path, self.place(directories, each), each.is_writable, identity))
-        policy = resolve(SandboxPolicy(), tuple(paths), WORKER_LIMITS, probe.measure(), NATIVE)
+        policy = resolve(SandboxPolicy(), tuple(paths), WORKER_LIMITS, host_capabilities(), NATIVE)
         plan = compile_plan(policy, probe.layout(), find_interpreter(ProcessConfig()).runtime_paths)
         # The runtime keeps memory limits itself, and seals memfds, which those that init serves cannot be.
         return encode(plan._replace(watch=plan.watch._replace(memory_bytes=0)))
@@ -145,7 +146,7 @@ class CagedLauncher:
         with self._lock:
             if self._zygote is None or not self._zygote.is_alive():
                 base = find_interpreter(ProcessConfig()).path
-                home = probe.cgroup_home()
-                prefix = home.prefix if home else ()
+                parent = group_parent()
+                prefix = parent.prefix if parent else ()
                 self._zygote = ZygoteProcess(ZygoteKey(base, "namespaces", NATIVE, has_worker=False), prefix)
             return self._zygote

@@ -1,0 +1,191 @@
+"""One cell's control group, version 2 or 1: limits that the kernel keeps for the whole tree of a run.
+
+The supervisor makes a group per cell, the cell joins it by itself, and the supervisor reads and removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from typing import NamedTuple
+
+from warmcell.cage.linux import kernel_files
+
+ROOT = "/sys/fs/cgroup"
+_REMOVAL_SECONDS = 2.0
+_PERIOD = 100_000
+#: A group, or a file of it, that is gone or was never there. Any other error means that we are blind.
+_NOT_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES)
+
+
+class GroupLimits(NamedTuple):
+    """What all processes of a cell may use together."""
+
+    memory_bytes: int
+    processes: int
+    cpus: float | None = None
+
+
+class GroupUsage(NamedTuple):
+    """What they used, and how often the kernel said no."""
+
+    peak_memory_bytes: int
+    cpu_seconds: float
+    memory_kills: int
+    process_refusals: int
+    #: Kills by a limit above the group, or by a host without memory.
+    outside_kills: int = 0
+
+
+class Group:
+    """Below `directories`: one for version 2, whose key is "", or one per controller for version 1.
+
+    `remove` is called when its processes are gone.
+    """
+
+    def __init__(self, directories: dict[str, str], name: str, limits: GroupLimits) -> None:
+        self._is_version_2 = "" in directories
+        self._paths = {controller: f"{base}/{name}" for controller, base in directories.items()}
+        try:
+            for path in dict.fromkeys(self._paths.values()):  # cpu and cpuacct are often one hierarchy
+                os.mkdir(path, 0o755)
+            if self._is_version_2:
+                self._limit_version_2(limits)
+            else:
+                self._limit_version_1(limits)
+        except OSError:
+            self.remove()
+            raise
+
+    def _limit_version_2(self, limits: GroupLimits) -> None:
+        self._write("", "memory.max", limits.memory_bytes)
+        # All or nothing: a run that lost one of its processes for want of memory would go on in a state nobody wrote.
+        self._write("", "memory.oom.group", 1)
+        # Swap is memory by another name, and where it is not counted a guest has as much of it as the host.
+        self._write("", "memory.swap.max", 0, is_optional=True)
+        self._write("", "pids.max", limits.processes)
+        if limits.cpus:
+            self._write("", "cpu.max", f"{_quota(limits.cpus)} {_PERIOD}")
+
+    def _limit_version_1(self, limits: GroupLimits) -> None:
+        self._write("memory", "memory.limit_in_bytes", limits.memory_bytes)
+        self._write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, is_optional=True)
+        # Version 1 keeps what TCP buffers apart from the rest, on an account of its own.
+        self._write("memory", "memory.kmem.tcp.limit_in_bytes", limits.memory_bytes // 4, is_optional=True)
+        self._write("pids", "pids.max", limits.processes)
+        if limits.cpus:
+            self._write("cpu", "cpu.cfs_quota_us", _quota(limits.cpus))
+
+    def _write(self, controller: str, name: str, value: object, is_optional: bool = False) -> None:
+        path = f"{self._paths[controller]}/{name}"
+        if is_optional and not os.path.exists(path):
+            return
+        with open(path, "w") as file:
+            file.write(str(value))
+
+    def ways_in(self) -> list[str]:
+        """The files through which the cell joins by itself, opened by us because it cannot see them any more.
+
+        Moving a whole process takes a lock of the kernel's that costs ten milliseconds; the one thread that a cell has
+        when it joins moves without it, where version 1 lets single threads move.
+        """
+        name = "cgroup.procs" if self._is_version_2 else "tasks"
+        return [f"{path}/{name}" for path in dict.fromkeys(self._paths.values())]
+
+    def usage(self) -> GroupUsage:
+        return self._usage_version_2() if self._is_version_2 else self._usage_version_1()
+
+    def _usage_version_2(self) -> GroupUsage:
+        events, pids = self._table("", "memory.events"), self._table("", "pids.events")
+        kills = events.get("oom_kill", 0)
+        # A kill without the group itself having been full came from a limit above it or a host without memory.
+        is_own = bool(events.get("oom", 0))
+        return GroupUsage(
+            peak_memory_bytes=self._number("", "memory.peak"),  # since Linux 5.19; 0 lets init's own figure stand
+            cpu_seconds=self.cpu_seconds(),
+            memory_kills=kills if is_own else 0,
+            process_refusals=pids.get("max", 0),
+            outside_kills=0 if is_own else kills,
+        )
+
+    def _usage_version_1(self) -> GroupUsage:
+        return GroupUsage(
+            peak_memory_bytes=self._number("memory", "memory.max_usage_in_bytes"),
+            cpu_seconds=self.cpu_seconds(),
+            memory_kills=self._table("memory", "memory.oom_control").get("oom_kill", 0),
+            process_refusals=self._table("pids", "pids.events").get("max", 0),
+        )
+
+    def cpu_seconds(self) -> float:
+        if self._is_version_2:
+            return self._table("", "cpu.stat").get("usage_usec", 0) / 1e6
+        return self._number("cpuacct", "cpuacct.usage") / 1e9
+
+    def _number(self, controller: str, name: str) -> int:
+        return int(read(f"{self._paths[controller]}/{name}") or 0)
+
+    def _table(self, controller: str, name: str) -> dict[str, int]:
+        rows = (line.split() for line in read(f"{self._paths[controller]}/{name}").splitlines())
+        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+    def remove(self) -> None:
+        """Ends whatever is still in there, and leaves nothing of it."""
+        for path in dict.fromkeys(self._paths.values()):
+            remove_group(path)
+
+
+def _quota(cpus: float) -> int:
+    """Microseconds per period; the kernel takes no less than a thousand."""
+    return max(int(cpus * _PERIOD), 1000)
+
+
+def remove_group(path: str) -> None:
+    """The kernel empties a group a moment after its last process was reaped; until then it is busy."""
+    deadline = time.monotonic() + _REMOVAL_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.rmdir(path)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return
+        _kill_members(path)
+        time.sleep(0.002)
+
+
+def _kill_members(path: str) -> None:
+    try:
+        kernel_files.write(f"{path}/cgroup.kill", "1")
+    except OSError:  # version 1, or before Linux 5.14
+        for pid in members(path):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+def members(path: str) -> list[int]:
+    """Those that we can name: processes of a pid namespace beside ours show as 0."""
+    return [int(pid) for pid in read(f"{path}/cgroup.procs").split() if pid != "0"]
+
+
+def read(path: str) -> str:
+    """ "" where there is none: a group may go at any time. That we have no descriptor left is another matter."""
+    try:
+        return kernel_files.read(path)
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        return ""
+
+
+def groups_of(pid: int | None = None) -> dict[str, str]:
+    """This or another process's group per controller, below `ROOT`; the key "" is version 2."""
+    paths: dict[str, str] = {}
+    for line in kernel_files.read(f"/proc/{pid or 'self'}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            paths[controller] = path
+    return paths

@@ -1,0 +1,148 @@
+"""Control groups from the supervisor's side: what is written, what is read, whose they are after a fork."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from tests.helpers import in_a_fork
+
+from warmcell.runner import cgroup_parent
+from warmcell.runner.cgroup_parent import GroupParent, group_parent
+from warmcell.runner.cgroups import Group, GroupLimits, GroupUsage
+
+V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group({"": str(tmp_path)}, "warmcell-x", GroupLimits(64 << 20, 17, 0.5))
+
+
+def test_limits_of_version_2(group: Group, tmp_path: Path) -> None:
+    base = tmp_path / "warmcell-x"
+    written = {path.name: path.read_text() for path in base.iterdir()}
+    assert written == {
+        "memory.max": str(64 << 20),
+        "memory.oom.group": "1",
+        "pids.max": "17",
+        "cpu.max": "50000 100000",
+    }
+    assert group.ways_in() == [str(base / "cgroup.procs")]
+
+
+def test_usage_of_version_2(group: Group, tmp_path: Path) -> None:
+    base = tmp_path / "warmcell-x"
+    (base / "memory.peak").write_text("12345\n")
+    (base / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
+    (base / "pids.events").write_text("max 3\n")
+    (base / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    assert group.usage() == GroupUsage(12345, 1.5, 2, 3)
+    (base / "memory.events").write_text("oom 0\noom_kill 2\n")
+    assert group.usage() == GroupUsage(12345, 1.5, 0, 3, outside_kills=2)
+
+
+def test_a_group_that_has_gone_used_nothing(group: Group, tmp_path: Path) -> None:
+    for path in (tmp_path / "warmcell-x").iterdir():
+        path.unlink()
+    group.remove()
+    assert not (tmp_path / "warmcell-x").exists()
+    assert group.usage() == GroupUsage(0, 0.0, 0, 0)
+
+
+def test_a_figure_that_could_not_be_read_is_not_zero(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a guest that was killed for its memory would seem to have ended by itself."""
+
+    def no_descriptor_left(path: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("warmcell.cage.linux.kernel_files.read", no_descriptor_left)
+    with pytest.raises(OSError, match="Too many"):
+        group.usage()
+
+
+def test_limits_and_usage_of_version_1(tmp_path: Path) -> None:
+    for name in V1_CONTROLLERS:
+        (tmp_path / name).mkdir()
+    directories = {name: str(tmp_path / name) for name in V1_CONTROLLERS}
+    made = Group(directories, "warmcell-x", GroupLimits(64 << 20, 17, 2.0))
+    memory = tmp_path / "memory" / "warmcell-x"
+    assert (memory / "memory.limit_in_bytes").read_text() == str(64 << 20)
+    assert (tmp_path / "cpu" / "warmcell-x" / "cpu.cfs_quota_us").read_text() == "200000"
+    (memory / "memory.max_usage_in_bytes").write_text("99\n")
+    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    (tmp_path / "cpuacct" / "warmcell-x" / "cpuacct.usage").write_text("2500000000\n")
+    (tmp_path / "pids" / "warmcell-x" / "pids.events").write_text("max 1\n")
+    assert made.usage() == GroupUsage(99, 2.5, 4, 1)
+
+
+def test_a_group_that_cannot_be_limited_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError):
+        Group({"": str(tmp_path / "nowhere")}, "warmcell-x", GroupLimits(1 << 20, 1))
+    parent = GroupParent({"": str(tmp_path)})
+    monkeypatch.setattr(GroupParent, "directories", {"": str(tmp_path)})
+    with pytest.raises(OSError, match="cpu controller"):
+        parent.make_group("warmcell-y", GroupLimits(1 << 20, 1, 1.0))
+    assert not (tmp_path / "warmcell-y").exists()
+
+
+class TestParent:
+    """Of version 1, which plain directories can stand in for."""
+
+    @pytest.fixture
+    def parent(self, tmp_path: Path) -> GroupParent:
+        return GroupParent(dict.fromkeys(V1_CONTROLLERS, str(tmp_path)))
+
+    def test_what_the_killed_left_is_swept_and_what_is_held_is_not(self, parent: GroupParent, tmp_path: Path) -> None:
+        left = tmp_path / "warmcell.home.1.1"
+        (left / "warmcell-cell").mkdir(parents=True)
+        held = Path(parent.directories["memory"])
+        assert not left.exists() and held.is_dir()
+        beside = GroupParent(dict.fromkeys(V1_CONTROLLERS, str(tmp_path)))
+        assert beside.directories["memory"] != str(held) and held.is_dir()
+        beside.close()
+        assert held.is_dir()
+        parent.close()
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+    def test_a_fork_has_one_of_its_own_and_leaves_the_originals(self, parent: GroupParent, tmp_path: Path) -> None:
+        ours = parent.directories["memory"]
+
+        def use_and_close() -> list[str]:
+            theirs = parent.directories["memory"]
+            parent.close()
+            return [theirs, *(path.name for path in tmp_path.iterdir())]
+
+        theirs, *left = in_a_fork(use_and_close, ends="sys.exit")  # type: ignore[misc]
+        assert theirs != ours and left == [Path(ours).name] and os.path.isdir(ours)
+        # The copy of the lock that the fork closed was not the lock.
+        GroupParent(dict.fromkeys(V1_CONTROLLERS, str(tmp_path))).close()
+        assert os.path.isdir(ours)
+
+    def test_being_short_of_descriptors_is_no_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It would mean weaker limits for as long as this process lives."""
+
+        def exhausted() -> GroupParent:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(cgroup_parent, "_in_version_2", exhausted)
+        with pytest.raises(OSError, match="Too many"):
+            cgroup_parent.find()
+        monkeypatch.setattr(cgroup_parent, "_in_version_2", lambda: None)
+        monkeypatch.setattr(cgroup_parent, "_in_version_1", lambda: None)
+        monkeypatch.setattr(cgroup_parent, "_in_a_scope_of_systemd", lambda: None)
+        assert cgroup_parent.find() is None
+
+
+def test_where_groups_can_be_made_they_are_really_there() -> None:
+    parent = group_parent()
+    if parent is None:
+        return
+    made = parent.make_group("warmcell-unit", GroupLimits(64 << 20, 16))
+    paths = [os.path.dirname(way) for way in made.ways_in()]
+    assert all(map(os.path.isdir, paths))
+    made.remove()
+    assert not any(map(os.path.isdir, paths))
