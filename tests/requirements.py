@@ -49,9 +49,6 @@ NOT_YET = {
     "S2-12",  # descriptors of the host program
     "S2-13",  # deep trees
     "S2-14",  # metadata in the landlock class
-    "S2-15",  # neighbours of a toolchain
-    "S2-16",  # terminal escapes in our messages
-    "S2-17",  # host paths to the model
     "S2-18",  # work that outlives its run
     "S2-19",  # methods in lower case
     "S2-20",  # a cache without an end

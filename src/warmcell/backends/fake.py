@@ -31,8 +31,8 @@ from warmcell.core.types import (
     EnforcedLimits,
     ExecRequest,
     ExecResult,
-    Language,
 )
+from warmcell.languages.registry import canonical, language_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class FakeDelay:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    language: Language | None
+    language: str | None
     code: re.Pattern[str] | None
     reply: Reply
 
     def matches(self, request: ExecRequest) -> bool:
-        if self.language is not None and request.language is not self.language:
+        if self.language is not None and canonical(request.language) != self.language:
             return False
         text = request.code if isinstance(request.code, str) else request.code.decode("latin-1")
         return self.code is None or self.code.search(text) is not None
@@ -99,7 +99,7 @@ class FakeBackend:
         script: Iterable[Reply] | Callable[[ExecRequest], Answer] = (),
         *,
         latency: float = 0.0,
-        languages: Iterable[Language | str] = tuple(Language),
+        languages: Iterable[str] | None = None,
         capabilities: BackendCapabilities | None = None,
         name: str = "fake",
     ) -> None:
@@ -111,9 +111,8 @@ class FakeBackend:
         self._latency = latency
         self._name = name
         self._closed = False
-        self._capabilities = capabilities or BackendCapabilities(
-            tuple(Language(item) for item in languages), "fake", EnforcedLimits()
-        )
+        known = tuple(canonical(item) for item in (language_names() if languages is None else languages))
+        self._capabilities = capabilities or BackendCapabilities(known, "fake", EnforcedLimits())
 
     @property
     def name(self) -> str:
@@ -132,10 +131,10 @@ class FakeBackend:
         self._is_scripted = True
         return self
 
-    def when(self, reply: Reply, *, language: Language | str | None = None, code: str | None = None) -> FakeBackend:
+    def when(self, reply: Reply, *, language: str | None = None, code: str | None = None) -> FakeBackend:
         """Answers with `reply` whenever the language is this one and the regular expression `code` is found."""
         pattern = None if code is None else re.compile(code)
-        self._rules.append(_Rule(None if language is None else Language(language), pattern, reply))
+        self._rules.append(_Rule(None if language is None else canonical(language), pattern, reply))
         return self
 
     async def execute(self, request: ExecRequest) -> ExecResult:
@@ -161,7 +160,7 @@ class FakeBackend:
     def _decide(self, request: ExecRequest) -> _Outcome:
         if self._closed:
             raise BackendUnavailable(f"{self._name}: the backend is closed", hint="make a new FakeBackend")
-        if request.language not in self._capabilities.supported_languages:
+        if canonical(request.language) not in self._capabilities.supported_languages:
             raise InvalidRequest(f"{self._name} does not run {request.language}", field="language")
         self.requests.append(request)
         reply = self._next_reply(request)

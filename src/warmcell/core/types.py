@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest
@@ -17,7 +16,7 @@ DEFAULT_OUTPUT_BYTES = MIB
 
 
 class Language(StrEnum):
-    """What a request's code is written in."""
+    """What a request's code is written in. These have names here; every other language is named by plain text."""
 
     RUST = "rust"
     PYTHON = "python"
@@ -27,12 +26,8 @@ class Language(StrEnum):
     COMMAND = "command"
 
 
-@cache
-def installed_languages() -> frozenset[str]:
-    """Names of languages that other packages bring. Looked up only for names that are not ours."""
-    from importlib.metadata import entry_points
-
-    return frozenset(entry.name for entry in entry_points(group="warmcell.languages"))
+_LANGUAGES = {str(member): member for member in Language}
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789+#._-")
 
 
 def _positive_int(name: str, value: object, largest: int) -> None:
@@ -157,7 +152,7 @@ class EffectiveLimits:
 class ExecRequest:
     """Code to run and what it may use. Raises `InvalidRequest`, naming the field, when anything is off."""
 
-    language: Language
+    language: Language | str
     code: str | bytes
     timeout: float
     stdin: str | bytes | None = None
@@ -179,16 +174,16 @@ class ExecRequest:
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise InvalidRequest(f"must be Limits, not {type(self.limits).__name__}", field="limits")
 
-    def _checked_language(self) -> Language:
-        known = ", ".join(Language)
+    def _checked_language(self) -> Language | str:
+        """A name, in lower case. Which names there are is for the backend to say: it may have languages of its own."""
         if not isinstance(self.language, str):
-            raise InvalidRequest(f"must be one of {known}, not {type(self.language).__name__}", field="language")
-        try:
-            return Language(self.language)
-        except ValueError:
-            if self.language in installed_languages():
-                return self.language  # a name of another package, as good as ours
-            raise InvalidRequest(f"unknown language {self.language[:40]!r}; one of {known}", field="language") from None
+            raise InvalidRequest(
+                f"must be a name such as 'python', not {type(self.language).__name__}", field="language"
+            )
+        name = self.language.lower()
+        if not 1 <= len(name) <= 40 or not set(name) <= _NAME_CHARACTERS or not name[0].isalnum():
+            raise InvalidRequest(f"{self.language[:40]!r} is no name", field="language", hint="such as 'python'")
+        return _LANGUAGES.get(name, name)
 
     def _check_code(self) -> None:
         _positive_int("max_code_bytes", self.max_code_bytes, 1 << 30)
@@ -335,8 +330,12 @@ class EnforcedLimits:
 
 @dataclass(frozen=True, slots=True)
 class BackendCapabilities:
-    """What a backend can run and what it really enforces."""
+    """What a backend can run on this host and what it really enforces.
 
-    supported_languages: tuple[Language, ...]
+    `network` names what its guests may reach by rule, where the network is isolated; nothing, unless rules say so.
+    """
+
+    supported_languages: tuple[Language | str, ...]
     isolation_class: str
     enforced_limits: EnforcedLimits
+    network: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from warmcell.core.errors import EnforcerUnavailable, ExecutionTimeout, MemoryEx
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
 from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
+from warmcell.languages.row import LanguageRow
 from warmcell.policy.model import SandboxPolicy
 
 
@@ -262,8 +263,9 @@ def _missing_cage(error: SandboxError) -> Row:
 
 def _optional_rows() -> list[Row]:
     """What is not needed, but good to have."""
-    languages = (Language.JAVASCRIPT, Language.TYPESCRIPT, Language.RUST)
-    return [_bubblewrap(), *(_toolchain(language) for language in languages), _wasm()]
+    from warmcell.languages.registry import all_rows
+
+    return [_bubblewrap(), *(_toolchain(row) for row in all_rows() if row.backend == "process"), _wasm()]
 
 
 def _bubblewrap() -> Row:
@@ -276,19 +278,21 @@ def _bubblewrap() -> Row:
     return Row("bubblewrap (optional)", "works", "bwrap", "a child looked around in its cage and found nothing")
 
 
-def _toolchain(language: Language) -> Row:
-    from warmcell.languages.registry import language_runtime
+def _toolchain(language: LanguageRow) -> Row:
+    from warmcell.languages.registry import language_runtime, language_version
 
+    name, config = f"language {language.name}", ProcessConfig()
     try:
-        program = language_runtime(language).prepare("0", ProcessConfig())
+        program = language_runtime(language.name).prepare("0", config)
+        version = language_version(language.name, config)
     except SandboxError as error:
-        return Row(f"{language} (optional)", "missing", None, error.message, error.hint)
-    return Row(f"{language} (optional)", "works", (program.build or program).argv[0], "found and asked for its version")
+        return Row(name, "missing", None, error.message, error.hint or language.remedy or None)
+    return Row(name, "works", version or None, f"found as {(program.build or program).argv[0]}")
 
 
 def _wasm() -> Row:
     from importlib.util import find_spec
 
     if find_spec("wasmtime") is None:
-        return Row("wasm (optional)", "missing", None, "wasmtime is not installed", 'pip install "warmcell[wasm]"')
-    return Row("wasm (optional)", "works", "wasmtime", "installed")
+        return Row("language wasm", "missing", None, "wasmtime is not installed", 'pip install "warmcell[wasm]"')
+    return Row("language wasm", "works", "wasmtime", "installed")

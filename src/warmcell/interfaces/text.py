@@ -1,13 +1,22 @@
-"""Text that leaves through a door: cut to size, and error text without anything of the host in it. Pure module."""
+"""Text that leaves through a door: cut to size, and without anything of the host in it. Pure module."""
 
 from __future__ import annotations
 
 import re
 
 from warmcell.core.errors import SandboxError
+from warmcell.interfaces.lines import one_line
 
-#: Paths that a guest has in its own world: naming them tells nobody anything.
-_GUEST_ROOTS = ("/tmp", "/code", "/out", "/work", "/workspace", "/home/sandbox", "/dev", "/proc/self", "/bin")
+#: Paths that a guest has in its own world: naming them tells nobody anything. Not /tmp: the host has one too, and what
+#: our own errors name there is the host's.
+_GUEST_ROOTS = ("/code", "/out", "/work", "/workspace", "/home/sandbox", "/dev", "/proc/self", "/bin")
+#: Our messages quote names as Python does, so a path with spaces in it ends where its quotation mark stands.
+_QUOTED_PATH = re.compile(r"(['\"])(~?/[^'\"]*)\1")
+#: The directory of one run, in the classes that share the host's root; and where what a compiler made is kept.
+_RUN_DIRECTORY = re.compile(r"/warmcell-[a-z0-9_]{8}(?=/(?:code|work|tmp|out)\b)")
+_ARTEFACT_DIRECTORY = re.compile(r"/warmcell/builds/[0-9a-f]{64}(?=/)")
+_LONGEST_PATH = 4096
+_LONGEST_MESSAGE = 8000
 _PATH = re.compile(r"(?<![\w/.~])(?:~|/)(?:[^\s:;,'\"()<>|]*[^\s:;,'\"()<>|.])?")
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\[^\s'\"<>|]+")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
@@ -27,8 +36,27 @@ def cap(text: str, limit: int) -> tuple[str, bool]:
 
 
 def explain(error: SandboxError) -> str:
-    """What a model may read of one of our errors: the words, without host paths, addresses or credentials."""
-    return scrub(str(error))[:2000]
+    """What a model may read of one of our errors: one line, without host paths, addresses or credentials."""
+    return one_line(scrub(str(error)[:_LONGEST_MESSAGE]))
+
+
+def in_guest_terms(text: str) -> str:
+    """What a guest printed, with the directories of its run named as they are in a cage (`/code`, `/work`, `/out`)."""
+    return _renamed(_renamed(text, _RUN_DIRECTORY, ""), _ARTEFACT_DIRECTORY, "/out")
+
+
+def _renamed(text: str, directory: re.Pattern[str], name: str) -> str:
+    """Such directories with the path that leads to each, found backwards by hand: a pattern for "any path, then this"
+    would take quadratic time for a guest that prints nothing but slashes."""
+    pieces, position = [], 0
+    for match in directory.finditer(text):
+        start = match.start()
+        earliest = max(position, start - _LONGEST_PATH)
+        while start > earliest and (text[start - 1].isalnum() or text[start - 1] in "/._-+@"):
+            start -= 1
+        pieces += [text[position:start], name]
+        position = match.end()
+    return "".join(pieces) + text[position:]
 
 
 def scrub(text: str) -> str:
@@ -44,10 +72,11 @@ def scrub(text: str) -> str:
 
 
 def _scrub_paths(text: str) -> str:
-    return _ADDRESS.sub("<address>", _WINDOWS_PATH.sub("<path>", _PATH.sub(_shown_path, text)))
+    quoted = _QUOTED_PATH.sub(lambda match: f"{match[1]}{_shown_path(match[2])}{match[1]}", text)
+    bare = _PATH.sub(lambda match: _shown_path(match.group()), quoted)
+    return _ADDRESS.sub("<address>", _WINDOWS_PATH.sub("<path>", bare))
 
 
-def _shown_path(match: re.Match[str]) -> str:
-    path = match.group()
+def _shown_path(path: str) -> str:
     is_guest = any(path == root or path.startswith(root + "/") for root in _GUEST_ROOTS)
     return path if path == "/" or (is_guest and ".." not in path) else "<path>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from warmcell.core.contracts import SandboxBackend
@@ -15,14 +16,17 @@ from warmcell.core.errors import (
     MemoryExceeded,
     SandboxError,
 )
-from warmcell.core.types import ExecRequest, ExecResult
-from warmcell.interfaces.text import cap, explain
+from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Language
+from warmcell.interfaces.lines import one_line
+from warmcell.interfaces.text import cap, explain, in_guest_terms
+from warmcell.languages.registry import known_language
 
 MIN_TIMEOUT = 1
 MAX_TIMEOUT = 300
 DEFAULT_TIMEOUT = 30
 MAX_TEXT = 30_000
 MAX_DENIALS = 20
+MAX_NAMES = 20
 _ARGUMENTS = ("language", "code", "stdin", "timeout_secs")
 _log = logging.getLogger("warmcell.tool")
 
@@ -47,6 +51,10 @@ class SandboxTool:
         max_text: int = MAX_TEXT,
     ) -> None:
         """`memory_limit_mb` and `env` hold for every run; `max_text` caps what a model sees of each stream."""
+        if isinstance(backend, type) or not isinstance(backend, SandboxBackend):
+            shown = backend.__name__ if isinstance(backend, type) else type(backend).__name__
+            hint = "give it an object such as ProcessBackend(): name, capabilities(), execute(), aclose()"
+            raise InvalidRequest(f"{shown[:40]!r} is not a backend", field="backend", hint=hint)
         if isinstance(max_text, bool) or not isinstance(max_text, int) or max_text < 100:
             raise InvalidRequest("must be a whole number of at least 100 characters", field="max_text")
         self._backend = backend
@@ -59,15 +67,15 @@ class SandboxTool:
         """What a model is told, from what the backend really has."""
         capabilities = self._backend.capabilities()
         languages = ", ".join(capabilities.supported_languages)
-        network = "no network access" if capabilities.enforced_limits.network_isolation else "the host's network"
+        shell = " ('command' is a shell script)" if Language.COMMAND in capabilities.supported_languages else ""
         return (
-            f"Run code in a sandbox and return its output. Languages: {languages} ('command' is a shell script). "
-            f"Each run starts afresh, with {network}; state is not kept between calls. A non-zero exit_code is a "
-            "result, not a failure of the tool. Print what you want to see."
+            f"Run code in a sandbox and return its output. Languages: {languages}{shell}. "
+            f"Each run starts afresh, with {_network(capabilities)}; state is not kept between calls. A non-zero "
+            "exit_code is a result, not a failure of the tool. Print what you want to see."
         )
 
     def parameters_schema(self) -> dict[str, Any]:
-        """JSON schema of the arguments, with the languages that this backend runs."""
+        """JSON schema of the arguments, with the languages that this backend runs on this host."""
         languages = [str(item) for item in self._backend.capabilities().supported_languages]
         return {
             "type": "object",
@@ -99,11 +107,12 @@ class SandboxTool:
         except FuelExhausted as error:
             answer = self._stopped("error", error, error.result, 0.0)
         except SandboxError as error:
-            answer = {"status": "error", "stderr": explain(error)}
+            answer = {"status": "error", "stderr": explain(error), "fault": error.fault}
         except Exception as error:
             # Somebody else's exception may hold anything of the host, so the model gets its kind and we log the rest.
             _log.exception("backend failed")
-            answer = {"status": "error", "stderr": f"the sandbox failed inside ({type(error).__name__}); try again"}
+            said = f"the sandbox failed inside ({type(error).__name__}); try again"
+            answer = {"status": "error", "stderr": said, "fault": "host"}
         return answer | _ignored(args)
 
     def _request(self, args: object) -> ExecRequest:
@@ -118,7 +127,7 @@ class SandboxTool:
         if stdin is not None and not isinstance(stdin, str):
             raise InvalidRequest(f"must be a string, not {type(stdin).__name__}", field="stdin")
         return ExecRequest(
-            args["language"],
+            self._language(args["language"]),
             args["code"],
             _timeout(args.get("timeout_secs")),
             stdin=stdin,
@@ -126,9 +135,22 @@ class SandboxTool:
             env=self._env,
         )
 
+    def _language(self, name: str) -> str:
+        """The backend's own word for what the model asked for, by any of its names."""
+        row = known_language(name)
+        wanted = row.name if row is not None else name.lower()
+        if wanted in self._supported:
+            return wanted
+        what = f"unknown language {name[:40]!r}" if row is None else f"{wanted} cannot be run here: {row.remedy}"
+        raise InvalidRequest(what, field="language", hint=f"one of {', '.join(self._supported)}")
+
+    @cached_property
+    def _supported(self) -> tuple[str, ...]:
+        """Asked once: looking for sixteen toolchains takes about as long as a small run."""
+        return self._backend.capabilities().supported_languages
+
     def _success(self, result: ExecResult) -> dict[str, Any]:
-        stdout, stdout_cut = cap(result.stdout, self._max_text)
-        stderr, stderr_cut = cap(result.stderr, self._max_text)
+        stdout, stderr, was_cut = self._texts(result)
         answer: dict[str, Any] = {
             "status": "success",
             "stdout": stdout,
@@ -138,21 +160,38 @@ class SandboxTool:
         }
         if result.signal is not None:
             answer["signal"] = result.signal
-        return answer | _details(result, stdout_cut or stderr_cut)
+        return answer | _details(result, was_cut)
+
+    def _texts(self, result: ExecResult) -> tuple[str, str, bool]:
+        """Both streams as a model sees them, and whether anything was left out."""
+        stdout, stdout_cut = cap(result.stdout, self._max_text)
+        stderr, stderr_cut = cap(result.stderr, self._max_text)
+        return in_guest_terms(stdout), in_guest_terms(stderr), stdout_cut or stderr_cut
 
     def _stopped(self, status: str, error: SandboxError, partial: ExecResult | None, duration: float) -> dict[str, Any]:
         """A run that a limit ended: what it had printed, and why it ended, last, where a model looks."""
         result = partial or ExecResult(duration=duration)
-        stdout, stdout_cut = cap(result.stdout, self._max_text)
-        stderr, stderr_cut = cap(result.stderr, self._max_text)
+        stdout, stderr, was_cut = self._texts(result)
         separator = "\n" if stderr and not stderr.endswith("\n") else ""
         answer: dict[str, Any] = {
             "status": status,
             "stdout": stdout,
             "stderr": f"{stderr}{separator}{error.message}",
             "duration_ms": _milliseconds(result.duration),
+            "fault": error.fault,
         }
-        return answer | _details(result, stdout_cut or stderr_cut)
+        return answer | _details(result, was_cut)
+
+
+def _network(capabilities: BackendCapabilities) -> str:
+    """What a model is told about the network: never less than there is, since it would try, and never more."""
+    if not capabilities.enforced_limits.network_isolation:
+        return "the host's network"
+    names = capabilities.network
+    if not names:
+        return "no network access"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"network access to {', '.join(names[:MAX_NAMES])}{more} only, through the proxy that the environment names"
 
 
 def _timeout(value: object) -> float:
@@ -175,7 +214,7 @@ def _details(result: ExecResult, was_cut: bool) -> dict[str, Any]:
         details["truncated"] = True
     if result.denials:
         details["denials"] = [
-            {"kind": item.kind, "what": cap(item.what, 500)[0], "rule": item.rule, "hint": cap(item.hint, 500)[0]}
+            {"kind": item.kind, "what": _said(item.what), "rule": item.rule, "hint": _said(item.hint)}
             for item in result.denials[:MAX_DENIALS]
         ]
     if result.usage.cpu_time or result.usage.peak_memory_bytes:
@@ -186,11 +225,16 @@ def _details(result: ExecResult, was_cut: bool) -> dict[str, Any]:
     return details
 
 
+def _said(text: str) -> str:
+    """Words of ours around a name that the guest chose."""
+    return one_line(in_guest_terms(text[:1000]), 500)
+
+
 def _ignored(args: object) -> dict[str, Any]:
     """Arguments that this tool does not have. Naming them tells a model that they had no effect."""
     if not isinstance(args, Mapping):
         return {}
-    unknown = [cap(key[:40], 60)[0] for key in args if isinstance(key, str) and key not in _ARGUMENTS]
+    unknown = [one_line(key[:40]) for key in args if isinstance(key, str) and key not in _ARGUMENTS]
     return {"ignored_arguments": unknown[:10]} if unknown else {}
 
 

@@ -14,12 +14,15 @@ from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program,
 from warmcell.languages import node_boot
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import CODE_DIR, Program
-from warmcell.languages.toolchain import beside_usr, configured_program, install_tree
+from warmcell.languages.table import REMEDIES
+from warmcell.languages.toolchain import beside_usr, configured_program, shown_for
 
 Version = tuple[int, int, int]
 Suits = Callable[[Version], bool]
 
-_REMEDY = 'pip install "warmcell[js]", or install Node.js 22.18 or newer'
+_REMEDY = REMEDIES["typescript"]
+_JAVASCRIPT_NEEDS = "JavaScript needs Node.js 18 or newer"
+_TYPESCRIPT_NEEDS = "TypeScript needs Node.js 22.18 or newer"
 _EXECUTABLE_FORMATS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"MZ")
 
 
@@ -37,8 +40,11 @@ class JavaScriptRuntime:
 
     name = "javascript"
 
+    def version(self, config: ProcessConfig) -> str:
+        return _version(find_node(config, runs_javascript, _JAVASCRIPT_NEEDS))
+
     def prepare(self, code: str, config: ProcessConfig) -> Program:
-        node = find_node(config, runs_javascript, "JavaScript needs Node.js 18 or newer")
+        node = find_node(config, runs_javascript, _JAVASCRIPT_NEEDS)
         return _program(node, code, "js")
 
 
@@ -47,11 +53,18 @@ class TypeScriptRuntime:
 
     name = "typescript"
 
+    def version(self, config: ProcessConfig) -> str:
+        return _version(find_node(config, runs_typescript, _TYPESCRIPT_NEEDS, prefer=transforms_types))
+
     def prepare(self, code: str, config: ProcessConfig) -> Program:
-        node = find_node(config, runs_typescript, "TypeScript needs Node.js 22.18 or newer", prefer=transforms_types)
+        node = find_node(config, runs_typescript, _TYPESCRIPT_NEEDS, prefer=transforms_types)
         transform = ("--experimental-transform-types",) if transforms_types(node.version) else ()
         switches = (*transform, "--disable-warning=ExperimentalWarning")
         return _program(node, code, "ts", switches)
+
+
+def _version(node: Node) -> str:
+    return f"Node.js {'.'.join(map(str, node.version))}"
 
 
 def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ()) -> Program:
@@ -124,7 +137,7 @@ def _candidates(config: ProcessConfig) -> Iterator[str]:
 @lru_cache(maxsize=32)
 def _node(identity: FileStamp) -> Node:
     path = _behind_shim(os.path.realpath(identity[0]))
-    return Node(path, parse_version(ask([path, "--version"])), beside_usr([install_tree(path)]))
+    return Node(path, parse_version(ask([path, "--version"])), beside_usr(shown_for(path)))
 
 
 def _behind_shim(path: str) -> str:

@@ -12,7 +12,8 @@ from warmcell.enforcers.host import FileStamp, ask, is_program, stamp
 from warmcell.languages.base import base_executable
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import CODE_DIR, Program
-from warmcell.languages.toolchain import beside_usr, configured_program, install_tree, is_shared, symlink_chain
+from warmcell.languages.table import REMEDIES
+from warmcell.languages.toolchain import beside_usr, configured_program, is_installation, shown_for, symlink_chain
 
 MAIN_FILE = "main.py"
 OLDEST = (3, 9)
@@ -22,7 +23,7 @@ import json, os, sys, sysconfig
 names = "prefix exec_prefix base_prefix base_exec_prefix".split()
 print(json.dumps({"executable": sys.executable, "version": list(sys.version_info[:3]),
     "prefixes": [getattr(sys, name) for name in names],
-    "libraries": [os.path.dirname(os.__file__), sysconfig.get_config_var("LIBDIR") or ""]}))
+    "libraries": [os.path.dirname(os.__file__), sysconfig.get_path("platstdlib")]}))
 """
 
 #: Runs the file as `__main__` would: the working directory is importable, `exit()` exists although `-S` left `site`
@@ -76,6 +77,9 @@ class PythonRuntime:
 
     name = "python"
 
+    def version(self, config: ProcessConfig) -> str:
+        return f"Python {'.'.join(map(str, find_interpreter(config).version))}"
+
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         interpreter = find_interpreter(config)
         return Program(
@@ -106,9 +110,7 @@ def find_interpreter(config: ProcessConfig) -> Interpreter:
         path = base_executable()
     has_site = config.python_path is not None or bool(config.preload)
     if not path or not is_program(path):
-        raise BackendUnavailable(
-            f"there is no Python interpreter at {path!r}", hint="set ProcessConfig(python_path=...) to a Python 3.9+"
-        )
+        raise BackendUnavailable(f"there is no Python interpreter at {path!r}", hint=REMEDIES["python"])
     return _interpreter(stamp(path), has_site)
 
 
@@ -119,7 +121,7 @@ def _interpreter(identity: FileStamp, has_site: bool) -> Interpreter:
     if facts.version < OLDEST:
         raise BackendUnavailable(
             f"{path} is Python {'.'.join(map(str, facts.version))}; guests need 3.9 or newer",
-            hint="set ProcessConfig(python_path=...) to a newer interpreter",
+            hint=REMEDIES["python"],
         )
     # The interpreter's own word for itself sees through pyenv's shims, which are scripts.
     executable = facts.executable or path
@@ -143,8 +145,12 @@ class _Facts:
 def _own_facts() -> _Facts:
     """The base interpreter is the one that runs this line, so there is no need to start it just to ask."""
     prefixes = (sys.base_prefix, sys.base_exec_prefix) * 2
-    libraries = (os.path.dirname(os.__file__), os.path.join(sys.base_exec_prefix, "lib"))
+    libraries = (os.path.dirname(os.__file__), os.path.join(sys.base_exec_prefix, sys.platlibdir, _version_directory()))
     return _Facts(base_executable(), tuple(sys.version_info[:3]), prefixes, libraries)
+
+
+def _version_directory() -> str:
+    return f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def _facts(path: str) -> _Facts:
@@ -158,9 +164,19 @@ def _facts(path: str) -> _Facts:
 
 
 def runtime_paths(executable: str, prefixes: tuple[str, ...], libraries: tuple[str, ...]) -> tuple[str, ...]:
-    """The prefixes, and whatever the executable's links pass through; only bin and lib of a prefix that is a home."""
-    wanted = [install_tree(link) for link in symlink_chain(executable)]
+    """The prefixes that are trees of their own, and whatever the executable's links pass through.
+
+    Of a prefix that holds other things too (a home, a project) only the parts that are Python's.
+    """
+    wanted = [path for link in symlink_chain(executable) for path in shown_for(link)]
     for prefix in prefixes:
-        wanted += [os.path.join(prefix, "bin"), *libraries] if is_shared(prefix) else [prefix]
-    wanted += [library for library in libraries if library and not is_shared(library)]
-    return beside_usr(path for path in wanted if os.path.exists(path))
+        wanted += [prefix] if is_installation(prefix) else _parts_of(prefix)
+    return beside_usr(path for path in (*wanted, *libraries) if os.path.exists(path))
+
+
+def _parts_of(prefix: str) -> list[str]:
+    """The mark of a virtual environment, and the directories of modules; on some systems `lib64` leads to `lib`."""
+    libraries = [os.path.join(prefix, name) for name in ("lib", "lib64")]
+    versions = [os.path.join(place, name) for place in libraries if os.path.isdir(place) for name in os.listdir(place)]
+    modules = [path for path in versions if os.path.basename(path).startswith("python") and os.path.isdir(path)]
+    return [os.path.join(prefix, "pyvenv.cfg"), *modules]

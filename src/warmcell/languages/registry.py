@@ -1,99 +1,176 @@
-"""Languages by name: our own, and those that other packages bring through the entry point group below."""
+"""Languages by name, alias and suffix: our own rows, and those that other packages bring by entry point."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import os
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.core.records import replace
 from warmcell.core.types import Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Program
+from warmcell.languages.plain import PlainRuntime
+from warmcell.languages.row import LanguageRow, LanguageRuntime
+from warmcell.languages.table import ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from importlib.metadata import EntryPoint
 
 GROUP = "warmcell.languages"
 
-#: Resolved before entry points: an installed package can add a language, never replace one of these.
-BUILT_IN = {
-    Language.PYTHON: "warmcell.languages.python:PythonRuntime",
-    Language.JAVASCRIPT: "warmcell.languages.javascript:JavaScriptRuntime",
-    Language.TYPESCRIPT: "warmcell.languages.javascript:TypeScriptRuntime",
-    Language.RUST: "warmcell.languages.rust:RustRuntime",
-    Language.COMMAND: "warmcell.languages.shell:ShellRuntime",
-}
+_BY_NAME = {name: row for row in ROWS for name in (row.name, *row.aliases)}
+_MEMBERS = {str(member): member for member in Language}
+_BY_SUFFIX = {suffix: row for row in ROWS for suffix in row.suffixes}
 
 
-@runtime_checkable
-class LanguageRuntime(Protocol):
-    """Turns source text into a `Program`.
+def find_language(name: str) -> LanguageRow:
+    """The row for a name or an alias, in any case. Ours first: an installed package adds languages, never replaces one.
 
-    `prepare` is called once per run, from any thread, before anything is started. It locates toolchains on the host
-    (and may remember where they are) but never runs, compiles or parses the guest's text there. It raises
-    `BackendUnavailable`, saying what to install, when the toolchain is missing.
-
-    A third-party package registers a factory (a class, usually) in its own metadata::
-
-        [project.entry-points."warmcell.languages"]
-        ruby = "my_package:RubyRuntime"
+    Other packages are looked at only for names that are not ours; that takes longer than most programs run.
     """
+    if not isinstance(name, str):
+        raise InvalidRequest(f"must be text, not {type(name).__name__}", field="language")
+    row = known_language(name)
+    if row is None:
+        known = ", ".join(language_names())
+        raise InvalidRequest(f"unknown language {name[:40]!r}", field="language", hint=f"one of {known}")
+    return row
 
-    @property
-    def name(self) -> str: ...
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program: ...
+def known_language(name: str) -> LanguageRow | None:
+    """The same for those who go on without: a backend may have languages that nobody here has heard of."""
+    return built_in(name) or _installed_row(name.lower())
+
+
+def built_in(name: str) -> LanguageRow | None:
+    """One of our own rows."""
+    return _BY_NAME.get(name.lower())
+
+
+def canonical(name: str) -> Language | str:
+    """The language's own name for a name or an alias: a `Language` where there is one."""
+    own = find_language(name).name
+    return _MEMBERS.get(own, own)
+
+
+def language_of_file(path: str) -> LanguageRow | None:
+    """The language that a file's suffix names."""
+    suffix = os.path.splitext(path)[1].lower()
+    if not suffix or suffix in _BY_SUFFIX:
+        return _BY_SUFFIX.get(suffix)
+    return next((row for row in _installed_rows() if suffix in row.suffixes), None)
 
 
 def language_names() -> tuple[str, ...]:
-    """Every name that `language_runtime` knows, ours first."""
-    ours = tuple(str(name) for name in BUILT_IN)
-    return (*ours, *sorted({entry.name for entry in _installed()} - set(ours)))
+    """Every language's own name, ours first, whether or not this host can run it."""
+    return tuple(row.name for row in all_rows())
 
 
-def _installed(name: str | None = None) -> list[EntryPoint]:
-    """Entry points of other packages. Importing the metadata machinery takes longer than most runs: only when asked."""
-    from importlib.metadata import entry_points
-
-    return list(entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name))
+def all_rows() -> tuple[LanguageRow, ...]:
+    return (*ROWS, *_installed_rows())
 
 
-def language_runtime(language: Language | str) -> LanguageRuntime:
+def language_runtime(language: str) -> LanguageRuntime:
     """The runtime for a language; one object per language serves every run."""
-    if not isinstance(language, str):
-        raise InvalidRequest(f"must be text, not {type(language).__name__}", field="language")
-    return _runtime(str(language))
+    row = find_language(language)
+    if row.backend != "process":
+        raise InvalidRequest(f"the process backend does not run {row.name}", field="language", hint=row.remedy)
+    return _runtime(row.name)
+
+
+def available_languages(config: ProcessConfig) -> tuple[Language | str, ...]:
+    """The languages whose toolchains this host has, for the process backend."""
+    rows = (row for row in all_rows() if row.backend == "process")
+    return tuple(canonical(row.name) for row in rows if why_missing(row.name, config) is None)
+
+
+def why_missing(language: str, config: ProcessConfig) -> SandboxError | None:
+    """What stands in the way of running the language here, or None. A program is prepared, not run, to find out."""
+    try:
+        language_runtime(language).prepare("0", config)
+    except SandboxError as error:
+        return error
+    return None
+
+
+def language_version(language: str, config: ProcessConfig) -> str:
+    """What runs the code, in one line, as it says itself; empty for a runtime that does not tell."""
+    runtime = language_runtime(language)
+    tell = getattr(runtime, "version", None)
+    return str(tell(config)).strip().partition("\n")[0] if callable(tell) else ""
 
 
 @lru_cache(maxsize=64)
 def _runtime(name: str) -> LanguageRuntime:
-    runtime = _load(name)()
-    if not isinstance(runtime, LanguageRuntime):
-        raise BackendUnavailable(
-            f"{name!r} gave a {type(runtime).__name__}, which is not a language runtime",
-            hint="implement warmcell.languages.registry.LanguageRuntime: name, prepare()",
-        )
+    row = built_in(name)
+    if row is None:
+        return _loaded(next(entry for entry in _entries() if entry.name.lower() == name))[1]
+    if not row.runtime:
+        return PlainRuntime(row)
+    module, _, attribute = row.runtime.partition(":")
+    runtime: LanguageRuntime = getattr(import_module(module), attribute)()
     return runtime
 
 
-def _load(name: str) -> Any:
-    home = next((home for language, home in BUILT_IN.items() if language == name), None)
-    if home is not None:
-        module, _, attribute = home.partition(":")
-        return getattr(import_module(module), attribute)
-    found = _installed(name)
-    if not found:
-        known = ", ".join(language_names())
-        raise InvalidRequest(f"no runtime for {name[:40]!r}", field="language", hint=f"one of {known}")
-    return _load_entry(found[0])
+@cache
+def _entries() -> tuple[EntryPoint, ...]:
+    """Entry points of other packages, those that are called like one of ours left out."""
+    from importlib.metadata import entry_points
+
+    return tuple(entry for entry in entry_points(group=GROUP) if built_in(entry.name) is None)
+
+
+@cache
+def _installed_rows() -> tuple[LanguageRow, ...]:
+    """What other packages say about their languages; one that cannot be loaded is still there, by its name."""
+    return tuple(sorted(map(_row_of_entry, _entries()), key=lambda row: row.name))
+
+
+def _row_of_entry(entry: EntryPoint) -> LanguageRow:
+    try:
+        return _loaded(entry)[0]
+    except BackendUnavailable:
+        return LanguageRow(entry.name.lower())
+
+
+def _installed_row(name: str) -> LanguageRow | None:
+    return next((row for row in _installed_rows() if name in (row.name, *row.aliases)), None)
+
+
+def _loaded(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
+    name = entry.name.lower()
+    brought = _load_entry(entry)
+    if isinstance(brought, LanguageRow):
+        row = replace(brought, name=name, runtime="", backend="process")
+        return row, PlainRuntime(row)
+    runtime = brought() if callable(brought) else brought
+    if not isinstance(runtime, LanguageRuntime):
+        raise BackendUnavailable(
+            f"{name!r} gave a {type(runtime).__name__}, which is not a language runtime",
+            hint="implement warmcell.languages.row.LanguageRuntime (name, prepare), or give a LanguageRow",
+        )
+    aliases, suffixes = (_words(getattr(runtime, key, ())) for key in ("aliases", "suffixes"))
+    return LanguageRow(name, aliases, suffixes), runtime
+
+
+def _words(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(str(value).lower() for value in values)
 
 
 def _load_entry(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise BackendUnavailable(
             f"language {entry.name!r} ({entry.value}) could not be imported: {error}",
             hint="reinstall the package that brings it",
         ) from error
+
+
+def forget_installed() -> None:
+    """After packages came or went in a running process (and between tests)."""
+    for remembered in (_entries, _installed_rows, _runtime):
+        remembered.cache_clear()

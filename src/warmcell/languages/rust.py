@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from functools import lru_cache
 
@@ -11,10 +9,10 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, find_program, is_program, stamp
 from warmcell.languages.config import ProcessConfig
+from warmcell.languages.plain import build_key
 from warmcell.languages.program import CODE_DIR, OUT_DIR, Build, Program
-from warmcell.languages.toolchain import beside_usr, configured_program
-
-_REMEDY = "install it with rustup (https://rustup.rs) or from your distribution (rustc and gcc)"
+from warmcell.languages.table import REMEDIES
+from warmcell.languages.toolchain import beside_usr, configured_program, shown_for
 
 #: Level 1 costs about as much compile time as level 0 does on small programs and makes loops ten times as fast;
 #: level 2 takes a quarter longer to compile and gained nothing on what agents write.
@@ -44,6 +42,9 @@ class RustRuntime:
 
     name = "rust"
 
+    def version(self, config: ProcessConfig) -> str:
+        return find_compiler(config).version
+
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         compiler = find_compiler(config)
         argv = (compiler.path, *FLAGS, "-o", f"{OUT_DIR}/main", f"{CODE_DIR}/main.rs")
@@ -57,9 +58,8 @@ class RustRuntime:
 
 
 def cache_key(code: str, compiler: Compiler) -> str:
-    """The same key only for the same text, compiler and switches. JSON keeps the parts from running together."""
-    parts = json.dumps([code, compiler.path, compiler.version, FLAGS])
-    return hashlib.sha256(parts.encode()).hexdigest()
+    """The same key only for the same text, compiler and switches."""
+    return build_key("rust", code, compiler.path, compiler.version, FLAGS)
 
 
 def find_compiler(config: ProcessConfig) -> Compiler:
@@ -68,7 +68,7 @@ def find_compiler(config: ProcessConfig) -> Compiler:
     else:
         path = find_program("rustc")
     if path is None:
-        raise BackendUnavailable("Rust needs rustc, and there is none on PATH", hint=_REMEDY)
+        raise BackendUnavailable("Rust needs rustc, and there is none on PATH", hint=REMEDIES["rust"])
     if find_program("cc") is None:
         raise BackendUnavailable("Rust needs a linker, and there is no cc on PATH", hint="install gcc")
     return _compiler(stamp(path))
@@ -81,4 +81,4 @@ def _compiler(identity: FileStamp) -> Compiler:
     sysroot = os.path.realpath(ask([path, "--print", "sysroot"]))
     real = os.path.join(sysroot, "bin", "rustc")
     compiler = real if is_program(real) else os.path.realpath(path)
-    return Compiler(compiler, ask([compiler, "-vV"]), beside_usr([sysroot]))
+    return Compiler(compiler, ask([compiler, "-vV"]), beside_usr([*shown_for(compiler), os.path.join(sysroot, "lib")]))

@@ -6,9 +6,10 @@ import os
 import re
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.enforcers.host import find_program, is_program
+from warmcell.enforcers.host import ask, find_program, is_program
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import CODE_DIR, Program
+from warmcell.languages.table import REMEDIES
 from warmcell.policy.places import is_within
 
 MAIN_FILE = "main.sh"
@@ -22,6 +23,10 @@ class ShellRuntime:
     """Runs the text as a script file, so that it may be long and has stdin to itself."""
 
     name = "command"
+
+    def version(self, config: ProcessConfig) -> str:
+        shell = find_shell()
+        return ask([shell, "--version"]) if os.path.basename(shell) == "bash" else "sh"
 
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         argv = plain_command(code) or (find_shell(), f"{CODE_DIR}/{MAIN_FILE}")
@@ -48,4 +53,4 @@ def find_shell() -> str:
         if path:
             directory, file = os.path.split(path)
             return os.path.join(os.path.realpath(directory), file)
-    raise BackendUnavailable("there is no bash or sh on this host", hint="install bash")
+    raise BackendUnavailable("there is no bash or sh on this host", hint=REMEDIES["command"])

@@ -1,29 +1,24 @@
-"""Which host directories a toolchain needs, and no more of the host than that."""
+"""Which host paths a toolchain needs, and no more of the host than that."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.enforcers.host import find_program, is_program
+from warmcell.enforcers.host import FileStamp, ask, find_program, is_program, stamp
 from warmcell.policy.places import is_within
 
-#: Directories that hold far more than a toolchain, whatever was installed into them.
-_SHARED_DIRECTORIES = (
-    "/",
-    "/home",
-    "/root",
-    "/opt",
-    "/var",
-    "/etc",
-    "/tmp",
-    "/mnt",
-    "/srv",
-    "/run",
-    "/Users",
-    "/private",
+#: What a directory may hold, at its top, that was made by installing something into it and for nothing else. A home or
+#: a project has other things as well (`.ssh`, `.env`, `src`), and is then not shown as a whole.
+_INSTALLED = re.compile(
+    r"s?bin|include|lib|lib32|lib64|libexec|share|man|docs?|etc|ssl|pyvenv\.cfg|\.gitignore|\.lock|CACHEDIR\.TAG"
+    r"|(?:LICENSE|README|CHANGELOG|COPYRIGHT|COPYING|VERSION|NEWS)[\w.-]*"
 )
+#: Conda's environments hold much more, and nothing but what was installed.
+_ENVIRONMENT_MARK = "conda-meta"
 
 
 def configured_program(path: str, name: str) -> str:
@@ -36,18 +31,38 @@ def configured_program(path: str, name: str) -> str:
     return found
 
 
-def is_shared(directory: str) -> bool:
-    """Whether showing this directory to a guest would show a home or another collection of unrelated things."""
-    home = os.path.expanduser("~")
-    personal = (home, os.path.realpath(home), os.path.join(home, ".local"), os.path.join(home, ".config"))
-    return directory in _SHARED_DIRECTORIES or directory in personal or is_within(home, directory)
+def shown_for(program: str) -> tuple[str, ...]:
+    """What a cage must show so that the program starts: its installation, if that is a tree of its own (`/opt/node` for
+    `/opt/node/bin/node`), else only the file itself and the libraries that it is linked with."""
+    return _shown_for(stamp(program)) if beside_usr([program]) else ()
 
 
-def install_tree(program: str) -> str:
-    """The smallest tree that is the program's installation: `/opt/node` for `/opt/node/bin/node`."""
+@lru_cache(maxsize=64)
+def _shown_for(identity: FileStamp) -> tuple[str, ...]:
+    program = identity[0]
     directory = os.path.dirname(program)
     tree = os.path.dirname(directory) if os.path.basename(directory) == "bin" else directory
-    return next((place for place in (tree, directory) if not is_shared(place)), program)
+    return (tree,) if is_installation(tree) else beside_usr([program, *linked_libraries(program)])
+
+
+def is_installation(directory: str) -> bool:
+    """Whether nothing is in the directory that does not belong to something installed there."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    if "bin" not in names and "lib" not in names:
+        return False
+    return _ENVIRONMENT_MARK in names or all(_INSTALLED.fullmatch(name) for name in names)
+
+
+def linked_libraries(program: str) -> list[str]:
+    """The shared libraries that the loader would load for it, by the names under which it looks for them."""
+    try:
+        said = ask([find_program("ldd") or "/usr/bin/ldd", program])
+    except BackendUnavailable:
+        return []  # it is linked with nothing, or is no binary
+    return re.findall(r"=> (/\S+) \(0x", said)
 
 
 def symlink_chain(path: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import PolicyViolation
@@ -43,8 +43,10 @@ _FILES = (
 )
 
 
-def compile_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...]) -> LaunchPlan:
-    """The full cage for one kind of run."""
+def compile_plan(
+    policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], real: Mapping[str, str] | None = None
+) -> LaunchPlan:
+    """The full cage for one kind of run. `real` says where those runtime paths lead that are links."""
     limits = policy.limits
     named = tuple(path.target for path in policy.paths)
     return LaunchPlan(
@@ -52,7 +54,7 @@ def compile_plan(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tup
         network="host" if policy.network == "host" else "loopback",
         listener_port=PROXY_PORT if policy.network == "proxy" else 0,
         hostname="sandbox",
-        binds=_binds(policy, layout, runtime_paths),
+        binds=_binds(policy, layout, runtime_paths, real or {}),
         # What lies in a path that the policy names is that path's: writing there would be writing on the host.
         symlinks=tuple(link for link in (*layout.symlinks, *_LINKS) if not _is_below(link[0], named)),
         files=tuple(file for file in _FILES if not _is_below(file[0], named)),
@@ -74,7 +76,9 @@ def _inodes(limits: EffectiveLimits) -> int:
     return min(max(limits.disk_mb * 256, 16_384), 1 << 20)
 
 
-def _binds(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...]) -> tuple[Bind, ...]:
+def _binds(
+    policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], real: Mapping[str, str]
+) -> tuple[Bind, ...]:
     """Shallow targets first, so that what lies deeper lands on top and means what it says."""
     _refuse_hidden_toolchain(policy.paths, runtime_paths)
     named = [Bind(path.source, path.target, path.writable, path.identity, as_owner=True) for path in policy.paths]
@@ -82,7 +86,7 @@ def _binds(policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str
     system = [Bind(path, path) for path in layout.directories]
     system += [Bind(source, target) for source, target in layout.etc if not _is_below(target, taken)]
     covered = tuple(bind.target for bind in system)
-    system += [Bind(path, path) for path in _outermost(runtime_paths) if not _is_below(path, covered)]
+    system += [Bind(real.get(path, path), path) for path in _outermost(runtime_paths) if not _is_below(path, covered)]
     system += [Bind(f"/dev/{name}", f"/dev/{name}", device=True) for name in _DEVICES]
     merged = [bind for bind in system if bind.target not in taken] + named
     return tuple(sorted(merged, key=lambda bind: bind.target.rstrip("/").count("/")))

@@ -88,6 +88,11 @@ class NetworkRule:
             if value is not None:
                 object.__setattr__(self, name, tuple(check_text(name, item) for item in _tuple(name, value)))
 
+    def written(self) -> str:
+        """The name, with its ports unless they are the usual ones."""
+        ports = "" if self.ports == (80, 443) else ":" + ",".join(map(str, self.ports))
+        return f"{self.domain}{ports}"
+
 
 def _tuple(name: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
+from warmcell.languages.registry import canonical
 from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.guests import GuestConfig, GuestFactory, Job, checked_argv, make_guest
 from warmcell.sandbox.operations import Operations, in_thread
@@ -128,7 +129,7 @@ class AsyncSandbox:
         timeout: float | None = None,
     ) -> ExecResult:
         """Runs source text in the work directory."""
-        request = ExecRequest(language, code, 1.0)  # type: ignore[arg-type]  # it checks the name
+        request = ExecRequest(canonical(language), code, 1.0)
         return await self._run(functools.partial(self._guest.code, code, request.language), None, stdin, timeout)
 
     async def exec_python(

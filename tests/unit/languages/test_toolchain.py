@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers import require
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.enforcers import host
-from warmcell.languages.toolchain import beside_usr, install_tree, is_shared, symlink_chain
+from warmcell.languages.toolchain import beside_usr, is_installation, shown_for, symlink_chain
 from warmcell.policy.places import is_within
 
 
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("HOME", "/home/someone")
-    return "/home/someone"
+def installed(tree: Path, *others: str) -> Path:
+    """A program with a library beside it, and whatever else is there."""
+    for part in ("bin", "lib"):
+        (tree / part).mkdir(parents=True)
+    program = tree / "bin" / "tool"
+    program.write_bytes(Path("/bin/true").read_bytes())
+    program.chmod(0o755)
+    for name in others:
+        (tree / name).mkdir()
+    return program
 
 
-@pytest.mark.parametrize("path", ["/", "/home", "/opt", "/home/someone", "/home/someone/.local", "/etc", "/tmp"])
-def test_collections_of_unrelated_things_are_shared(path: str, home: str) -> None:
-    assert is_shared(path)
+@pytest.mark.parametrize("others", [(), ("share", "include", "LICENSE", "README.md"), ("conda-meta", "qml")])
+def test_a_tree_of_its_own_is_shown_whole(tmp_path: Path, others: tuple[str, ...]) -> None:
+    assert shown_for(str(installed(tmp_path / "tree", *others))) == (str(tmp_path / "tree"),)
 
 
-@pytest.mark.parametrize(
-    "path", ["/opt/node", "/home/someone/.nvm/v22", "/home/someone/.local/lib", "/home/someonelse"]
-)
-def test_a_tree_of_its_own_is_not(path: str, home: str) -> None:
-    assert not is_shared(path)
+@pytest.mark.attack("S2-15")
+@pytest.mark.claim("WC-FS-1")
+@pytest.mark.parametrize("neighbour", [".ssh", ".env", ".git", "src", "Documents", ".bashrc"])
+def test_a_home_or_a_project_is_not(tmp_path: Path, neighbour: str) -> None:
+    program = installed(tmp_path / "home", neighbour)
+    assert shown_for(str(program)) == (str(program),)
+    assert not is_installation(str(tmp_path / "home"))
 
 
-@pytest.mark.parametrize(
-    ("program", "tree"),
-    [
-        ("/opt/node/bin/node", "/opt/node"),
-        ("/opt/tool/node", "/opt/tool"),
-        ("/home/someone/.local/bin/node", "/home/someone/.local/bin"),
-        ("/home/someone/bin/node", "/home/someone/bin"),
-        ("/home/someone/node", "/home/someone/node"),
-        ("/opt/bin/node", "/opt/bin"),
-    ],
-)
-def test_install_tree_is_as_small_as_it_can_be(program: str, tree: str, home: str) -> None:
-    assert install_tree(program) == tree
+def test_a_program_beside_other_things_is_shown_alone(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    program = tmp_path / "tools" / "node"
+    program.write_bytes(Path("/bin/true").read_bytes())
+    program.chmod(0o755)
+    assert shown_for(str(program)) == (str(program),)
+
+
+@pytest.mark.attack("S2-15")
+def test_libraries_that_it_is_linked_with_are_shown_with_it(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    require(compiler, "a C compiler")
+    home = tmp_path / "home"
+    program = installed(home, ".ssh")
+    (tmp_path / "x.c").write_text("int f(void) { return 7; }")
+    (tmp_path / "m.c").write_text("int f(void); int main(void) { return f(); }")
+    subprocess.run([compiler, "-shared", "-o", home / "lib/libx.so.1", tmp_path / "x.c"], check=True)
+    (home / "lib/libx.so").symlink_to("libx.so.1")
+    link = ["-L", home / "lib", "-lx", "-Wl,-rpath,$ORIGIN/../lib"]
+    subprocess.run([compiler, "-o", program, tmp_path / "m.c", *link], check=True)
+    shown = shown_for(str(program))
+    assert sorted(shown) == [str(program), str(home / "lib/libx.so")]
+
+
+def test_what_usr_has_needs_no_mention() -> None:
+    assert shown_for("/usr/bin/env") == ()
 
 
 @given(st.lists(st.text("/abusr.", min_size=1).map(lambda tail: os.path.normpath("/" + tail.lstrip("/")))))

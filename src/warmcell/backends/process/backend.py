@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Language
+from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from warmcell.lifetime.run import Run
     from warmcell.net.types import FetchPolicy
     from warmcell.policy.model import NetworkRule
-
-_LANGUAGES = (Language.PYTHON, Language.JAVASCRIPT, Language.TYPESCRIPT, Language.RUST, Language.COMMAND)
 
 
 class ProcessBackend:
@@ -84,7 +82,10 @@ class ProcessBackend:
             output_limit=True,
             cpu=enforced.cpu is not None,
         )
-        return BackendCapabilities(_LANGUAGES, enforced.isolation_class, limits)
+        from warmcell.languages.registry import available_languages
+
+        languages = available_languages(self._config)
+        return BackendCapabilities(languages, enforced.isolation_class, limits, self._launcher.egress.destinations)
 
     @property
     def ready_cells(self) -> int:
@@ -108,12 +109,11 @@ class ProcessBackend:
         return await self._runs.run(lambda run: self._execute(request, run))
 
     def _execute(self, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
-        if request.language is Language.WASM:
-            raise InvalidRequest("the process backend does not run wasm", field="language", hint="use WasmBackend()")
         from warmcell.languages.registry import language_runtime
 
-        assert isinstance(request.code, str)
-        program = language_runtime(request.language).prepare(request.code, self._config)
+        runtime = language_runtime(request.language)
+        assert isinstance(request.code, str)  # bytes are for wasm, which has just been refused
+        program = runtime.prepare(request.code, self._config)
         launch = Launch(
             program=program,
             env=request.env,

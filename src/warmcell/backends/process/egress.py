@@ -51,6 +51,13 @@ class Egress:
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[EgressProxy] = weakref.WeakSet()
 
+    @property
+    def destinations(self) -> tuple[str, ...]:
+        """What the rules name, as a caller would write it."""
+        rules = self._rules if isinstance(self._rules, tuple) else self._rules.rules
+        names = () if isinstance(self._rules, tuple) else self._rules.allowed_domains
+        return (*names, *(rule.written() for rule in rules))
+
     def set_rules(self, rules: FetchPolicy | tuple[NetworkRule, ...]) -> None:
         """From the next connection on, in runs that are under way as well.
 

@@ -58,7 +58,8 @@ class World:
         self._prepared = PreparedWorld(encode(self._plan), Directories())
 
     def _compile(self) -> LaunchPlan:
-        return compile_plan(self.effective, probe.layout(), self._runtime_paths)
+        real = {path: os.path.realpath(path) for path in self._runtime_paths}
+        return compile_plan(self.effective, probe.layout(), self._runtime_paths, real)
 
     @property
     def visible(self) -> tuple[Bind, ...]:

@@ -82,14 +82,14 @@ class WasmGuest:
     async def script(self, script: str, job: Job) -> ExecResult:
         return await self.command(("sh", "-c", script), job)
 
-    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult:
+    async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
         if language is Language.WASM:
             return await self._runs.run(lambda run: self._run_module(code, job, run))
         if language not in _COMMAND_LINES or not isinstance(code, str):
             raise InvalidRequest(
                 f"the wasm sandbox has no {language}", field="language", hint="use Sandbox(backend='process')"
             )
-        return await self.command((*_COMMAND_LINES[language], code), job)
+        return await self.command((*_COMMAND_LINES[Language(language)], code), job)
 
     async def aclose(self) -> None:
         await in_thread(self._close)

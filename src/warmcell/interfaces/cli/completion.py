@@ -7,7 +7,8 @@ import argparse
 from warmcell.core.records import dataclass
 from warmcell.interfaces.cli.exits import OK
 from warmcell.interfaces.cli.parser import build_parser
-from warmcell.interfaces.cli.source import LANGUAGES
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.registry import all_rows, why_missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def commands() -> list[Command]:
 
 
 def _command(name: str, summary: str, parser: argparse.ArgumentParser) -> Command:
-    options, words = [], list(LANGUAGES) if name == "run" else []
+    options, words = [], _languages() if name == "run" else []
     for action in parser._actions:
         choices = tuple(str(choice) for choice in action.choices or ())
         if action.option_strings:
@@ -48,6 +49,13 @@ def _command(name: str, summary: str, parser: argparse.ArgumentParser) -> Comman
         else:
             words += choices
     return Command(name, summary, tuple(options), tuple(words))
+
+
+def _languages() -> list[str]:
+    """Names and aliases of the languages that this host can run; WebAssembly is asked for its backend elsewhere."""
+    config = ProcessConfig()
+    rows = [row for row in all_rows() if row.backend != "process" or why_missing(row.name, config) is None]
+    return [word for row in rows for word in (row.name, *row.aliases)]
 
 
 def bash(known: list[Command]) -> str:

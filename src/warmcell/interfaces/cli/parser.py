@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 
 from warmcell.interfaces.cli.exits import UsageError
+from warmcell.languages.table import ROWS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,9 +98,7 @@ def _add(commands: argparse._SubParsersAction[Parser], name: str, summary: str, 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run = _add(commands, "run", "run a program in a sandbox", epilog=EXIT_STATUSES)
-    run.add_argument(
-        "target", metavar="LANGUAGE|FILE", help="python, javascript, typescript, rust, command, wasm; or a file"
-    )
+    run.add_argument("target", metavar="LANGUAGE|FILE", help=f"{', '.join(row.name for row in ROWS)}; or a file")
     run.add_argument("source", metavar="FILE|-", nargs="?", help="the program's file; '-' reads it from stdin")
     run.add_argument("-c", "--code", metavar="CODE", help="the program itself")
     run.add_argument("--timeout", metavar="S", default="30", help="seconds until the program is stopped (default 30)")

@@ -33,7 +33,7 @@ def finish(outcome: ExecResult | SandboxError, as_json: bool) -> int:
         return status_of(outcome)
     if not as_json:
         for denial in outcome.denials:
-            say_warning(f"refused: {denial.what} ({denial.rule})", denial.hint)
+            say_warning(f"refused: {denial.what!r} ({denial.rule})", denial.hint)
     return outcome.exit_code & 0xFF
 
 
@@ -67,8 +67,19 @@ def to_plain(outcome: ExecResult | SandboxError) -> dict[str, Any]:
     return (
         {"status": names.get(type(outcome), "error")}
         | ({} if partial is None else partial.to_dict())
-        | {"error": {"code": outcome.code, "message": outcome.message, "hint": outcome.hint}}
+        | {"error": error_to_plain(outcome)}
     )
+
+
+def error_to_plain(error: SandboxError) -> dict[str, Any]:
+    """What went wrong, whose fault it was, and whether the same may work later."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "fault": error.fault,
+        "retryable": error.retryable,
+    }
 
 
 def print_json(value: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warmcell.core.errors import InvalidRequest, SandboxError
-from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
+from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.render import finish
@@ -24,11 +24,11 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
         _start_ahead()
     source = choose(arguments.target, arguments.source, arguments.code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
-    backend = _backend_name(arguments, source.language, policy)
+    backend = _backend_name(arguments, source.language.backend, policy)
     request = _request(arguments, source, backend)
-    doing = "compiling and running" if source.language is Language.RUST else "running"
+    doing = "compiling and running" if source.language.is_compiled else "running"
     try:
-        with Progress(f"{doing} {source.language}"):
+        with Progress(f"{doing} {source.language.name}"):
             if backend == "wasm":
                 outcome: ExecResult | SandboxError = _run_wasm(request)
             else:
@@ -46,8 +46,8 @@ def _start_ahead() -> None:
     start_ahead(base_executable())
 
 
-def _backend_name(arguments: Namespace | SimpleNamespace, language: Language, policy: SandboxPolicy | None) -> str:
-    name: str = arguments.backend or ("wasm" if language is Language.WASM else "process")
+def _backend_name(arguments: Namespace | SimpleNamespace, usual: str, policy: SandboxPolicy | None) -> str:
+    name: str = arguments.backend or usual
     if name == "wasm" and policy is not None:
         hint = "leave them out, or use --backend process"
         raise UsageError("--policy and the --allow-* options need the process backend", hint)
@@ -64,7 +64,7 @@ def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: st
     code = read_code(source)
     try:
         return ExecRequest(
-            source.language,
+            source.language.name,
             code,
             timeout,
             # The process backend passes our stdin on as it comes; the other one wants all of it first.

@@ -13,6 +13,7 @@ from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, read_guest_stdin
 from warmcell.interfaces.cli.voice import Progress
+from warmcell.languages.registry import find_language
 
 if TYPE_CHECKING:
     from warmcell.policy.model import NetworkRule, SandboxPolicy
@@ -25,7 +26,7 @@ def sh(arguments: argparse.Namespace) -> int:
     """Runs the script where the user stands; read-only unless `--write`."""
     script = _script(arguments.script)
     settings = _settings(arguments)
-    stdin = read_guest_stdin(Source(Language.COMMAND, inline=script), settings["timeout"])
+    stdin = read_guest_stdin(Source(find_language(Language.COMMAND), inline=script), settings["timeout"])
     outcome: ExecResult | SandboxError
     try:
         with Progress("running"):

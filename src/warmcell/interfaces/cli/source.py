@@ -5,39 +5,23 @@ from __future__ import annotations
 import os
 import sys
 
+from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
 from warmcell.core.types import MAX_CODE_BYTES, Language
 from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.voice import say_warning
+from warmcell.languages.registry import all_rows, built_in, find_language, language_of_file
+from warmcell.languages.row import LanguageRow
 
 MAX_STDIN_BYTES = 256 * 1024 * 1024
 SILENCE = 3.0
-
-LANGUAGES = {str(item): item for item in Language} | {
-    "py": Language.PYTHON,
-    "js": Language.JAVASCRIPT,
-    "ts": Language.TYPESCRIPT,
-    "sh": Language.COMMAND,
-    "shell": Language.COMMAND,
-}
-SUFFIXES = {
-    ".py": Language.PYTHON,
-    ".js": Language.JAVASCRIPT,
-    ".mjs": Language.JAVASCRIPT,
-    ".cjs": Language.JAVASCRIPT,
-    ".ts": Language.TYPESCRIPT,
-    ".rs": Language.RUST,
-    ".sh": Language.COMMAND,
-    ".wasm": Language.WASM,
-    ".wat": Language.WASM,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """`path` None: the code is `inline`, or comes from stdin when that is None too."""
 
-    language: Language
+    language: LanguageRow
     inline: str | None = None
     path: str | None = None
 
@@ -47,40 +31,45 @@ class Source:
 
 
 def choose(target: str, source: str | None, inline: str | None) -> Source:
-    """Pure: what the words on the command line mean."""
-    language = LANGUAGES.get(target)
-    if inline is not None:
-        if language is None:
-            raise _unknown_language(target)
-        if source is not None:
-            raise UsageError(f"both -c and {source!r} name a program", "give one of them")
-        return Source(language, inline=inline)
+    """What the words on the command line mean. A lone word that names no language of ours may be a file."""
+    is_named = inline is not None or source is not None
+    if inline is not None and source is not None:
+        raise UsageError(f"both -c and {source!r} name a program", "give one of them")
+    language = built_in(target)
+    if language is None and not is_named:
+        return _file_or_installed(target)
+    if language is None:
+        language = _installed(target)
+    return Source(language, inline, None if source in (None, "-") else source)
+
+
+def _file_or_installed(target: str) -> Source:
+    language = language_of_file(target)
     if language is not None:
-        return Source(language, path=None if source in (None, "-") else source)
-    if source is not None:
-        raise _unknown_language(target)
-    return Source(_language_of(target), path=target)
-
-
-def _language_of(path: str) -> Language:
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in SUFFIXES:
-        return SUFFIXES[suffix]
-    if "/" not in path and not suffix and not os.path.exists(path):
-        raise _unknown_language(path)
-    known = " ".join(SUFFIXES)
+        return Source(language, path=target)
+    if "/" not in target and not os.path.splitext(target)[1] and not os.path.exists(target):
+        return Source(_installed(target))
+    known = " ".join(suffix for row in all_rows() for suffix in row.suffixes)
     raise UsageError(
-        f"cannot tell the language of {path!r} from its name",
-        f"name it, as in 'warmcell run python {path}', or use one of {known}",
+        f"cannot tell the language of {target!r} from its name",
+        f"name it, as in 'warmcell run python {target}', or use one of {known}",
     )
 
 
-def _unknown_language(name: str) -> UsageError:
+def _installed(name: str) -> LanguageRow:
+    """A language of another package, whose names are looked up only now, because that takes its time."""
+    try:
+        return find_language(name)
+    except InvalidRequest as error:
+        raise UsageError(f"unknown language {name[:80]!r}", _nearest(name) or error.hint) from None
+
+
+def _nearest(name: str) -> str | None:
     from difflib import get_close_matches
 
-    close = get_close_matches(name.lower(), LANGUAGES, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(Language)}"
-    return UsageError(f"unknown language {name[:80]!r}", hint)
+    known = [word for row in all_rows() for word in (row.name, *row.aliases)]
+    close = get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else None
 
 
 def read_code(source: Source) -> str | bytes:
@@ -98,7 +87,7 @@ def read_code(source: Source) -> str | bytes:
 
 
 def _decoded(data: bytes, source: Source, name: str) -> str | bytes:
-    if source.language is Language.WASM and data.startswith(b"\0asm"):
+    if source.language.name == Language.WASM and data.startswith(b"\0asm"):
         return data
     try:
         return data.decode()

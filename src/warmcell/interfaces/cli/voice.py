@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from warmcell.interfaces.lines import one_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from threading import Thread
@@ -28,9 +30,8 @@ def say_warning(message: str, hint: str | None = None) -> None:
 
 
 def _say(kind: str, message: str) -> None:
-    printable = message.encode("utf-8", "backslashreplace").decode("utf-8")
     if sys.stderr is not None:
-        sys.stderr.write(f"{kind}: {printable}\n")
+        sys.stderr.write(f"{kind}: {one_line(message)}\n")
         sys.stderr.flush()
 
 

