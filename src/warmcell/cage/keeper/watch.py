@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Dict, List, Optional, Set
 
 from .. import refused_paths
+from ..leftovers import Leftovers
 from ..linux.notify import Listener
 from ..linux.processes import descendants, kill_tree
 from ..plan import LaunchPlan
@@ -34,6 +35,9 @@ class Keeper:
         self._scratch = plan.scratch_dirs[0][0] if plan.scratch_dirs else ""
         self._listener = self._listen(notifications) if notifications >= 0 else None
         self._exit: Optional[int] = None
+        #: Nobody is left in the cell: what the guest had started and not waited for became our children with its end.
+        self._is_alone = False
+        self._leftovers: Optional[Leftovers] = None
         self._verdict = ""
         self._cpu = 0.0
         self._peak = 0
@@ -65,9 +69,8 @@ class Keeper:
         if self._listener:
             poll.register(self._listener.descriptor, select.POLLIN)
         self._reap()
-        while self._exit is None and not self._verdict:
-            pause = max(0.0, self._next_look - time.monotonic()) * 1000
-            ready = dict(poll.poll(pause if self._is_watching else None))
+        while not self._is_over():
+            ready = dict(poll.poll(self._pause_ms()))
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
@@ -79,11 +82,29 @@ class Keeper:
                     if select.select([self._status], [], [], 0)[0]:
                         self._hear()
                     self._listener.answer()
+                    if self._leftovers:
+                        self._leftovers.were_heard()
                 else:
                     poll.unregister(self._listener.descriptor)
             if self._is_watching and time.monotonic() >= self._next_look:
                 self._next_look = time.monotonic() + self._look()
         self._end()
+
+    def _is_over(self) -> bool:
+        """Whether there is a verdict, or the guest has ended and nothing that it left behind deserves more time."""
+        if self._verdict or (self._exit is not None and self._is_alone):
+            return True
+        if self._exit is None:
+            return False
+        self._leftovers = self._leftovers or Leftovers()
+        is_due = time.monotonic() >= self._leftovers.next_look
+        return is_due and not self._leftovers.deserve_time(self._pids())
+
+    def _pause_ms(self) -> Optional[float]:
+        """Until the next look at what is used, or at what is left."""
+        due = [self._next_look] if self._is_watching else []
+        due += [self._leftovers.next_look] if self._leftovers else []
+        return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
     def _hear(self) -> None:
         try:
@@ -104,6 +125,7 @@ class Keeper:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
+                self._is_alone = True
                 return
             if pid == 0:
                 return

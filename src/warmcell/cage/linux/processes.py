@@ -7,6 +7,8 @@ import os
 import signal
 from typing import Iterator, List
 
+from . import kernel_files
+
 #: A process that just ended or made itself unreadable. Any other error means that we are blind, which ends the run.
 _EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
 
@@ -34,6 +36,17 @@ def children(pid: int) -> List[int]:
     except OSError as error:
         must_be_expected(error)
     return found
+
+
+def thread_states(pid: int) -> str:
+    """One letter for each of its threads: R runs or would if it had its turn, D is busy in the kernel, S waits."""
+    states = ""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            states += kernel_files.read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split(None, 1)[0]
+    except OSError as error:
+        must_be_expected(error)
+    return states
 
 
 def kill(pid: int) -> None:

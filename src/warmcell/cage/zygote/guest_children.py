@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import cached_property
 from typing import Any, Dict, Optional, Sequence
 
 from .. import refused_paths
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
 from ..failure import CageError, tell
+from ..leftovers import Leftovers
 from ..linux.fds import close_all
 from ..linux.notify import Listener
+from ..linux.processes import descendants
 from ..wire import send_packet
 
 
@@ -38,6 +41,12 @@ class GuestChild:
         self._may_exec = may_exec
         self._listener: Optional[Listener] = None
         self._code_directory = -1
+        self._report: Dict[str, Any] = {}
+
+    @cached_property
+    def leftovers(self) -> Leftovers:
+        """Of the guest that has ended: made then, because their time counts from then on."""
+        return Leftovers()
 
     @property
     def listens_to(self) -> int:
@@ -48,10 +57,12 @@ class GuestChild:
 
     def attend(self) -> None:
         """Deals with what came on the descriptor that it listens to."""
-        if self._listener is not None:
-            self._listener.answer()
-        else:
+        if self._listener is None:
             self._hear()
+            return
+        self._listener.answer()
+        if self._report:
+            self.leftovers.were_heard()
 
     def _hear(self) -> None:
         try:
@@ -75,13 +86,20 @@ class GuestChild:
         close_all(proxy_listener)
 
     def ended(self, status: int, cpu: float, peak: int) -> None:
-        """The guest was reaped: whatever it left behind ends with init, and the supervisor is told."""
+        """It was reaped. What it left behind may still be about something: see `is_over`."""
+        self._report = {"exit": status, "verdict": "", "cpu": round(cpu, 6), "peak": peak}
+
+    def is_over(self) -> bool:
+        """Whether nothing is left in the cell that deserves more time. All of that are now children of init."""
+        return not self.leftovers.deserve_time(descendants(self._init.pid))
+
+    def finish(self) -> None:
+        """Whatever is left ends with init, and the supervisor is told."""
         self._init.end()
-        report: Dict[str, Any] = {"exit": status, "verdict": "", "cpu": round(cpu, 6), "peak": peak}
-        report["denials"] = self._listener.denials if self._listener else []
-        if status and self._code_directory >= 0:
-            report["denials"] += refused_paths.read_note(self._report_name, self._code_directory)
-        self._send(report)
+        self._report["denials"] = self._listener.denials if self._listener else []
+        if self._report["exit"] and self._code_directory >= 0:
+            self._report["denials"] += refused_paths.read_note(self._report_name, self._code_directory)
+        self._send(self._report)
         self.close()
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ import select
 import signal
 import socket
 import sys
+import time
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -61,6 +63,8 @@ class Zygote:
         #: Everything that we forked and have not reaped.
         self._pids: Set[int] = set()
         self._guests: Dict[int, GuestChild] = {}
+        #: Those that have been reaped and not been reported on. Their pids may be anybody's by now.
+        self._ended: List[GuestChild] = []
         self._poll = select.poll()
         # By descriptor: a pid could be somebody else's by the time that we look.
         self._supervisor = call("pidfd_open", os.getppid(), 0)
@@ -87,10 +91,12 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for descriptor in (wake, self._control.fileno(), self._supervisor):
             self._poll.register(descriptor, select.POLLIN)
-        while self._control.fileno() >= 0 or self._guests:
-            ready = dict(self._poll.poll(None if self._maker.is_complete else _QUIET_MS))
+        while self._control.fileno() >= 0 or self._guests or self._ended:
+            ready = dict(self._poll.poll(self._pause_ms()))
+            self._finish_ended()
             if not ready:
-                self._maker.complete()
+                if not self._ended and not self._maker.is_complete:
+                    self._maker.complete()
                 continue
             if wake in ready:
                 # Emptied before anybody is reaped: who ends in between makes it readable again.
@@ -106,6 +112,12 @@ class Zygote:
                     close_all([wake, signalled])
                     return newborn
         return None
+
+    def _pause_ms(self) -> Optional[float]:
+        if self._ended:
+            next_look = min(guest.leftovers.next_look for guest in self._ended)
+            return max(0.0, next_look - time.monotonic()) * 1000
+        return None if self._maker.is_complete else _QUIET_MS
 
     def _obey(self) -> Optional[Newborn]:
         """Makes the cell that is asked for. In the cell, returns what it is to be."""
@@ -129,7 +141,7 @@ class Zygote:
 
     def _attend(self, ready: Dict[int, int]) -> None:
         """One word of each guest that has one: a guest that is refused without end holds up no other."""
-        for guest in [guest for guest in self._guests.values() if guest.listens_to in ready]:
+        for guest in [guest for guest in (*self._guests.values(), *self._ended) if guest.listens_to in ready]:
             watched, event = guest.listens_to, ready[guest.listens_to]
             has_word = bool(event & select.POLLIN)
             if has_word:
@@ -154,16 +166,21 @@ class Zygote:
             lost = True
             guest = self._guests.pop(pid, None)
             if guest is not None:
-                self._forget(guest)
                 guest.ended(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+                self._ended.append(guest)
+        self._finish_ended()
         if lost and not self._is_caging:
             self._kill_strays()
 
-    def _forget(self, guest: GuestChild) -> None:
-        try:
-            self._poll.unregister(guest.listens_to)
-        except (KeyError, ValueError):
-            pass
+    def _finish_ended(self) -> None:
+        """Reports on guests that have ended, once nothing that they left behind deserves more time."""
+        now = time.monotonic()
+        for guest in [guest for guest in self._ended if guest.leftovers.next_look <= now]:
+            if guest.is_over():
+                self._ended.remove(guest)
+                with suppress(KeyError, ValueError):  # not all of them are listened to any more
+                    self._poll.unregister(guest.listens_to)
+                guest.finish()
 
     def _kill_strays(self) -> None:
         """Whatever is our child and not a cell outlived its keeper (a bare guest may kill its own)."""
@@ -182,6 +199,8 @@ class Zygote:
 
     def _let_go(self) -> None:
         """In a cell: nothing of the zygote's own is any business of it, and other guests' reports least of all."""
-        while self._guests:
-            self._guests.popitem()[1].close()
+        for guest in (*self._guests.values(), *self._ended):
+            guest.close()
+        self._guests.clear()
+        self._ended.clear()
         close_all([self._control.detach(), self._supervisor])
