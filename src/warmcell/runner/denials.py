@@ -34,9 +34,9 @@ def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_tar
         found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
     if end.is_over_cpu:
         found.append(_limit("cpu", f"more than {limits.cpu_seconds:g} s of cpu time", "cpuSeconds", "cpu_seconds"))
-    if end.verdict == "disk":
+    if end.verdict == "disk" or "disk" in end.limits_met:
         found.append(_limit("disk", f"more than {limits.disk_mb} MB", "diskMb", "disk_mb"))
-    if kernel.process_refusals:
+    if kernel.process_refusals or "processes" in end.limits_met:
         found.append(_limit("processes", f"more than {limits.processes} processes", "processes", "processes"))
     return found
 

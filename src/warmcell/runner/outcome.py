@@ -32,6 +32,8 @@ class Exit:
     cpu_time: float = 0.0
     peak_memory: int = 0
     denials: list[list[str]] = field(default_factory=list)
+    #: Limits that the kernel keeps by refusing, which the run was seen to have met: "processes", "disk".
+    limits_met: list[str] = field(default_factory=list)
     start_failure: str = ""
 
     @property

@@ -158,6 +158,7 @@ class Pump:
             cpu_time=report.get("cpu", 0.0),
             peak_memory=report.get("peak", 0),
             denials=report.get("denials", []),
+            limits_met=report.get("limits", []),
             start_failure=self._cell.start_failure,
         )
 

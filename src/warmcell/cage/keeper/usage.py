@@ -6,6 +6,7 @@ import os
 import stat
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
+from ..linux import kernel_files
 from ..linux.processes import must_be_expected
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -16,13 +17,25 @@ def cpu_seconds(pids: List[int]) -> float:
     total = 0
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
+            fields = kernel_files.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         except OSError as error:
             must_be_expected(error)
             continue
         total += sum(int(field) for field in fields[11:15])
     return total / _TICK
+
+
+def tasks(pids: List[int]) -> int:
+    """Processes and threads, those that have ended and wait to be reaped among them: the kernel counts them too."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = kernel_files.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        except OSError as error:
+            must_be_expected(error)
+            continue
+        total += max(1, int(fields[17]))
+    return total
 
 
 def memory_bytes(pids: List[int], scratch: str, ceiling: int) -> int:

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from functools import partial
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional
 
 from .. import refused_paths
 from ..leftovers import Leftovers
@@ -17,11 +17,8 @@ from ..linux.notify import Listener
 from ..linux.processes import descendants, kill_tree
 from ..plan import LaunchPlan
 from ..wire import receive_packet, send_packet
-from . import connections, usage
-
-_SLOWEST_LOOK = 0.1
-_SLOWEST_CPU_LOOK = 0.02
-_FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
+from . import connections
+from .ceilings import Ceilings
 
 
 class Keeper:
@@ -31,31 +28,23 @@ class Keeper:
         self._plan = plan
         self._status = status
         self._guest = guest
-        # Any part of the scratch tmpfs tells how full the whole is.
-        self._scratch = plan.scratch_dirs[0][0] if plan.scratch_dirs else ""
         self._listener = self._listen(notifications) if notifications >= 0 else None
         self._exit: Optional[int] = None
         #: Nobody is left in the cell: what the guest had started and not waited for became our children with its end.
         self._is_alone = False
         self._leftovers: Optional[Leftovers] = None
-        self._verdict = ""
-        self._cpu = 0.0
-        self._peak = 0
+        self._ceilings = Ceilings(plan)
+        self._is_stopped = False
         self._is_watching = False
         self._next_look = 0.0
-        self._disk_at_start = usage.DiskUse(0, 0, True)
-        #: What living processes had used when last seen; one that vanishes unwaited keeps that on the bill.
-        self._cpu_seen: Dict[int, float] = {}
-        self._cpu_lost = 0.0
-        self._waited: Set[int] = set()
-        self._next_disk_look = 0.0
 
     def _listen(self, notifications: int) -> Listener:
         """Where host directories are in sight, unix sockets are the guest's own only on the device of its scratch."""
-        shows_host = any(bind.as_owner for bind in self._plan.binds)
-        if not (shows_host and self._scratch and self._plan.network != "host"):
+        plan = self._plan
+        shows_host = any(bind.as_owner for bind in plan.binds)
+        if not (shows_host and plan.scratch_dirs and plan.network != "host"):
             return Listener(notifications, self._guest)
-        own_device = os.stat(self._scratch).st_dev
+        own_device = os.stat(plan.scratch_dirs[0][0]).st_dev
         return Listener(notifications, self._guest, partial(connections.connect, own_device=own_device))
 
     def watch(self) -> None:
@@ -87,12 +76,12 @@ class Keeper:
                 else:
                     poll.unregister(self._listener.descriptor)
             if self._is_watching and time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + self._look()
+                self._next_look = time.monotonic() + self._ceilings.look(self._pids())
         self._end()
 
     def _is_over(self) -> bool:
-        """Whether there is a verdict, or the guest has ended and nothing that it left behind deserves more time."""
-        if self._verdict or (self._exit is not None and self._is_alone):
+        """Whether it must end, or the guest has ended and nothing that it left behind deserves more time."""
+        if self._is_stopped or self._ceilings.verdict or (self._exit is not None and self._is_alone):
             return True
         if self._exit is None:
             return False
@@ -114,11 +103,10 @@ class Keeper:
         if self._listener and message.get("exec"):
             self._listener.may_exec_once = True
         if message.get("go"):
-            watch = self._plan.watch
-            self._is_watching = bool(watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes)
-            self._disk_at_start = usage.disk_use(watch.disk_paths, [])
+            self._is_watching = self._ceilings.is_watching
+            self._ceilings.start()
         elif "go" not in message:
-            self._verdict = "stopped"  # told to, or the supervisor is gone
+            self._is_stopped = True  # told to, or the supervisor is gone
 
     def _reap(self) -> None:
         while True:
@@ -129,9 +117,7 @@ class Keeper:
                 return
             if pid == 0:
                 return
-            self._cpu += used.ru_utime + used.ru_stime
-            self._waited.add(pid)
-            self._peak = max(self._peak, used.ru_maxrss * 1024)
+            self._ceilings.add(pid, used)
             if pid == self._guest:
                 self._exit = status
 
@@ -140,50 +126,15 @@ class Keeper:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return list(descendants(os.getpid()))
 
-    def _look(self) -> float:
-        """Compares use with the ceilings; returns how long it is safe not to look."""
-        watch, pids, pause = self._plan.watch, self._pids(), _SLOWEST_LOOK
-        if watch.memory_bytes:
-            used = usage.memory_bytes(pids, self._scratch, watch.memory_bytes)
-            self._peak = max(self._peak, used)
-            if used > watch.memory_bytes:
-                self._verdict = "memory"
-            pause = min(pause, max((watch.memory_bytes - used) / _FASTEST_GROWTH, 0.002))
-        if watch.cpu_seconds:
-            pause = min(pause, _SLOWEST_CPU_LOOK)
-            if self._cpu_used(pids) > watch.cpu_seconds:
-                self._verdict = "cpu"
-        if watch.disk_bytes and time.monotonic() >= self._next_disk_look:
-            started = time.monotonic()
-            if self._disk_grown(pids) > watch.disk_bytes:
-                self._verdict = "disk"
-            # A large tree is looked at less often, so that looking never costs more than a tenth of the time.
-            self._next_disk_look = time.monotonic() + max(0.25, 10 * (time.monotonic() - started))
-        return pause
-
-    def _cpu_used(self, pids: List[int]) -> float:
-        """A child that nobody waits for (SIGCHLD ignored) is on nobody's account but this one."""
-        now = {pid: usage.cpu_seconds([pid]) for pid in pids}
-        self._cpu_lost += sum(
-            used for pid, used in self._cpu_seen.items() if pid not in now and pid not in self._waited
-        )
-        self._waited.clear()
-        self._cpu_seen = now
-        return self._cpu + self._cpu_lost + sum(now.values())
-
-    def _disk_grown(self, pids: List[int]) -> int:
-        before, now = self._disk_at_start, usage.disk_use(self._plan.watch.disk_paths, pids)
-        grown = now.held - before.held
-        # What cannot be looked into still shows in how full its file system is, if less exactly.
-        return grown if now.is_complete else max(grown, now.filesystem - before.filesystem)
-
     def _end(self) -> None:
+        self._ceilings.last_look(self._pids())
         self._kill_all()
         report: Dict[str, Any] = {
             "exit": self._exit if self._exit is not None else 9,
-            "verdict": self._verdict,
-            "cpu": round(self._cpu + self._cpu_lost, 6),
-            "peak": self._peak,
+            "verdict": self._ceilings.verdict,
+            "cpu": round(self._ceilings.cpu, 6),
+            "peak": self._ceilings.peak,
+            "limits": sorted(self._ceilings.met),
             "denials": (self._listener.denials if self._listener else [])
             + refused_paths.read_note(self._plan.report_path),
         }
@@ -211,7 +162,6 @@ class Keeper:
                 if error.errno != errno.EINTR:
                     raise
                 continue
-            self._cpu += used.ru_utime + used.ru_stime
-            self._peak = max(self._peak, used.ru_maxrss * 1024)
+            self._ceilings.add(pid, used)
             if pid == self._guest:
                 self._exit = status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import Callable, Optional, Tuple
+from typing import Callable, Optional, Tuple, Union
 
 from ..failure import CageError, step
 from ..plan import Bind
@@ -53,6 +53,12 @@ def pivot_into_working_directory() -> None:
     call("pivot_root", b".", b".")
     call("umount2", b".", _MNT_DETACH)
     os.chdir("/")
+
+
+def is_full(place: Union[str, int]) -> bool:
+    """Whether the file system there has not a block left, or not a name."""
+    status = os.statvfs(place)
+    return status.f_bfree == 0 or status.f_ffree == 0
 
 
 def open_without_links(path: str) -> int:

@@ -38,6 +38,11 @@ def children(pid: int) -> List[int]:
     return found
 
 
+def last_pid() -> int:
+    """The highest number that was given out in this process's pid namespace, threads included."""
+    return int(kernel_files.read("/proc/loadavg").split()[-1])
+
+
 def thread_states(pid: int) -> str:
     """One letter for each of its threads: R runs or would if it had its turn, D is busy in the kernel, S waits."""
     states = ""

@@ -16,6 +16,7 @@ from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, 
 from ..failure import CageError, tell
 from ..leftovers import Leftovers
 from ..linux.fds import close_all
+from ..linux.mounts import is_full
 from ..linux.notify import Listener
 from ..linux.processes import descendants
 from ..wire import send_packet
@@ -96,10 +97,13 @@ class GuestChild:
     def finish(self) -> None:
         """Whatever is left ends with init, and the supervisor is told."""
         self._init.end()
-        self._report["denials"] = self._listener.denials if self._listener else []
-        if self._report["exit"] and self._code_directory >= 0:
-            self._report["denials"] += refused_paths.read_note(self._report_name, self._code_directory)
-        self._send(self._report)
+        report, code = self._report, self._code_directory
+        report["denials"] = self._listener.denials if self._listener else []
+        if report["exit"] and code >= 0:
+            report["denials"] += refused_paths.read_note(self._report_name, code)
+        # The code is on the one tmpfs of everything that the guest may write. Processes are the cgroup's to count.
+        report["limits"] = ["disk"] if code >= 0 and is_full(code) else []
+        self._send(report)
         self.close()
 
     def close(self) -> None:
