@@ -68,7 +68,7 @@ def test_too_many_processes_are_told(cage: Cage, code: str) -> None:
     [
         pytest.param("import subprocess\nfor _ in range(60): subprocess.run(['true'])", id="one after another"),
         pytest.param(_THREADS.replace("60", "8"), id="few at once"),
-        pytest.param("raise RuntimeError(\"can't start new thread\")", id="words"),
+        pytest.param('raise RuntimeError("can\'t start new thread")', id="words"),
     ],
 )
 def test_who_stays_below_is_not_blamed(cage: Cage, code: str) -> None:
