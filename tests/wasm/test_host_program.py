@@ -1,0 +1,335 @@
+"""What the program around a backend does to it: forks, cancels, closes, runs out of descriptors, kills workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.wasm import guests
+
+from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.backends.wasm.pool import WorkerPool
+from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionFailed, SandboxError
+from warmcell.core.types import ExecRequest, ExecResult
+
+HELLO = guests.prints("hello\n")
+FOREVER = guests.sleeps(600_000_000_000)
+
+
+@pytest.fixture
+def alone(tmp_path: Path, no_workers: WorkerPool) -> Iterator[WasmBackend]:
+    with WasmBackend(cache_dir=tmp_path / "cache") as backend:
+        yield backend
+    no_workers.close()
+
+
+def run(backend: WasmBackend, code: str = HELLO, timeout: float = 20, **fields: object) -> ExecResult:
+    return backend.execute_blocking(ExecRequest("wasm", code, timeout, **fields))  # type: ignore[arg-type]
+
+
+def in_another_program(script: str, *, status: int = 0) -> str:
+    prelude = f"""
+import asyncio, os, sys, threading, time
+from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.core.types import ExecRequest
+HELLO, FOREVER = {HELLO!r}, {FOREVER!r}
+def status_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+    command = [sys.executable, "-c", prelude + script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+@pytest.mark.attack("S2-26")
+class TestForks:
+    def test_a_childs_exit_leaves_the_parents_workers_alone(self, tmp_path: Path) -> None:
+        script = f"""
+backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
+backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
+before = backend.worker_pids()
+for leave in (sys.exit, lambda: backend.close()):
+    child = os.fork()
+    if not child:
+        leave()
+        sys.exit(0)
+    assert status_of(child) == 0
+result = backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
+print(result.stdout.strip(), backend.worker_pids() == before, all(os.path.exists(f"/proc/{{pid}}") for pid in before))
+"""
+        assert in_another_program(script) == "hello True True\n"
+
+    @pytest.mark.parametrize("how", ["execute_blocking(r)", "execute(r)"])
+    def test_a_child_has_workers_of_its_own(self, tmp_path: Path, how: str) -> None:
+        call = f"asyncio.run(backend.{how})" if how.startswith("execute(") else f"backend.{how}"
+        script = f"""
+backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
+r = ExecRequest("wasm", HELLO, 20)
+{call}
+parents = set(backend.worker_pids())
+child = os.fork()
+if not child:
+    assert {call}.stdout == "hello\\n"
+    assert not parents & set(backend.worker_pids())
+    sys.exit(7)
+assert status_of(child) == 7
+assert {call}.stdout == "hello\\n"
+assert set(backend.worker_pids()) == parents
+print("both")
+"""
+        assert in_another_program(script) == "both\n"
+
+    def test_a_fork_in_the_middle_of_a_run(self, tmp_path: Path) -> None:
+        """The child finds nothing locked and nothing under way; the parent's run goes on and can be ended."""
+        script = f"""
+backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
+backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
+def endless():
+    try:
+        backend.execute_blocking(ExecRequest("wasm", FOREVER, 60))
+    except Exception as error:
+        print(type(error).__name__)
+thread = threading.Thread(target=endless)
+thread.start()
+time.sleep(0.5)
+busy = backend.worker_pids()
+child = os.fork()
+if not child:
+    assert backend.execute_blocking(ExecRequest("wasm", HELLO, 20)).stdout == "hello\\n"
+    backend.close()
+    sys.exit(0)
+assert status_of(child) == 0
+assert thread.is_alive() and backend.worker_pids() == busy
+backend.close()
+thread.join(10)
+print(thread.is_alive())
+"""
+        assert in_another_program(script) == "BackendUnavailable\nFalse\n"
+
+    def test_a_child_holds_nothing_of_a_worker(self, tmp_path: Path) -> None:
+        """Otherwise a worker whose supervisor is gone would wait for the end of the child, too."""
+        script = f"""
+backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
+backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
+print(*backend.worker_pids(), flush=True)
+if not os.fork():
+    os.close(1)
+    os.close(2)
+    time.sleep(20)
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+        pids = [int(word) for word in in_another_program(script, status=-signal.SIGKILL).split()]
+        assert pids
+        assert _gone(pids)
+
+
+def _gone(pids: list[int], seconds: float = 5.0) -> bool:
+    until = time.monotonic() + seconds
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+class TestWorkersThatDie:
+    def test_one_that_died_while_it_waited_is_replaced(self, alone: WasmBackend) -> None:
+        for death in (signal.SIGKILL, signal.SIGTERM):
+            run(alone)
+            (pid,) = alone.worker_pids()
+            os.kill(pid, death)
+            assert _gone([pid])
+            assert run(alone).stdout == "hello\n"
+
+    def test_one_that_dies_when_it_is_given_something_is_replaced(
+        self, alone: WasmBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was there when it was looked at, and gone when it was to be used."""
+        from warmcell.backends.wasm.worker import Worker
+
+        run(alone)
+        (pid,) = alone.worker_pids()
+        look = Worker.is_waiting
+
+        def look_and_kill(worker: Worker) -> bool:
+            was_waiting = look(worker)
+            os.kill(pid, signal.SIGKILL)
+            _gone([pid])
+            return was_waiting
+
+        monkeypatch.setattr(Worker, "is_waiting", look_and_kill)
+        assert run(alone).stdout == "hello\n"
+
+    def test_one_that_is_killed_in_the_middle_is_our_fault(self, alone: WasmBackend) -> None:
+        run(alone)
+        (pid,) = alone.worker_pids()
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(ExecutionFailed) as caught:
+            run(alone, FOREVER)
+        assert (caught.value.fault, caught.value.retryable) == ("host", True)
+
+
+class TestCancelling:
+    async def test_a_late_cancellation_never_hits_the_next_run(self, alone: WasmBackend) -> None:
+        """Cancelled just when it ends: the worker then belongs to somebody else."""
+        await alone.execute(ExecRequest("wasm", HELLO, 20))
+
+        async def cancelled_after(delay: float) -> None:
+            task = asyncio.create_task(alone.execute(ExecRequest("wasm", HELLO, 20)))
+            await asyncio.sleep(delay)
+            task.cancel()
+            await asyncio.wait([task])
+
+        for step in range(40):
+            await cancelled_after(step * 0.0001)
+            assert (await alone.execute(ExecRequest("wasm", HELLO, 20))).stdout == "hello\n"
+
+    async def test_a_second_cancel_waits_as_well(self, alone: WasmBackend) -> None:
+        await alone.execute(ExecRequest("wasm", HELLO, 20))
+        task = asyncio.create_task(alone.execute(ExecRequest("wasm", FOREVER, 60)))
+        await asyncio.sleep(0.3)
+        (pid,) = alone.worker_pids()
+        os.kill(pid, signal.SIGSTOP)  # its end takes a while now
+        task.cancel()
+        await asyncio.sleep(0)
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0.001)
+        assert not os.path.exists(f"/proc/{pid}")
+        assert pid not in alone.worker_pids()
+
+
+class TestClosing:
+    def test_closing_during_blocking_runs_ends_them_first(self, alone: WasmBackend) -> None:
+        errors: list[BaseException] = []
+
+        def endless() -> None:
+            try:
+                run(alone, FOREVER, 60)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=endless) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        pids = alone.worker_pids()
+        alone.close()
+        for thread in threads:
+            thread.join(10)
+        assert [type(error) for error in errors] == [BackendUnavailable] * 3
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+    def test_a_program_that_ends_without_closing_leaves_nothing(self, tmp_path: Path) -> None:
+        script = f"""
+backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
+backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
+threading.Thread(target=lambda: backend.execute_blocking(ExecRequest("wasm", FOREVER, 60)), daemon=True).start()
+time.sleep(0.5)
+print(*backend.worker_pids())
+"""
+        pids = [int(word) for word in in_another_program(script).split()]
+        assert pids
+        assert _gone(pids)
+
+
+class TestWaiting:
+    async def test_nobody_waits_longer_than_the_queue_allows(self, tmp_path: Path) -> None:
+        with WasmBackend(cache_dir=tmp_path / "cache", max_workers=1, queue_timeout=0.3) as backend:
+            busy = asyncio.create_task(backend.execute(ExecRequest("wasm", FOREVER, 60)))
+            await asyncio.sleep(0.1)
+            with pytest.raises(BackendBusy) as caught:
+                await backend.execute(ExecRequest("wasm", HELLO, 20))
+            assert (caught.value.fault, caught.value.retryable) == ("host", True)
+            busy.cancel()
+            await asyncio.wait([busy])
+
+    async def test_waiting_is_not_the_guests_time(self, tmp_path: Path) -> None:
+        with WasmBackend(cache_dir=tmp_path / "cache", max_workers=1) as backend:
+            await backend.execute(ExecRequest("wasm", HELLO, 20))
+            slow, quick = guests.sleeps(1_500_000_000), guests.sleeps(10_000_000)
+            first = asyncio.create_task(backend.execute(ExecRequest("wasm", slow, 20)))
+            await asyncio.sleep(0.1)
+            second = await backend.execute(ExecRequest("wasm", quick, 1))
+            assert second.queued > 1.0
+            assert second.duration < 1.0
+            assert (await first).queued < 1.0
+
+    def test_compiling_is_not_the_guests_time(self, alone: WasmBackend) -> None:
+        heavy = "(local.set 0 (i64.mul (i64.add (local.get 0) (i64.const 3)) (i64.const 7)))" * 400
+        large = HELLO.replace("(memory", f"(func (local i64) {heavy}) " * 60 + "(memory", 1)
+        result = run(alone, large, timeout=15)
+        assert result.queued > result.duration
+
+
+@contextmanager
+def only_so_many_descriptors(left: int) -> Iterator[None]:
+    """Below the limit there are `left` numbers that are not taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    limit, free = 0, 0
+    while free < left:
+        free += limit not in taken
+        limit += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 3), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.attack("S2-27")
+class TestDescriptors:
+    def _survives(self, backend: WasmBackend, left: int) -> bool:
+        """Whether a run succeeded with so few descriptors; if not, the error must be a typed one of the host's."""
+        with only_so_many_descriptors(left):
+            try:
+                return run(backend).stdout == "hello\n"
+            except SandboxError as error:
+                assert error.fault == "host", error
+                return False
+
+    def test_every_step_that_runs_out_is_a_typed_error_and_leaks_nothing(
+        self, tmp_path: Path, no_workers: WorkerPool
+    ) -> None:
+        with WasmBackend(cache_dir=tmp_path / "cache") as backend:
+            run(backend)
+            no_workers.close()
+            before = _own_state()
+            left = 0
+            while not self._survives(backend, left):
+                no_workers.close()
+                assert _own_state() == before, f"with {left} descriptors"
+                left += 1
+            assert left > 5
+            no_workers.close()
+            assert run(backend).stdout == "hello\n"
+
+    def test_a_module_that_must_be_compiled_leaks_nothing_either(self, tmp_path: Path, no_workers: WorkerPool) -> None:
+        before = _own_state()
+        with WasmBackend(cache_dir=tmp_path / "cache") as backend:
+            run(backend)
+            for left in range(4):
+                with only_so_many_descriptors(left):
+                    try:
+                        run(backend, guests.prints(f"with {left}\n"))
+                    except SandboxError as error:
+                        assert error.fault == "host", error
+        no_workers.close()
+        assert _own_state() == before
+
+
+def _own_state() -> tuple[list[str], list[str]]:
+    """Descriptors, and child processes that are not one of the workers' zygotes."""
+    own = Path("/proc/self/task") / str(threading.get_native_id()) / "children"
+    return sorted(os.listdir("/proc/self/fd")), sorted(own.read_text().split())[1:]
