@@ -15,6 +15,7 @@ from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECOND
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import MIB, EffectiveLimits, ExecResult, Language
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.lifetime.threads import in_thread
@@ -69,7 +70,10 @@ class WasmGuest:
     def __init__(self, config: GuestConfig) -> None:
         wasmtime_directory()
         self._config = config
-        self._temporary = tempfile.mkdtemp(prefix="warmcell-tmp-")
+        try:
+            self._temporary = tempfile.mkdtemp(prefix="warmcell-tmp-")
+        except OSError as error:
+            raise host_failure(error, "make a temporary directory") from error
         self._supervisor = Supervisor()
         self._toolbox = ToolboxRunner(self._supervisor)
         self._runs = Runs("wasm", DEFAULT_MOST_WORKERS, QUEUE_SECONDS)

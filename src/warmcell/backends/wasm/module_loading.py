@@ -141,7 +141,7 @@ class Loader:
             reply = _ask(lease, load, load.message(load.source.format, _evicted(lease)), data, artefacts)
             facts = _checked_facts(reply, lease, load)
             worker.loaded[load.key] = None
-            if artefacts:
+            if artefacts and reply.get("is_written") is True:
                 self._cache.store(load.cache_key, artefacts[0], facts)
         finally:
             for descriptor in artefacts:

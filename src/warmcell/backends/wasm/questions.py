@@ -80,14 +80,16 @@ class Questions:
         started = time.monotonic()
         try:
             source = commands(name) if isinstance(name, str) else None
+            if source is None:
+                self._refuse("command not found")
+            else:
+                self._send_module(Load(source, self._needs_fuel), started)
         except BackendUnavailable as error:
             _log.warning("a command is not available: %s", error)
             self._refuse(error.hint or "it is not available here")
-            return
-        if source is None:
-            self._refuse("command not found")
-            return
-        self._send_module(Load(source, self._needs_fuel), started)
+        except SandboxError as error:
+            _log.warning("a command could not be made ready: %s", error)
+            self._refuse("it could not be made ready")
 
     def _refuse(self, reason: str) -> None:
         self._send({"op": "answer", "is_found": False, "reason": reason})

@@ -234,10 +234,13 @@ def one_line(error: Exception, most: int = 1000) -> str:
     return " ".join(str(error).split())[:most]
 
 
-def write_compiled(serialized: bytearray, descriptor: int) -> int:
-    """Writes into a file that the supervisor gave; returns the size."""
+def write_compiled(serialized: bytearray, descriptor: int) -> bool:
+    """Writes into a file that the supervisor gave. A module that cannot be kept can be run all the same."""
     view = memoryview(serialized)
     written = 0
-    while written < len(view):
-        written += os.write(descriptor, view[written:])
-    return written
+    try:
+        while written < len(view):
+            written += os.write(descriptor, view[written:])
+    except OSError:
+        return False
+    return True

@@ -96,8 +96,8 @@ class Worker:
             return {"op": "loaded"}
         loaded, compiled = self._compile(source)
         self._modules[message["key"]] = loaded
-        size = write_compiled(compiled.serialize(), descriptor) if descriptor is not None else 0
-        return {"op": "loaded", "facts": asdict(loaded.facts), "size": size}
+        is_written = descriptor is not None and write_compiled(compiled.serialize(), descriptor)
+        return {"op": "loaded", "facts": asdict(loaded.facts), "is_written": is_written}
 
     def _adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded | LoadedComponent:
         if facts.is_component:

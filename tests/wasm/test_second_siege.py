@@ -1,0 +1,157 @@
+"""Attacks of the second siege on the WASM room: what a guest does to its worker, and what of that anybody else notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.wasm import guests
+from tests.wasm.conftest import run_once
+from tests.wasm.test_host_calls import asks, own
+
+from warmcell import Sandbox
+from warmcell.backends.wasm.module_cache import ModuleCache
+from warmcell.backends.wasm.module_loading import Load, Loader
+from warmcell.backends.wasm.pool import WorkerPool
+from warmcell.backends.wasm.run_request import Preopen, RunRequest
+from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
+from warmcell.core.types import ExecResult
+from warmcell.toolbox.signed_directory import SignedFile
+
+#: More than the host may grow by while a guest sends it something large.
+_MUCH_MEMORY = 150 << 20
+
+
+@pytest.fixture(scope="module")
+def toolbox() -> Iterator[ToolboxRunner]:
+    made = ToolboxRunner()
+    yield made
+    made.close()
+
+
+def node(toolbox: ToolboxRunner, code: str, asked: list[bytes]) -> ExecResult:
+    def fetch(raw: bytes) -> bytes:
+        asked.append(raw)
+        return b'{"status": 200, "headers": {}, "body": "", "url": "x"}'
+
+    return toolbox.run_command(("node", "-e", code), timeout=60, fetch=fetch)
+
+
+def peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@pytest.mark.attack("S2-34")
+class TestMessages:
+    @pytest.mark.parametrize("place", ["whole", "url", "headers", "unknown"])
+    def test_the_host_never_parses_what_a_guest_wrote(self, toolbox: ToolboxRunner, place: str) -> None:
+        """node's own `JSON.stringify` is the guest's to replace: what it sends is millions of empty lists."""
+        asked: list[bytes] = []
+        node(toolbox, "fetch('http://127.0.0.1/')", asked)
+        lists = "'[' + '[],'.repeat(5_000_000) + '[]]'"
+        text = {
+            "whole": lists,
+            "url": "'{\"url\":' + " + lists + " + '}'",
+            "headers": '\'{"url":"http://127.0.0.1/","headers":{"a":\' + ' + lists + " + '}}'",
+            "unknown": '\'{"url":"http://127.0.0.1/","extra":\' + ' + lists + " + '}'",
+        }[place]
+        before = peak_memory()
+        code = f"const text = {text}; JSON.stringify = () => text; fetch('http://127.0.0.1/').catch(() => 0)"
+        node(toolbox, code, asked)
+        assert peak_memory() - before < _MUCH_MEMORY
+        assert len(asked) == 1
+
+    def test_what_is_too_long_is_refused_to_the_guest_and_ends_nothing(self, toolbox: ToolboxRunner) -> None:
+        asked: list[bytes] = []
+        code = "fetch('http://127.0.0.1/' + 'x'.repeat(100_000)).catch(error => console.log('refused'))"
+        assert node(toolbox, code, asked).stdout == "refused\n"
+        assert asked == []
+
+    def test_a_body_arrives_as_it_was_sent(self, toolbox: ToolboxRunner) -> None:
+        asked: list[bytes] = []
+        code = "fetch('http://127.0.0.1/', {method: 'POST', body: 'x'.repeat(1_000_000), headers: {A: 'b'}})"
+        node(toolbox, code, asked)
+        request = json.loads(asked[0])
+        assert (request["method"], len(request["body"])) == ("POST", 4 * 333_334)
+
+
+@pytest.mark.attack("S2-36")
+class TestExhaustion:
+    def test_a_shell_that_opened_all_it_may_learns_nothing_of_the_host(self, tmp_path: Path) -> None:
+        with Sandbox(tmp_path, backend="wasm") as sandbox:
+            sandbox.write_file("f", "content")
+            greedy = 'for i in $(seq 3 5000); do eval "exec $i<f" 2>/dev/null || break; done; '
+            result = sandbox.sh(greedy + "git --version; node -p 1+1; git nonsense; echo ended")
+        assert result.stdout.endswith("ended\n")
+        assert "git version" in result.stdout and "\n2\n" in result.stdout
+        for text in (result.stdout, result.stderr):
+            assert str(tmp_path) not in text
+            assert "Traceback" not in text and "/proc/" not in text and "/mnt/" not in text
+
+    def test_the_next_run_in_the_same_worker_is_as_good_as_any(self, toolbox: ToolboxRunner, tmp_path: Path) -> None:
+        (tmp_path / "f").write_text("content")
+        preopens = [Preopen(tmp_path, "/work", True)]
+        code = "const fs = require('fs'); try { for (;;) fs.openSync('f') } catch (error) { console.log('full') }"
+        for _ in range(3):
+            result = toolbox.run_command(("node", "-e", code), timeout=30, cwd="/work", preopens=preopens)
+            assert result.stdout == "full\n"
+        assert toolbox.run_command(("cat", "f"), timeout=30, cwd="/work", preopens=preopens).stdout == "content"
+
+
+@pytest.mark.attack("S2-37")
+class TestDisagreement:
+    INNER = own(guests.prints("inner ran\n").replace('(export "_start")', '(export "run")'))
+
+    def test_what_a_worker_could_not_load_is_loaded_when_it_is_needed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The worker is offered damaged code in the middle of a run; its next run is of that very module."""
+        pool = WorkerPool(1)
+        supervisor = Supervisor(ModuleCache(tmp_path / "cache" / "wasm"), pool)
+        request = RunRequest(("guest",), 20, 64)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(Loader, "find_compiled", damaged)
+                asked = run_once(
+                    supervisor, own(asks("exec", {"argv": ["inner"]})), request, commands=lambda _: self.INNER
+                )
+            assert "error" in json.loads(asked.stdout)
+            workers = pool.pids
+            assert run_once(supervisor, self.INNER, request).stdout == "inner ran\n"
+            assert pool.pids == workers
+        finally:
+            supervisor.close()
+
+    def test_a_worker_that_forgot_a_module_gets_it_again(self, tmp_path: Path) -> None:
+        pool = WorkerPool(1)
+        supervisor = Supervisor(ModuleCache(tmp_path / "cache" / "wasm"), pool)
+        request = RunRequest(("guest",), 20, 64)
+        try:
+            run_once(supervisor, own(guests.LOOP.replace("_start", "run").replace("(loop", "(block")), request)
+            (worker,) = pool._idle
+            worker.loaded[Load(self.INNER, False).key] = None
+            assert run_once(supervisor, self.INNER, request).stdout == "inner ran\n"
+            assert pool.pids == [worker.pid]
+        finally:
+            supervisor.close()
+
+
+def damaged(_loader: Loader, load: Load) -> SignedFile | None:
+    """For the inner module only: what the outer one needs is compiled as ever."""
+    if load.source is not TestDisagreement.INNER:
+        return None
+    descriptor = os.memfd_create("damaged")
+    os.write(descriptor, b"no machine code")
+    facts = {
+        "entry": "run",
+        "has_exit_code": False,
+        "is_go": False,
+        "has_visible_memory": True,
+        "counts_refusals": False,
+    }
+    return SignedFile(descriptor, facts)
