@@ -8,7 +8,7 @@ Nothing in the package knows of this: the tests change how zygotes and workers a
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from coverage import CoverageData
 
 import warmcell
+from warmcell.backends.wasm import caged_launcher
 from warmcell.backends.wasm.caged_launcher import CagedLauncher
 from warmcell.pool import start
 
@@ -42,15 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
     _count_workers(directory)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Before pytest-cov combines what it finds."""
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Innermost, so that pytest-cov finds the file when it combines what others have counted."""
+    done = yield
     directory = session.config.getoption("--inside")
-    if directory is None or hasattr(session.config, "workerinput"):
-        return
-    data = CoverageData(basename=".coverage.inside")
-    data.add_lines({str(path): lines for path, lines in counted(directory).items()})
-    data.write()
+    if directory is not None and not hasattr(session.config, "workerinput"):
+        data = CoverageData(basename=".coverage.inside")
+        data.add_lines({str(path): lines for path, lines in counted(directory).items()})
+        data.write()
+    return done
 
 
 def sources() -> list[Path]:
@@ -89,13 +91,15 @@ def _count_zygotes(directory: Path) -> None:
 
 
 def _count_workers(directory: Path) -> None:
-    launch = CagedLauncher.__call__
+    launch, pin = CagedLauncher.__call__, caged_launcher.pin
 
-    def launch_counted(
-        self: CagedLauncher, argv: Sequence[str], control: Any, read_only: Sequence[str], writable: Sequence[str]
-    ) -> Any:
+    def launch_counted(self: CagedLauncher, argv: Sequence[str], control: int, shown: Sequence[str], rest: Any) -> Any:
         script = next(index for index, word in enumerate(argv) if word.endswith(".py"))
         counted_argv = [*argv[:script], str(COLLECTOR), str(directory), *argv[script:]]
-        return launch(self, counted_argv, control, [*read_only, str(COLLECTOR)], [*writable, str(directory)])
+        return launch(self, counted_argv, control, [*shown, str(COLLECTOR), str(directory)], rest)
+
+    def pin_writable(real: str, path: str) -> Any:
+        return pin(real, path, path == str(directory))
 
     CagedLauncher.__call__ = launch_counted  # type: ignore[method-assign]
+    caged_launcher.pin = pin_writable  # type: ignore[attr-defined]
