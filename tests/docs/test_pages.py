@@ -24,7 +24,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     command = "./scripts/test"
     assert f"```bash\n{command}\n```" in readme
-    lanes = re.findall(r"^lane \"[\w ]+\" (.+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
+    lanes = re.findall(r"^lane \"[\w ]+\" (\S+)", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
     assert lanes[0] == command and "./scripts/try-readme" in lanes
 
 

@@ -38,9 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.version_info < (3, 13):
         raise pytest.UsageError("--inside needs Python 3.13")
     if not hasattr(config, "workerinput"):
-        _lay_out(directory)
-    _count_zygotes(directory)
-    _count_workers(directory)
+        lay_out(directory)
+    count_zygotes(directory)
+    count_workers(directory)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -49,10 +49,16 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     done = yield
     directory = session.config.getoption("--inside")
     if directory is not None and not hasattr(session.config, "workerinput"):
-        data = CoverageData(basename=".coverage.inside")
-        data.add_lines({str(path): lines for path, lines in counted(directory).items()})
-        data.write()
+        _write_data(counted(directory))
     return done
+
+
+def _write_data(lines: dict[Path, list[int]]) -> None:
+    if not any(lines.values()):
+        raise pytest.UsageError("--inside counted nothing: zygotes and workers are started in some new way")
+    data = CoverageData(basename=".coverage.inside")
+    data.add_lines({str(path): numbers for path, numbers in lines.items()})
+    data.write()
 
 
 def sources() -> list[Path]:
@@ -74,7 +80,7 @@ def _length(path: Path) -> int:
     return path.read_bytes().count(b"\n") + 2
 
 
-def _lay_out(directory: Path) -> None:
+def lay_out(directory: Path) -> None:
     rows, first = [], 0
     for path in sources():
         rows.append(f"{first} {ALIASES.get(path, path)}\n")
@@ -84,13 +90,13 @@ def _lay_out(directory: Path) -> None:
     (directory / "hits").write_bytes(bytes(first))
 
 
-def _count_zygotes(directory: Path) -> None:
+def count_zygotes(directory: Path) -> None:
     scope = f"{{'__name__': 'collector', 'directory': {str(directory)!r}}}"
     begin = f"exec(open({str(COLLECTOR)!r}).read() + 'collect(directory)', {scope})\n"
     start._BOOT = begin + start._BOOT
 
 
-def _count_workers(directory: Path) -> None:
+def count_workers(directory: Path) -> None:
     launch, pin = CagedLauncher.__call__, caged_launcher.pin
 
     def launch_counted(self: CagedLauncher, argv: Sequence[str], control: int, shown: Sequence[str], rest: Any) -> Any:
