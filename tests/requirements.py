@@ -56,9 +56,7 @@ NOT_YET = {
     "S2-22",  # address rules by name
     "S2-23",  # a link left for the next sandbox
     "S2-24",  # files written by the host's API
-    "S2-25",  # signals to init
     "S2-26",  # forks of the host program
-    "S2-27",  # no descriptor left
     "S2-28",  # forged verdicts
     "S2-29",  # path rules of URLs
     "S2-30",  # another tenant's ids

@@ -155,6 +155,7 @@ def _ends(kind: str, state: str, what: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.stdout.splitlines()]
 
 
+@pytest.mark.attack("S2-27")
 @pytest.mark.parametrize("what", ["memory", "descriptors"])
 @pytest.mark.parametrize("state", ["cold", "warm"])
 @pytest.mark.parametrize("kind", ["keeper", "sleeper"])

@@ -7,6 +7,7 @@ In the classes without namespaces it is the subreaper of everything that the gue
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from contextlib import suppress
 
@@ -28,6 +29,8 @@ def run(kit: Kit, channels: Channels) -> None:
         guest, handoff = _start_guest(kit, channels)
         if guest == 0:
             return
+        # The kernel keeps from pid 1 every signal of its namespace that it has no handler for; Python has this one.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         recipe.settle(kit.plan)
         close_all([*kit.trees, *kit.cgroups, channels.job, channels.stdin, channels.stdout, channels.stderr])
         with handoff:
@@ -38,8 +41,8 @@ def run(kit: Kit, channels: Channels) -> None:
     except CageError as failure:
         tell(channels.status, failure)
         os._exit(1)
-    except OSError as error:
-        tell(channels.status, CageError("start guest", error.errno or 0, str(error)))
+    except BaseException as error:
+        tell(channels.status, CageError("start guest", getattr(error, "errno", 0) or 0, repr(error)))
         os._exit(1)
     Keeper(kit.plan, channels.status, guest, notifications).watch()
 

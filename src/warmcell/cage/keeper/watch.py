@@ -127,7 +127,7 @@ class Keeper:
         return list(descendants(os.getpid()))
 
     def _end(self) -> None:
-        self._ceilings.last_look(self._pids())
+        self._ceilings.last_look([] if self._is_alone else self._pids())
         self._kill_all()
         report: Dict[str, Any] = {
             "exit": self._exit if self._exit is not None else 9,

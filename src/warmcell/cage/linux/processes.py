@@ -31,8 +31,7 @@ def children(pid: int) -> List[int]:
     found: List[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += [int(item) for item in file.read().split()]
+            found += map(int, kernel_files.read(f"/proc/{pid}/task/{thread}/children").split())
     except OSError as error:
         must_be_expected(error)
     return found
