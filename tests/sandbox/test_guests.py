@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from warmcell.core.types import Limits
+from warmcell import BackendUnavailable, FakeBackend, FetchPolicy, InvalidRequest, Sandbox
+from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.resolve import effective_limits
@@ -70,3 +72,34 @@ def test_a_policy_lowers_no_memory_that_it_does_not_name(
     config = GuestConfig("/x", policy=policy, memory_limit_mb=said_by_sandbox)
     limits = effective_limits(sandbox_policy(config), None, config.memory_limit_mb)
     assert (limits.memory_mb, limits.disk_mb) == (holds, 64)
+
+
+class _Installed:
+    """What another package's backend looks like to a sandbox."""
+
+    name = "mine"
+
+    def __init__(self, policy: SandboxPolicy) -> None:
+        self.policy = policy
+        self.fake = FakeBackend(capabilities=BackendCapabilities(("intercal", "command"), "fake", EnforcedLimits()))
+
+    def capabilities(self) -> BackendCapabilities:
+        return self.fake.capabilities()
+
+    async def execute(self, request: ExecRequest) -> ExecResult:
+        return ExecResult(stdout=f"{request.language}:{self.policy.allowed_paths[0].target}")
+
+    async def aclose(self) -> None:
+        await self.fake.aclose()
+
+
+def test_a_sandbox_over_another_packages_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("mine", f"{__name__}:_Installed", "warmcell.backends")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == entry.group else [])
+    with Sandbox(backend="mine") as sandbox:
+        assert sandbox.run("please", "intercal").stdout == "intercal:/work"
+        assert sandbox.sh("ls").stdout == "command:/work"
+    with pytest.raises(InvalidRequest, match="one of process, wasm, fake, mine"):
+        Sandbox(backend="docker")
+    with pytest.raises(BackendUnavailable, match="fetch_policy"):
+        Sandbox(backend="mine", fetch_policy=FetchPolicy(allowed_domains=("x.org",)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.metadata import EntryPoint
 
 GROUP = "warmcell.backends"
 
@@ -22,8 +24,15 @@ BUILT_IN = {
 
 def backend_names() -> tuple[str, ...]:
     """Every name that `get_backend` knows, ours first."""
-    others = {entry.name for entry in entry_points(group=GROUP)} - set(BUILT_IN)
+    others = {entry.name for entry in _installed()} - set(BUILT_IN)
     return (*BUILT_IN, *sorted(others))
+
+
+def _installed() -> list[EntryPoint]:
+    """Importing the metadata machinery takes longer than most runs, so it is left to those who need it."""
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=GROUP))
 
 
 def get_backend(name: str, /, **options: Any) -> SandboxBackend:
@@ -33,8 +42,13 @@ def get_backend(name: str, /, **options: Any) -> SandboxBackend:
 
         [project.entry-points."warmcell.backends"]
         firecracker = "my_package:FirecrackerBackend"
+
+    `warmcell run --backend firecracker` calls it without options. `Sandbox(backend="firecracker")` gives it `policy`, a
+    `SandboxPolicy` in which the work directory is a path at /work, and `fetch_policy` where the sandbox has one.
     """
-    backend = _load(name)(**options)
+    factory = _load(name)
+    _check_options(name, factory, options)
+    backend = factory(**options)
     if not isinstance(backend, SandboxBackend):
         raise BackendUnavailable(
             f"{name!r} gave a {type(backend).__name__}, which is not a backend",
@@ -43,13 +57,27 @@ def get_backend(name: str, /, **options: Any) -> SandboxBackend:
     return backend
 
 
+def _check_options(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+    """What a factory does not take is told in our words: its own TypeError would look like a fault in the backend."""
+    if not options:
+        return
+    from inspect import signature
+
+    try:
+        signature(factory).bind(**options)
+    except TypeError:
+        wanted = ", ".join(f"{option}=..." for option in options)
+        hint = "use another backend, or leave out what asks for it"
+        raise BackendUnavailable(f"the backend {name!r} cannot be made with {wanted}", hint=hint) from None
+
+
 def _load(name: str) -> Callable[..., Any]:
     if not isinstance(name, str):
         raise InvalidRequest(f"must be text, not {type(name).__name__}", field="backend")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
-    found = list(entry_points(group=GROUP, name=name))
+    found = [entry for entry in _installed() if entry.name == name]
     if not found:
         known = ", ".join(backend_names())
         raise InvalidRequest(f"unknown backend {name[:40]!r}", field="backend", hint=f"one of {known}")

@@ -9,13 +9,12 @@ import asyncio
 import functools
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
-from warmcell.languages.registry import canonical
 from warmcell.policy.model import SandboxPolicy
-from warmcell.sandbox.guests import GuestConfig, GuestFactory, Job, checked_argv, make_guest
+from warmcell.sandbox.guests import GuestConfig, GuestFactory, Job, checked_argv, language_for, make_guest
 from warmcell.sandbox.operations import Operations, in_thread
 from warmcell.workspace.places import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Backend = Literal["process", "wasm"]
 
 
 def _in_thread(
@@ -52,7 +50,7 @@ class AsyncSandbox:
         self,
         work_dir: AnyPath | None = None,
         *,
-        backend: Backend = "process",
+        backend: str = "process",
         mounts: Sequence[MountPoint] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
@@ -129,7 +127,7 @@ class AsyncSandbox:
         timeout: float | None = None,
     ) -> ExecResult:
         """Runs source text in the work directory."""
-        request = ExecRequest(canonical(language), code, 1.0)
+        request = ExecRequest(language_for(self._settings["backend"], language), code, 1.0)
         return await self._run(functools.partial(self._guest.code, code, request.language), None, stdin, timeout)
 
     async def exec_python(

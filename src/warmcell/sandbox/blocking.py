@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from warmcell.lifetime.portal import portal
 from warmcell.policy.model import SandboxPolicy
-from warmcell.sandbox.asynchronous import AsyncSandbox, Backend
+from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.guests import GuestFactory, make_guest
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.files import DirEntry, FileStat
@@ -45,7 +45,7 @@ class Sandbox:
         self,
         work_dir: AnyPath | None = None,
         *,
-        backend: Backend = "process",
+        backend: str = "process",
         mounts: Sequence[MountPoint] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -21,7 +23,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         found = [EntryPoint(key, value, group) for key, value in installed.items()]
         return [entry for entry in found if name is None or entry.name == name]
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     return installed
 
 
@@ -65,3 +67,17 @@ def test_a_plugin_that_is_no_backend_is_refused(plugins: dict[str, str]) -> None
     plugins["odd"] = "builtins:dict"
     with pytest.raises(BackendUnavailable, match="not a backend"):
         registry.get_backend("odd")
+
+
+def test_options_that_a_factory_does_not_take_are_told(plugins: dict[str, str]) -> None:
+    with pytest.raises(BackendUnavailable, match=r"'fake' cannot be made with policy="):
+        registry.get_backend("fake", policy=None)
+
+
+def test_our_names_do_not_load_the_metadata_of_packages() -> None:
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from warmcell.backends.registry import get_backend; "
+        "get_backend('process').close(); print('importlib.metadata' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
+    assert ended.stdout == "False\n", ended.stderr

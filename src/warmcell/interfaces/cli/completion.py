@@ -42,13 +42,19 @@ def commands() -> list[Command]:
 def _command(name: str, summary: str, parser: argparse.ArgumentParser) -> Command:
     options, words = [], _languages() if name == "run" else []
     for action in parser._actions:
-        choices = tuple(str(choice) for choice in action.choices or ())
+        choices = _backends() if "--backend" in action.option_strings else tuple(map(str, action.choices or ()))
         if action.option_strings:
             takes_value = action.nargs != 0
             options.append(Option(tuple(action.option_strings), action.help or "", choices, takes_value))
         else:
             words += choices
     return Command(name, summary, tuple(options), tuple(words))
+
+
+def _backends() -> tuple[str, ...]:
+    from warmcell.backends.registry import backend_names
+
+    return backend_names()
 
 
 def _languages() -> list[str]:

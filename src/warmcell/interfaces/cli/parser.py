@@ -117,7 +117,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
     )
     run.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
-    run.add_argument("--backend", choices=("process", "wasm"), help="default: process, or wasm for a .wasm file")
+    run.add_argument("--backend", metavar="NAME", help="process, wasm or an installed one (default: by language)")
     run.add_argument("--enforcer", metavar="NAME", default="auto", help="default auto; 'none' runs without a cage")
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
     run.set_defaults(handler=_later("run", "run"))

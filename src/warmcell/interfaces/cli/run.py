@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run(arguments: Namespace | SimpleNamespace) -> int:
     """Checks everything, then runs it; returns the exit status."""
-    if arguments.backend != "wasm":
+    if arguments.backend in (None, "process"):
         _start_ahead()
     source = choose(arguments.target, arguments.source, arguments.code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
@@ -29,10 +29,11 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     doing = "compiling and running" if source.language.is_compiled else "running"
     try:
         with Progress(f"{doing} {source.language.name}"):
-            if backend == "wasm":
-                outcome: ExecResult | SandboxError = _run_wasm(request)
-            else:
+            if backend == "process":
+                outcome: ExecResult | SandboxError
                 outcome = _run_process(request, arguments.enforcer, policy, guest_stdin(source))
+            else:
+                outcome = _run_by_name(backend, request)
     except SandboxError as error:
         outcome = error
     return finish(outcome, arguments.json)
@@ -48,10 +49,10 @@ def _start_ahead() -> None:
 
 def _backend_name(arguments: Namespace | SimpleNamespace, usual: str, policy: SandboxPolicy | None) -> str:
     name: str = arguments.backend or usual
-    if name == "wasm" and policy is not None:
+    if name != "process" and policy is not None:
         hint = "leave them out, or use --backend process"
         raise UsageError("--policy and the --allow-* options need the process backend", hint)
-    if name == "wasm" and arguments.enforcer != "auto":
+    if name != "process" and arguments.enforcer != "auto":
         raise UsageError("--enforcer needs the process backend", "leave it out, or use --backend process")
     return name
 
@@ -67,8 +68,8 @@ def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: st
             source.language.name,
             code,
             timeout,
-            # The process backend passes our stdin on as it comes; the other one wants all of it first.
-            stdin=read_guest_stdin(source, timeout) if backend == "wasm" else None,
+            # The process backend passes our stdin on as it comes; the others want all of it first.
+            stdin=None if backend == "process" else read_guest_stdin(source, timeout),
             memory_limit_mb=memory,
             env=env,
             limits=None if output is None else Limits(output_bytes=output),
@@ -92,13 +93,13 @@ def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | No
         backend.close()
 
 
-def _run_wasm(request: ExecRequest) -> ExecResult:
+def _run_by_name(name: str, request: ExecRequest) -> ExecResult:
     import asyncio
 
-    from warmcell.backends.wasm.backend import WasmBackend
+    from warmcell.backends.registry import get_backend
 
     async def once() -> ExecResult:
-        backend = WasmBackend()
+        backend = get_backend(name)
         try:
             return await backend.execute(request)
         finally:

