@@ -153,7 +153,7 @@ def sustained(seconds: float) -> list[dict[str, float]]:
 
 
 def command_line(rounds: int) -> list[Figure]:
-    command = [sys.executable, "-m", "warmcell.interfaces.cli", "run", "python", "-c", "print(1)"]
+    command = [sys.executable, "-m", "warmcell", "run", "python", "-c", "print(1)"]
     cases = [Case("bare python3 -c", bare(PYTHON, "-c", "print(1)")), Case("warmcell run python -c", bare(*command))]
     return figures(measure(cases, rounds), cases[0].name)
 

@@ -21,7 +21,7 @@ HELP_NEEDS = {"argparse", "gettext"}
 
 
 def modules_of(*argv: str) -> tuple[set[str], subprocess.CompletedProcess[str]]:
-    command = [sys.executable, "-X", "importtime", "-m", "warmcell.interfaces.cli", *argv]
+    command = [sys.executable, "-X", "importtime", "-m", "warmcell", *argv]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
     return {line.rpartition("|")[2].strip() for line in lines}, ended

@@ -55,7 +55,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """A shell in which `warmcell` and `python` are the ones under test."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, module in (("warmcell", " -m warmcell.interfaces.cli"), ("python", ""), ("python3", "")):
+    for name, module in (("warmcell", " -m warmcell"), ("python", ""), ("python3", "")):
         program = programs / name
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
         program.chmod(program.stat().st_mode | stat.S_IXUSR)

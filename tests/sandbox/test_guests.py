@@ -103,3 +103,12 @@ def test_a_sandbox_over_another_packages_backend(monkeypatch: pytest.MonkeyPatch
         Sandbox(backend="docker")
     with pytest.raises(BackendUnavailable, match="fetch_policy"):
         Sandbox(backend="mine", fetch_policy=FetchPolicy(allowed_domains=("x.org",)))
+
+
+def test_a_policy_that_says_nothing_of_processes_allows_none_and_the_denial_says_so() -> None:
+    with Sandbox(policy=SandboxPolicyBuilder().env("A", "1").build()) as sandbox:
+        assert sandbox.sh("echo $A").stdout == "1\n"
+        refused = sandbox.sh("ls; true")
+    assert not refused.ok
+    assert [(denial.kind, denial.rule) for denial in refused.denials] == [("process", "allowProcessSpawn")]
+    assert "allow_process_spawn()" in refused.denials[0].hint

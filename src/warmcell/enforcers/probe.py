@@ -78,6 +78,13 @@ def remedy() -> str:
         except OSError:
             return False
 
+    if not os.path.exists("/proc/self/mountinfo"):
+        return "there is no /proc here: mount it with `mount -t proc proc /proc`"
+    if is_chroot():
+        return (
+            "the kernel refuses user namespaces in a chroot: enter this root with pivot_root in a mount namespace of "
+            "its own, as container tools do, instead of chroot"
+        )
     if reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"):
         return (
             "AppArmor restricts unprivileged user namespaces: run `sudo sysctl -w "
@@ -91,6 +98,18 @@ def remedy() -> str:
         "the kernel or the container around us refuses them: in Docker, run with "
         "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`"
     )
+
+
+def is_chroot() -> bool:
+    """Whether our root directory is not that of our mount namespace. Known for certain in the two usual cases only."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        if all(line.split()[4] != "/" for line in file):
+            return True  # the root is a plain directory, and the mount that it lies on is out of sight
+    try:
+        same_namespace = os.readlink("/proc/1/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        return same_namespace and not os.path.samefile("/proc/1/root", "/")
+    except OSError:
+        return False  # only root may look at where somebody else's root is
 
 
 @cache

@@ -50,7 +50,8 @@ def _refused(kind: str, what: str) -> Denial:
         hint = "allow it with allow_domain(name, ports); allowed names are reached through the proxy in HTTPS_PROXY"
         return Denial(kind, what, "networkRules", hint)
     if kind == "process":
-        return Denial(kind, what, "allowProcessSpawn", "allow new processes with allow_process_spawn()")
+        hint = "a policy allows new processes only if it says so: allow_process_spawn()"
+        return Denial(kind, what, "allowProcessSpawn", hint)
     if kind == "path":
         return Denial(kind, what, "allowedPaths", f"allow it with allow_read({what!r}) or allow_read_write({what!r})")
     return Denial(kind, what, "system calls", "no policy allows this call; the program must do without it")

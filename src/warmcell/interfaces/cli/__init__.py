@@ -42,7 +42,7 @@ def _status(argv: list[str]) -> int:
             sys.stdout.flush()
         return status
     except UsageError as error:
-        say_error(error.message, error.hint)
+        _tell(argv, "sandbox.invalid_request", error.message, error.hint, "caller")
         return error.status
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -50,7 +50,7 @@ def _status(argv: list[str]) -> int:
         silence()
         return BROKEN_PIPE
     except Exception as error:
-        return _report_our_failure(error)
+        return _report_our_failure(argv, error)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -68,16 +68,28 @@ def _dispatch(argv: list[str]) -> int:
     return status
 
 
-def _report_our_failure(error: Exception) -> int:
+def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:
+    """An error that no result goes with, in the form that was asked for: programs read stdout, people read stderr."""
+    if "--json" not in argv:
+        say_error(message, hint)
+        return
+    from warmcell.interfaces.cli.render import print_json
+
+    plain = {"code": code, "message": message, "hint": hint, "fault": fault, "retryable": retryable}
+    print_json({"status": "error", "error": plain})
+
+
+def _report_our_failure(argv: list[str], error: Exception) -> int:
     """A guest's own status can be anything, so a failure of ours must never look like Python's exit status 1."""
     from warmcell.core.errors import SandboxError
 
     if isinstance(error, SandboxError):
-        say_error(error.message, error.hint)
+        _tell(argv, error.code, error.message, error.hint, error.fault, error.retryable)
     elif isinstance(error, OSError):
-        say_error(f"{error.strerror or error}".lower())
+        _tell(argv, "sandbox.error", f"{error.strerror or error}".lower(), None, "host")
     else:
-        say_error(f"unexpected {type(error).__name__}: {error}", "set WARMCELL_DEBUG=1 for the traceback")
+        hint = "set WARMCELL_DEBUG=1 for the traceback"
+        _tell(argv, "sandbox.error", f"unexpected {type(error).__name__}: {error}", hint, "host")
     if os.environ.get("WARMCELL_DEBUG") == "1":
         raise error
     _flush_or_silence()

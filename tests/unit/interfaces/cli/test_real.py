@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-COMMAND = [sys.executable, "-m", "warmcell.interfaces.cli"]
+COMMAND = [sys.executable, "-m", "warmcell"]
 
 
 def warmcell(*argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -271,3 +271,25 @@ def test_an_unknown_backend_is_wrong_usage(warmcell: Any, installed: FakeBackend
 def test_what_another_backend_cannot_keep_is_refused(warmcell: Any, installed: FakeBackend) -> None:
     ended = warmcell("run", "python", "-c", "1", "--backend", "mine", "--allow-domain", "x.org")
     assert ended.status == 2 and installed.requests == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "reply", "status", "fault"),
+    [
+        (["run", "--json", "cobol", "-c", "1"], "", 2, "caller"),
+        (["run", "python", "-c", "1", "--timeout", "x", "--json"], "", 2, "caller"),
+        (["run", "python", "--jso", "--json"], "", 2, "caller"),
+        (["run", "python", "-c", "1", "--json"], RuntimeError("a bug"), 125, "host"),
+        (["run", "python", "-c", "1", "--json"], OSError(28, "No space left on device"), 125, "host"),
+        (["doctor", "--jsonn", "--json"], "", 2, "caller"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_every_error_is_json_where_json_was_asked_for(
+    warmcell: Any, process: Any, argv: list[str], reply: Reply, status: int, fault: str
+) -> None:
+    process.answer(reply)
+    ended = warmcell(*argv)
+    assert (ended.status, ended.stderr) == (status, "")
+    plain = json.loads(ended.stdout)
+    assert plain["status"] == "error" and plain["error"]["fault"] == fault and plain["error"]["message"]

@@ -1,5 +1,0 @@
-"""`python -m warmcell.interfaces.cli`, for when the script is not on PATH."""
-
-from warmcell.interfaces.cli import main
-
-raise SystemExit(main())
