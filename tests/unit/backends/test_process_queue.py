@@ -8,13 +8,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from warmcell import ExecRequest, ProcessBackend, ProcessConfig
+from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
+from warmcell.backends.process import launcher
+from warmcell.backends.process.builds import Artefacts
+from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.launcher import Launcher
 from warmcell.cage.linux.processes import children
 from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionTimeout, InvalidRequest
+from warmcell.core.records import replace
+from warmcell.core.types import EffectiveLimits
+from warmcell.languages.program import Build, Program
+from warmcell.lifetime.run import Run
 from warmcell.pool.zygote import ZygoteProcess
 from warmcell.runner.cell import Cell
 
@@ -82,18 +91,28 @@ class TestTheClock:
         assert ended.value.result is not None and ended.value.result.stdout == "x\n"
         assert 0.5 <= ended.value.result.duration < 20 and ended.value.clock == "wall"
 
-    def test_what_a_build_took_is_not_queueing(self) -> None:
-        import shutil
+    def test_a_build_takes_of_the_same_time_and_is_not_queueing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        launches: list[Launch] = []
 
-        if not shutil.which("rustc"):
-            pytest.skip("no rustc")
-        code = f'fn main() {{ println!("{time.time_ns()}"); }}'
+        def took_two_seconds(self: Launcher, launch: Launch) -> ExecResult:
+            launches.append(launch)
+            return ExecResult(duration=2.0)
+
+        monkeypatch.setattr(Launcher, "_run_once", took_two_seconds)
+        monkeypatch.setattr(Artefacts, "keep", lambda self, build, workshop: workshop)
+        program = Program(("/x",), {}, "main", build=Build(("/compiler",), "made", "no such artefact"))
+        run = Run()
+        launch = Launch(program, {}, b"", 5.0, EffectiveLimits(), run)
         with ProcessBackend() as backend:
-            backend.execute_blocking(ExecRequest("command", "true", 20))
-            started = time.monotonic()
-            result = backend.execute_blocking(ExecRequest("rust", code, 60))
-            took = time.monotonic() - started
-        assert result.ok and result.queued < took / 2
+            backend._launcher.run(launch)
+            build, after = launches
+            assert (build.is_build, build.spent, after.is_build, after.spent) == (True, 0.0, False, 2.0)
+            world = SimpleNamespace(effective=SimpleNamespace(enforced=Enforced()), wrapper=None)
+            terms = launcher._terms(after, world)  # type: ignore[arg-type]
+            assert (terms.timeout, terms.asked, terms.phase) == (5.0, run.asked + 2.0, "run")
+            assert launcher._terms(build, world).phase == "build"  # type: ignore[arg-type]
+            with pytest.raises(ExecutionTimeout, match="build timed out after 2 s"):
+                backend._launcher.run(replace(launch, timeout=2.0))
 
 
 class TestTheQueue:
