@@ -9,11 +9,8 @@ make_user() {
     chmod 755 "$place"
     trap remove_user EXIT
     trap 'exit 130' INT TERM
-    if id "$user" >/dev/null 2>&1; then
-        echo "error: there is a user named $user already" >&2
-        echo "hint: another run of this script makes one and removes it at its end; if none is running: userdel $user" >&2
-        exit 1
-    fi
+    # One that a killed script left behind goes first; if it is at work, userdel refuses, and so do we.
+    ! id "$user" >/dev/null 2>&1 || userdel "$user"
     useradd --create-home --home-dir "$place/home" --shell /bin/sh "$user"
     # Temporary files go where we clean up: the next user of this name could not use what this one left in /tmp.
     mkdir -p "$place/tmp"
@@ -24,8 +21,18 @@ make_user() {
 }
 
 remove_user() {
-    rm -rf "${logs:-}" "$place"
     userdel "$user" >/dev/null 2>&1 || true
+    rm -rf "${logs:-}" "$place"
+}
+
+# Whatever still runs for the user has been left behind: it is shown, ended, and a failure.
+check_nothing_runs() {
+    sleep 2
+    left=$(ps -u "$user" -o pid=,args= || true)
+    [ -n "$left" ] || return 0
+    printf 'left behind by %s:\n%s\n' "$user" "$left" >&2
+    echo "$left" | while read -r pid _; do kill -9 "$pid" || true; done
+    return 1
 }
 
 # Nothing of root's environment, for some of it names root's own directories.
