@@ -38,7 +38,6 @@ NOT_YET = {
     "PT-10",
     "PT-15",
     "S2-01",  # caches shared across trust
-    "S2-03",  # a diff that sees nothing
     "S2-04",  # watching others
     "S2-05",  # shared quotas
     "S2-06",  # memory that is not counted
@@ -47,15 +46,12 @@ NOT_YET = {
     "S2-10",  # disk that is not counted
     "S2-11",  # locks
     "S2-12",  # descriptors of the host program
-    "S2-13",  # deep trees
     "S2-14",  # metadata in the landlock class
     "S2-18",  # work that outlives its run
     "S2-19",  # methods in lower case
     "S2-20",  # a cache without an end
     "S2-21",  # what kill -9 leaves
     "S2-22",  # address rules by name
-    "S2-23",  # a link left for the next sandbox
-    "S2-24",  # files written by the host's API
     "S2-26",  # forks of the host program
     "S2-28",  # forged verdicts
     "S2-29",  # path rules of URLs
@@ -64,7 +60,6 @@ NOT_YET = {
     "S2-32",  # one header that freezes the host
     "S2-33",  # credentials in pieces
     "S2-34",  # the guest's JSON in the host
-    "S2-35",  # depth instead of count
     "S2-36",  # host paths by exhaustion
     "S2-37",  # worker and supervisor disagree
     "S2-38",  # a drip of records

@@ -26,6 +26,7 @@ from warmcell.core.errors import (
     SnapshotNotFound,
 )
 from warmcell.workspace.errors import (
+    AccessDenied,
     AlreadyExists,
     ArchiveRejected,
     FileMissing,
@@ -36,6 +37,7 @@ from warmcell.workspace.errors import (
 )
 
 __all__ = [
+    "AccessDenied",
     "AlreadyExists",
     "ArchiveRejected",
     "BackendBusy",

@@ -14,7 +14,7 @@ from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.sandbox.guests import GuestConfig, command_script, in_directory, quoted, sandbox_policy
-from warmcell.workspace.places import MountPoint
+from warmcell.workspace.mount_points import MountPoint
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_a_script_keeps_its_line_numbers() -> None:
 
 
 def test_without_a_policy_processes_are_allowed_and_nothing_else(tmp_path: Path) -> None:
-    mounts = (MountPoint(tmp_path, "/data"), MountPoint(tmp_path, "/out", writable=True))
+    mounts = (MountPoint(tmp_path, "/data"), MountPoint(tmp_path, "/data2", writable=True))
     host = str(tmp_path.resolve())
     assert sandbox_policy(GuestConfig("/x", mounts=mounts, memory_limit_mb=64)) == SandboxPolicy(
         allowed_paths=(
             AllowedPath("/x", AccessMode.READ_WRITE, "/work"),
             AllowedPath(host, AccessMode.READ_ONLY, "/data"),
-            AllowedPath(host, AccessMode.READ_WRITE, "/out"),
+            AllowedPath(host, AccessMode.READ_WRITE, "/data2"),
         ),
         allow_process_spawn=True,
     )

@@ -71,9 +71,9 @@ def test_mounts_and_environment(tmp_path: Path, shared: Sandbox) -> None:
     for name in ("read", "write"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text(name)
-    mounts = [MountPoint(tmp_path / "read", "/data"), MountPoint(tmp_path / "write", "/out", writable=True)]
+    mounts = [MountPoint(tmp_path / "read", "/data"), MountPoint(tmp_path / "write", "/data2", writable=True)]
     with Sandbox(backend="wasm", mounts=mounts, env={"GREETING": "hi"}) as sandbox:
-        result = sandbox.sh("cat /data/f /out/f; echo $GREETING; echo x > /out/new; echo x > /data/new")
+        result = sandbox.sh("cat /data/f /data2/f; echo $GREETING; echo x > /data2/new; echo x > /data/new")
         assert result.stdout == "readwritehi\n"
         assert result.exit_code != 0
     assert os.listdir(tmp_path / "read") == ["f"]

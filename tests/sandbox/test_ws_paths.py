@@ -120,16 +120,16 @@ def test_an_odd_name_is_only_a_name(sandbox: Sandbox, name: str) -> None:
 def test_guest_paths_mean_what_the_guest_sees(tmp_path: Path, factory: Factory) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/in.txt").write_text("in")
-    mounts = [MountPoint(tmp_path / "data", "/data"), MountPoint(tmp_path / "data", "/out/put", writable=True)]
+    mounts = [MountPoint(tmp_path / "data", "/data"), MountPoint(tmp_path / "data", "/put/in", writable=True)]
     with Sandbox(mounts=mounts, guest_factory=factory) as sandbox:
         sandbox.write_file("/work/a.txt", "a")
         assert sandbox.read_text("a.txt") == "a"
         assert sandbox.read_text("/data/in.txt") == "in"
         with pytest.raises(PolicyViolation, match="read-only"):
             sandbox.write_file("/data/new", "x")
-        sandbox.write_file("/out/put/new", "x")
+        sandbox.write_file("/put/in/new", "x")
         assert (tmp_path / "data/new").read_text() == "x"
-        for path in ("/dat", "/data2/in.txt", "/out", "/out/puts/new"):
+        for path in ("/dat", "/data2/in.txt", "/put", "/put/ins/new"):
             with pytest.raises(PathTraversal):
                 sandbox.read_file(path)
         sandbox.exec("ls", cwd="/data")
@@ -250,7 +250,23 @@ def test_mounts_are_compared_by_whole_names(tmp_path: Path, factory: Factory) ->
 
 @pytest.mark.attack("WS-14")
 @pytest.mark.parametrize(
-    "guest_path", ["data", "../x", "/", "/..", "/a/../b", "", "/work/sub", "/proc", "/dev/shm", "/a\0b"]
+    "guest_path",
+    [
+        "data",
+        "../x",
+        "/",
+        "/..",
+        "/a/../b",
+        "",
+        "/work/sub",
+        "/proc",
+        "/dev/shm",
+        "/a\0b",
+        "/out",
+        "/code/x",
+        "/tmp",
+        "/home",
+    ],
 )
 def test_a_mount_at_a_place_that_is_none_is_refused(tmp_path: Path, guest_path: str) -> None:
     with pytest.raises(InvalidRequest):
@@ -312,7 +328,7 @@ def test_more_names_than_anyone_wants_end_typed(sandbox: Sandbox, monkeypatch: p
     assert len(sandbox.list_dir("many", max_entries=20_000)) == 10_001
     with pytest.raises(LimitExceeded):
         sandbox.download()
-    monkeypatch.setattr("warmcell.workspace.tree.TreeLimits.__init__.__defaults__", (5_000, 1 << 30))
+    monkeypatch.setattr("warmcell.workspace.walk.TreeLimits.__init__.__defaults__", (5_000, 1 << 30, 1 << 24, 120.0))
     for call in (sandbox.diff, sandbox.snapshot, sandbox.fork):
         with pytest.raises(LimitExceeded):
             call()

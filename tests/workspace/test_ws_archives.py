@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.core.errors import PathTraversal, SandboxError
-from warmcell.workspace.archive import read_archive
+from warmcell.workspace.archive.members import ArchiveLimits
+from warmcell.workspace.archive.unpack import read_archive
 from warmcell.workspace.errors import ArchiveRejected, WrongKind
-from warmcell.workspace.members import ArchiveLimits
 from warmcell.workspace.workspace import Workspace
 
 
@@ -170,13 +170,13 @@ def test_a_collision_is_found_before_anything_is_written(workspace: Workspace) -
 @pytest.mark.attack("WS-10")
 def test_a_million_members_are_refused_early(workspace: Workspace) -> None:
     block = tar_of(("x", b""))[:512]
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ArchiveRejected, match=r"entries|twice|more than"):
         workspace.upload(gzip.compress(block * 1_000_000, 1), extract=True)
     limits = ArchiveLimits(entries=50)
     with pytest.raises(ArchiveRejected, match="50 entries"):
         read_archive(tar_of(*((str(number), b"") for number in range(51))), limits)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert os.listdir(workspace.host_path) == []
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.helpers import require
 
 from warmcell.core.errors import PathTraversal, SandboxError
-from warmcell.workspace import patching
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.errors import PatchRejected, WorkspaceError
-from warmcell.workspace.hunks import apply_hunks, split_lines
-from warmcell.workspace.patch import parse_patch
+from warmcell.workspace.patch import apply as patching
+from warmcell.workspace.patch.hunks import apply_hunks, split_lines
+from warmcell.workspace.patch.parse import parse_patch
 from warmcell.workspace.workspace import Workspace
 
 
@@ -202,7 +202,7 @@ def test_a_patch_does_not_go_through_links_or_special_files(workspace: Workspace
 
 @pytest.mark.attack("WS-13")
 def test_a_write_that_fails_half_way_is_undone(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = patching.write_file, []
+    real, calls = patching.replace_file, []
 
     def fail_on_second(*args: object, **kwargs: object) -> None:
         calls.append(args)
@@ -210,7 +210,7 @@ def test_a_write_that_fails_half_way_is_undone(workspace: Workspace, monkeypatch
             raise WorkspaceError("d/e/new", "could not be used: No space left on device")
         real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(patching, "write_file", fail_on_second)
+    monkeypatch.setattr(patching, "replace_file", fail_on_second)
     with pytest.raises(WorkspaceError):
         workspace.apply_patch(CHANGE + "--- /dev/null\n+++ b/d/e/new\n@@ -0,0 +1 @@\n+x\n")
     assert workspace.read_text("a.txt") == "one\ntwo\nthree\n"
@@ -221,10 +221,10 @@ def test_a_write_that_fails_half_way_is_undone(workspace: Workspace, monkeypatch
 def test_a_patch_that_would_search_for_ever_is_refused(workspace: Workspace) -> None:
     workspace.write_file("big", "x\n" * 100_000)
     hunk = "@@ -1,20001 +1,20001 @@\n" + " x\n" * 20_000 + "-y\n+z\n"
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(PatchRejected, match="too long"):
         workspace.apply_patch("--- a/big\n+++ b/big\n" + hunk)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 _LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "-\n", "+ x\n"]), max_size=12)

@@ -12,10 +12,11 @@ import pytest
 from tests.helpers import require
 
 from warmcell.core.errors import PathTraversal
-from warmcell.workspace import diff, files, openat2, tree
+from warmcell.workspace import diff, files, openat2
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.errors import WorkspaceError
-from warmcell.workspace.paths import Root
+from warmcell.workspace.remove import clear, remove
+from warmcell.workspace.root import Root
 
 ROUNDS = 2_000
 CANARY = b"canary-of-the-host"
@@ -121,9 +122,9 @@ def test_making_and_removing_where_links_are_swapped(arena: Arena) -> None:
     with arena.swapping(arena.swap_directory):
         for _ in attempts(lambda: files.make_dir(arena.root, ("spot", "evil"), parents=False)):
             pass
-        for _ in attempts(lambda: tree.remove(arena.root, ("spot", "sub")), 500):
+        for _ in attempts(lambda: remove(arena.root, ("spot", "sub")), 500):
             pass
-        for _ in attempts(lambda: tree.remove(arena.root, ("spot", "file")), 500):
+        for _ in attempts(lambda: remove(arena.root, ("spot", "file")), 500):
             pass
     assert arena.is_untouched()
 
@@ -136,7 +137,7 @@ def test_whole_trees_while_links_are_swapped(arena: Arena, tmp_path: Path) -> No
     with arena.swapping(arena.swap_directory), arena.swapping(arena.swap_leaf):
         for changes in attempts(lambda: diff.changes_since({}, arena.root), 80):
             assert not any(change.path.endswith("/sub") for change in changes)  # type: ignore[attr-defined]
-        for _ in attempts(lambda: (tree.clear(copy), copy_tree(arena.root, copy)), 80):
+        for _ in attempts(lambda: (clear(copy), copy_tree(arena.root, copy)), 80):
             found = [path for path in target.rglob("*") if not path.is_symlink() and path.is_file()]
             assert CANARY not in [path.read_bytes() for path in found]
     copy.close()
@@ -149,5 +150,5 @@ def test_removing_a_tree_whose_directories_become_links(arena: Arena) -> None:
         for number in range(100):
             (arena.inside / f"victim{number}/deep").mkdir(parents=True)
             os.symlink(arena.outside, arena.inside / f"victim{number}/out")
-            tree.remove(arena.root, (f"victim{number}",))
+            remove(arena.root, (f"victim{number}",))
     assert arena.is_untouched()

@@ -66,14 +66,13 @@ class PlanError(ValueError):
 
 
 def encode(plan: LaunchPlan) -> str:
-    return json.dumps(plain(plan), separators=(",", ":"))
+    return json.dumps(_plain(plan), separators=(",", ":"))
 
 
-def plain(value: Any) -> Any:
-    """As what JSON knows."""
+def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
-        return {key: plain(item) for key, item in value._asdict().items()}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
+        return {key: _plain(item) for key, item in value._asdict().items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def decode(data: Any) -> LaunchPlan:

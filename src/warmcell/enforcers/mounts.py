@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import dataclass
+from warmcell.enforcers.host_paths import follow, note_writable
 from warmcell.policy.model import AccessMode, AllowedPath
 from warmcell.policy.places import KERNEL_PLACES, is_within
 
@@ -73,6 +74,9 @@ def _check_owner(anchor: Mount, wide: Mount) -> None:
 def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
     target = canonical_target(allowed.target, links)
     check_target(target)
+    found = follow(allowed.path)
+    if found.guest_link is not None:
+        raise PolicyViolation(f"{allowed.path!r} {found.complaint(found.guest_link)}", hint=found.remedy)
     try:
         source = os.path.realpath(allowed.path, strict=True)
         mode = os.stat(source).st_mode
@@ -84,7 +88,10 @@ def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
         raise PolicyViolation(f"{allowed.path!r} is neither a file nor a directory", hint="allow its directory instead")
     if source == "/":
         raise PolicyViolation("'/' cannot be allowed", hint="name the directories that the guest needs")
-    return Mount(source, target, allowed.mode is AccessMode.READ_WRITE)
+    is_writable = allowed.mode is AccessMode.READ_WRITE
+    if is_writable:
+        note_writable(source)
+    return Mount(source, target, is_writable)
 
 
 def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:

@@ -6,7 +6,6 @@ const path = require("node:path");
 const Module = require("node:module");
 
 const JOB = 3;
-const GO = 4;
 
 function readExactly(size) {
   const buffer = Buffer.alloc(size);
@@ -24,7 +23,6 @@ function receiveJob() {
     fs.writeFileSync(path.join(job.code_dir, name), readExactly(size), { flag: "wx" });
   }
   fs.closeSync(JOB);
-  fs.closeSync(GO); // from here on what the program uses is watched
   return job;
 }
 

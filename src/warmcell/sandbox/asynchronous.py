@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
 from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import effective_limits
 from warmcell.sandbox.guests import GuestConfig, GuestFactory, Job, checked_argv, language_for, make_guest
 from warmcell.sandbox.operations import Operations, in_thread
-from warmcell.workspace.places import WORK, MountPoint, check_mounts
+from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class AsyncSandbox:
         self._operations = Operations()
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
-        self._workspace = Workspace(work_dir, self._settings["mounts"], track_changes=track_changes)
+        disk_mb = effective_limits(policy or SandboxPolicy()).disk_mb
+        self._workspace = Workspace(work_dir, self._settings["mounts"], track_changes=track_changes, disk_mb=disk_mb)
         try:
             self._guest = guest_factory(backend, self._guest_config())
         except BaseException:

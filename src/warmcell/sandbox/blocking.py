@@ -10,10 +10,10 @@ from warmcell.lifetime.portal import portal
 from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.guests import GuestFactory, make_guest
+from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.files import DirEntry, FileStat
-from warmcell.workspace.members import ArchiveLimits
-from warmcell.workspace.places import MountPoint
+from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.workspace import AnyPath
 

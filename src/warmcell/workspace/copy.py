@@ -1,4 +1,4 @@
-"""Copying trees between workspaces: files, directories and links as they are; special files are named and left out."""
+"""Copies trees between workspaces: files, directories and links as they are; what cannot be copied is named."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import stat
 from typing import NamedTuple
 
 from warmcell.core.types import MIB
+from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import write_all
 from warmcell.workspace.names import Parts
-from warmcell.workspace.paths import Root, explained, text_of
-from warmcell.workspace.tree import Found, TreeLimits, open_found, walk
+from warmcell.workspace.root import Root, explained, text_of
+from warmcell.workspace.walk import Found, TreeLimits, open_found, walk
 
 #: The Linux request that shares the blocks of one file with another (btrfs, XFS, bcachefs).
 _FICLONE = 0x40049409
@@ -30,41 +31,41 @@ def copy_tree(source: Root, target: Root, start: Parts = (), limits: TreeLimits 
     """Copies what is beneath `start` of one root into another, which should be empty. Sizes are capped on the way."""
     limits = limits or TreeLimits()
     files, total, skipped = 0, 0, []
-    for found in walk(source, start, limits.entries):
-        with explained(found.parts):
-            size = _copy_entry(found, target, found.parts[len(start) :], limits.total_bytes - total)
-        if size is None:
-            skipped.append(text_of(found.parts))
-        else:
-            files, total = files + (found.kind == "file"), total + size
+    with Descent(target, makes=True) as descent:
+        for found in walk(source, start, limits):
+            with explained(found.parts):
+                size = _copy_entry(found, descent, found.parts[len(start) :], limits.total_bytes - total)
+            if size is None:
+                skipped.append(text_of(found.parts))
+            else:
+                files, total = files + (found.kind == "file"), total + size
     return Copied(files, total, tuple(skipped))
 
 
-def _copy_entry(found: Found, target: Root, parts: Parts, room: int) -> int | None:
+def _copy_entry(found: Found, descent: Descent, parts: Parts, room: int) -> int | None:
     """Copies one entry; returns its size in bytes, or None for what is not copied."""
     if found.kind == "directory":
-        target.make_directories(parts)
+        descent.enter(parts)
     elif found.kind == "file":
-        return _copy_file(found, target, parts, room)
+        return _copy_file(found, descent, parts, room)
     elif found.kind == "symlink":
-        return _copy_link(found, target, parts)
+        return _copy_link(found, descent, parts)
     else:
         return None
     return 0
 
 
-def _copy_link(found: Found, target: Root, parts: Parts) -> int | None:
+def _copy_link(found: Found, descent: Descent, parts: Parts) -> int | None:
     """Makes the same link; it is inert for the host, which follows none, and means to the guest what it meant."""
     try:
         points_at = os.readlink(found.name, dir_fd=found.dir_fd)
     except OSError:
         return None
-    with target.parent(parts, create=True) as (fd, name):
-        os.symlink(points_at, name, dir_fd=fd)
+    os.symlink(points_at, parts[-1], dir_fd=descent.enter(parts[:-1]))
     return 0
 
 
-def _copy_file(found: Found, target: Root, parts: Parts, room: int) -> int | None:
+def _copy_file(found: Found, descent: Descent, parts: Parts, room: int) -> int | None:
     source_fd = open_found(found)
     if source_fd is None:
         return None
@@ -72,8 +73,7 @@ def _copy_file(found: Found, target: Root, parts: Parts, room: int) -> int | Non
         size = os.fstat(source_fd).st_size
         if size > room:
             raise _too_much(found.parts, size, room)
-        with target.parent(parts, create=True) as (fd, name):
-            return _copy_content(source_fd, fd, name, found.parts, room)
+        return _copy_content(source_fd, descent.enter(parts[:-1]), parts[-1], found.parts, room)
     finally:
         os.close(source_fd)
 

@@ -15,9 +15,10 @@ from typing import Literal
 
 from warmcell.core.types import MIB
 from warmcell.workspace.errors import LimitExceeded
+from warmcell.workspace.name_tree import NameTree
 from warmcell.workspace.names import Parts
-from warmcell.workspace.paths import Root, explained, text_of
-from warmcell.workspace.tree import EntryKind, Found, TreeLimits, open_found, walk
+from warmcell.workspace.root import Root, explained, text_of
+from warmcell.workspace.walk import EntryKind, Found, TreeLimits, open_found, walk
 
 ChangeKind = Literal["created", "modified", "deleted"]
 
@@ -27,7 +28,8 @@ class FsChange:
     """One file that was created, modified or deleted. `size` is the new one, or the old one of a deleted file.
 
     `entry` is "symlink" or "other" (FIFO, socket, device) for what is not a regular file; those are reported, never
-    opened. Directories are not reported by themselves, as in git.
+    opened. Directories are not reported by themselves, as in git, except for those that are "closed": nobody but the
+    guest can say what is in them.
     """
 
     path: str
@@ -53,7 +55,7 @@ def record(root: Root, limits: TreeLimits | None = None) -> State:
     limits = limits or TreeLimits()
     state: dict[Parts, Fingerprint] = {}
     total = 0
-    for found in walk(root, (), limits.entries):
+    for found in walk(root, (), limits):
         if found.kind == "directory":
             continue
         total += found.state.st_size if found.kind == "file" else 0
@@ -66,8 +68,8 @@ def record(root: Root, limits: TreeLimits | None = None) -> State:
 def changes_since(before: State, root: Root, limits: TreeLimits | None = None) -> list[FsChange]:
     """What differs now, sorted by path. New files are not read at all, so their size costs nothing."""
     limits = limits or TreeLimits()
-    changes, unseen = [], dict(before)
-    for found in walk(root, (), limits.entries):
+    changes, unseen, closed = [], dict(before), NameTree[bool]()
+    for found in walk(root, (), limits):
         if found.kind == "directory":
             continue
         old = unseen.pop(found.parts, None)
@@ -75,7 +77,13 @@ def changes_since(before: State, root: Root, limits: TreeLimits | None = None) -
             changes.append(_change(found, "created"))
         elif _differs(old, found, limits.total_bytes):
             changes.append(_change(found, "modified"))
-    changes += [FsChange(text_of(parts), "deleted", old.size, old.entry) for parts, old in unseen.items()]
+        if found.kind == "closed":
+            *_, node = closed.path_to(found.parts)
+            node.content = True
+    for parts, old in unseen.items():
+        # What was in a directory that is closed now may still be there: the directory itself has been told.
+        if not any(closed.known_on_way(parts)):
+            changes.append(FsChange(text_of(parts), "deleted", old.size, old.entry))
     return sorted(changes, key=lambda change: change.path)
 
 
@@ -98,17 +106,24 @@ def _fingerprint(found: Found, max_bytes: int) -> Fingerprint:
     if found.kind == "symlink":
         with explained(found.parts):
             return Fingerprint("symlink", 0, os.fsencode(os.readlink(found.name, dir_fd=found.dir_fd)))
-    return Fingerprint(found.kind, 0, b"")
+    return Fingerprint(found.kind, 0, _unknown(found) if found.kind == "closed" else b"")
 
 
-#: Stands for a file that may not be read. It differs from every digest, so that becoming readable shows as a change.
-_UNREADABLE = b"unreadable"
+def _unknown(found: Found) -> bytes:
+    """For what may not be looked at. A guest can do that to its own and change them, so these never compare equal.
+
+    What belongs to somebody else, and is not ours to write, is out of the guest's reach too.
+    """
+    state = found.state
+    if state.st_uid == os.geteuid() or state.st_mode & 0o022:
+        return os.urandom(32)
+    return f"{state.st_ino} {state.st_ctime_ns}".encode()
 
 
 def _digest(found: Found, max_bytes: int) -> bytes:
     fd = open_found(found)
     if fd is None:
-        return _UNREADABLE
+        return _unknown(found)
     digest, total = hashlib.blake2b(digest_size=32), 0
     try:
         with explained(found.parts):

@@ -38,6 +38,15 @@ class AlreadyExists(WorkspaceError, FileExistsError):
         super().__init__(path, reason)
 
 
+class AccessDenied(WorkspaceError, PermissionError):
+    """The guest, or whoever owns it, closed it to us."""
+
+    code = "sandbox.access_denied"
+
+    def __init__(self, path: str, reason: str = "may not be used: its permissions forbid it") -> None:
+        super().__init__(path, reason, hint="change its mode inside the sandbox")
+
+
 class WrongKind(WorkspaceError):
     """A directory where a file is needed, or the other way round."""
 

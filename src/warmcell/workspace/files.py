@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.core.types import MIB
+from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded, WrongKind
 from warmcell.workspace.names import Parts, printable
-from warmcell.workspace.paths import Root, explained, text_of
+from warmcell.workspace.quota import space_for
+from warmcell.workspace.root import TEMP_PREFIX, Root, checked, explained, text_of
 
 MAX_FILE_BYTES = 64 * MIB
 MAX_LIST_ENTRIES = 10_000
-#: How files in the making are called. They show in listings while they last: hiding a name would hide a guest's too.
-TEMP_PREFIX = ".warmcell-"
 _CHUNK = MIB
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -73,23 +72,34 @@ def _too_large(parts: Parts, size: int, limit: int) -> LimitExceeded:
 
 def write_file(root: Root, parts: Parts, data: bytes, *, parents: bool = True, executable: bool | None = None) -> None:
     """Puts `data` at the path in one step: readers see the old content or the new, and no link is written through."""
-    with root.parent(parts, create=parents) as (dir_fd, name):
-        replace_file(dir_fd, name, parts, data, executable=executable)
+    if not checked(parts):
+        raise PathTraversal(".", "is the workspace itself")
+    with Descent(root, makes=parents) as descent:
+        replace_file(root, descent.enter(parts[:-1]), parts, data, executable=executable)
 
 
-def replace_file(dir_fd: int, name: str, parts: Parts, data: bytes, *, executable: bool | None = None) -> None:
-    """Writes a new file beside the old one and renames it over: a rename replaces a name, whatever hides behind it."""
-    mode = _mode_for(dir_fd, name, parts, executable)
-    with explained(parts), new_file(dir_fd) as (fd, temporary):
-        os.fchmod(fd, mode)
+def replace_file(root: Root, dir_fd: int, parts: Parts, data: bytes, *, executable: bool | None = None) -> None:
+    """Writes a new file beside the old one and renames it over: a rename replaces a name, whatever hides behind it.
+
+    `dir_fd` is the directory that holds the last of the names.
+    """
+    with explained(parts):
+        old = _old_file(dir_fd, parts)
+        with root.charged(parts, space_for(len(data)), old.st_blocks * 512 if old else 0):
+            put_file(dir_fd, parts[-1], data, _mode_for(old, executable))
+
+
+def put_file(dir_fd: int, name: str, data: bytes, mode: int) -> None:
+    with new_file(dir_fd) as (fd, temporary):
         write_all(fd, data)
+        os.fchmod(fd, mode)
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 @contextlib.contextmanager
 def new_file(dir_fd: int) -> Iterator[tuple[int, str]]:
     """An empty file under a name that nobody can guess; removed again unless the body renames it away."""
-    temporary = TEMP_PREFIX + secrets.token_hex(12)
+    temporary = TEMP_PREFIX + os.urandom(12).hex()
     fd = os.open(temporary, _CREATE, 0o600, dir_fd=dir_fd)
     try:
         yield fd, temporary
@@ -105,20 +115,27 @@ def write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def _mode_for(dir_fd: int, name: str, parts: Parts, executable: bool | None) -> int:
-    """The old file's permission bits, or 0644; set-id and sticky bits are never carried over.
+def _old_file(dir_fd: int, parts: Parts) -> os.stat_result | None:
+    """The file that is to be replaced, if there is one.
 
     Looking first is only for the refusal to be clear: were a link put here afterwards, the rename would replace it.
     """
     try:
-        old = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
+        state = os.stat(parts[-1], dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
-        return 0o755 if executable else 0o644
-    if stat.S_ISDIR(old):
+        return None
+    if stat.S_ISDIR(state.st_mode):
         raise WrongKind(text_of(parts), "is a directory")
-    if not stat.S_ISREG(old):
+    if not stat.S_ISREG(state.st_mode):
         raise PathTraversal(text_of(parts), "is a link or special file and is not written through")
-    mode = stat.S_IMODE(old) & 0o777 | 0o600
+    return state
+
+
+def _mode_for(old: os.stat_result | None, executable: bool | None) -> int:
+    """The old file's permission bits, or 0644; set-id and sticky bits are never carried over."""
+    if old is None:
+        return 0o755 if executable else 0o644
+    mode = stat.S_IMODE(old.st_mode) & 0o777
     return mode if executable is None else mode | 0o111 if executable else mode & ~0o111
 
 
@@ -160,9 +177,11 @@ def make_dir(root: Root, parts: Parts, *, parents: bool = False) -> None:
     if not parts:
         raise PathTraversal(".", "is the workspace itself")
     if parents:
-        return root.make_directories(parts)
+        with Descent(root, makes=True) as descent:
+            descent.enter(parts)
+        return
     with root.parent(parts) as (dir_fd, name), explained(parts):
-        os.mkdir(name, 0o755, dir_fd=dir_fd)
+        root.make_one(dir_fd, name, parts, may_exist=False)
 
 
 def check_limit(name: str, value: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -12,8 +11,9 @@ from pathlib import Path
 from warmcell.core.errors import SnapshotNotFound
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.names import Parts, shown
-from warmcell.workspace.paths import Root
-from warmcell.workspace.tree import TreeLimits, clear, remove
+from warmcell.workspace.remove import clear, remove, remove_directory
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import TreeLimits
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -67,12 +67,10 @@ class SnapshotStore:
 
     def close(self) -> None:
         """Forgets the store; a temporary one is removed with everything in it. May be called twice."""
-        with contextlib.suppress(OSError):
-            if self._is_temporary:
-                self._is_temporary = False
-                clear(self._root)
-                os.rmdir(self._root.path)
         self._root.close()
+        if self._is_temporary:
+            self._is_temporary = False
+            remove_directory(self._root.path)
 
     def _parts(self, snapshot: str) -> Parts:
         """The directory of an id. Only ids of our own making have this form, so no id can be a path."""

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.workspace.archive import Archive, read_archive, unpack
+from warmcell.workspace.archive.members import ArchiveLimits
+from warmcell.workspace.archive.unpack import Archive, read_archive, unpack
+from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import FileMissing, LimitExceeded
-from warmcell.workspace.files import MAX_FILE_BYTES, read_file, read_open, stat_path, write_file
-from warmcell.workspace.members import ArchiveLimits
+from warmcell.workspace.files import MAX_FILE_BYTES, read_file, read_open, replace_file, stat_path, write_file
 from warmcell.workspace.names import Parts, split_relative
-from warmcell.workspace.paths import OPEN_FILE, Root, require_regular, text_of
-from warmcell.workspace.tree import Found, open_found, walk
+from warmcell.workspace.root import OPEN_FILE, Root, require_regular, text_of
+from warmcell.workspace.walk import Found, TreeLimits, open_found, walk
 
 
 class Uploaded(NamedTuple):
@@ -82,31 +83,32 @@ def _open_host_file(source: Path) -> int:
 
 
 def _upload_directory(root: Root, target: Parts, source: Path, limits: ArchiveLimits) -> Uploaded:
-    host = Root(source)
+    host, tree = Root(source), TreeLimits(limits.entries, limits.total_bytes)
     try:
-        _check_total(host, limits)
+        _check_total(host, tree)
         files, total, skipped = 0, 0, []
-        for found in walk(host, (), limits.entries):
-            size = _upload_entry(root, (*target, *found.parts), found, limits.total_bytes - total)
-            if size is None:
-                skipped.append(text_of(found.parts))
-            else:
-                files, total = files + (found.kind == "file"), total + size
+        with Descent(root, makes=True) as descent:
+            for found in walk(host, (), tree):
+                size = _upload_entry(root, descent, (*target, *found.parts), found, tree.total_bytes - total)
+                if size is None:
+                    skipped.append(text_of(found.parts))
+                else:
+                    files, total = files + (found.kind == "file"), total + size
         return Uploaded(files, total, tuple(skipped))
     finally:
         host.close()
 
 
-def _check_total(host: Root, limits: ArchiveLimits) -> None:
+def _check_total(host: Root, limits: TreeLimits) -> None:
     """Before the first write: is it too much?"""
-    total = sum(found.state.st_size for found in walk(host, (), limits.entries) if found.kind == "file")
+    total = sum(found.state.st_size for found in walk(host, (), limits) if found.kind == "file")
     if total > limits.total_bytes:
         raise LimitExceeded(host.path, f"has {total} bytes, more than {limits.total_bytes}", limit=limits.total_bytes)
 
 
-def _upload_entry(root: Root, target: Parts, found: Found, room: int) -> int | None:
+def _upload_entry(root: Root, descent: Descent, target: Parts, found: Found, room: int) -> int | None:
     if found.kind == "directory":
-        root.make_directories(target)
+        descent.enter(target)
         return 0
     fd = open_found(found) if found.kind == "file" else None
     if fd is None:
@@ -115,7 +117,8 @@ def _upload_entry(root: Root, target: Parts, found: Found, room: int) -> int | N
         data = read_open(fd, found.parts, room)
     finally:
         os.close(fd)
-    write_file(root, target, data, executable=bool(found.state.st_mode & stat.S_IXUSR))
+    is_executable = bool(found.state.st_mode & stat.S_IXUSR)
+    replace_file(root, descent.enter(target[:-1]), target, data, executable=is_executable)
     return len(data)
 
 
@@ -125,7 +128,7 @@ def download(root: Root, parts: Parts, max_bytes: int = MAX_FILE_BYTES, max_entr
         return read_file(root, parts, max_bytes)
     buffer, total = io.BytesIO(), 0
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for found in walk(root, parts, max_entries):
+        for found in walk(root, parts, TreeLimits(max_entries)):
             total += _pack(tar, found, found.parts[len(parts) :], max_bytes - total)
     return buffer.getvalue()
 

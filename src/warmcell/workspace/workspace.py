@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.workspace import diff, files, tree
+from warmcell.enforcers.host_paths import note_writable
+from warmcell.workspace import diff, files
+from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import DirEntry, FileStat, check_limit
-from warmcell.workspace.members import ArchiveLimits
+from warmcell.workspace.mount_points import WORK, MountPoint, Place, Places, host_path
 from warmcell.workspace.names import split_guest_absolute
-from warmcell.workspace.paths import Root
-from warmcell.workspace.places import WORK, MountPoint, Place, Places
+from warmcell.workspace.quota import Quota
+from warmcell.workspace.remove import remove, remove_directory
+from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId, SnapshotStore
 
 if TYPE_CHECKING:
@@ -32,11 +35,17 @@ class Workspace:
     """The work directory of one sandbox and its mounts. Safe to use from several threads; `close` comes last.
 
     Without `work_dir` the directory is private (mode 0700) and goes away with `close`, at the latest when the
-    interpreter ends. A mount at "/work" takes the place of the work directory.
+    interpreter ends. A mount at "/work" takes the place of the work directory. `disk_mb` bounds what the methods here
+    add to all writable directories together.
     """
 
     def __init__(
-        self, work_dir: AnyPath | None = None, mounts: Sequence[MountPoint] = (), *, track_changes: bool = True
+        self,
+        work_dir: AnyPath | None = None,
+        mounts: Sequence[MountPoint] = (),
+        *,
+        track_changes: bool = True,
+        disk_mb: int | None = None,
     ) -> None:
         stand_in = next((mount for mount in mounts if mount.guest_path == WORK), None)
         if stand_in is not None and work_dir is not None:
@@ -45,10 +54,16 @@ class Workspace:
         if stand_in is None and work_dir is None:
             work_dir = tempfile.mkdtemp(prefix="warmcell-work-")
             self._cleanup = weakref.finalize(self, remove_directory, work_dir)
+        elif work_dir is not None:
+            work_dir = host_path("work_dir", work_dir)
         host = stand_in.host if stand_in is not None else work_dir
         assert host is not None
-        work = Place(split_guest_absolute(WORK), Root(host), stand_in is None or stand_in.writable)
-        self._places = Places(work, [_place(mount) for mount in mounts if mount is not stand_in])
+        quota = None if disk_mb is None else Quota(disk_mb)
+        is_writable = stand_in is None or stand_in.writable
+        work = Place(split_guest_absolute(WORK), Root(host, quota=quota), is_writable)
+        self._places = Places(work, [_place(mount, quota) for mount in mounts if mount is not stand_in])
+        if is_writable and self._cleanup is None:  # what is private goes away; nobody hands on a path into it
+            note_writable(work.root.path)
         self._begin_lock = threading.Lock()
         self._before: diff.State | LimitExceeded | None = None if track_changes else _untracked()
         self._snapshots: SnapshotStore | None = None
@@ -121,7 +136,7 @@ class Workspace:
 
     def remove(self, path: AnyPath, *, recursive: bool = True) -> None:
         """Removes a file, or a directory with all that is in it (with `recursive=False`, only an empty one)."""
-        tree.remove(*self._places.find_writable(path), recursive=recursive)
+        remove(*self._places.find_writable(path), recursive=recursive)
 
     def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
         """Makes a directory. With `parents`, also those on the way, and one that exists is fine."""
@@ -146,13 +161,15 @@ class Workspace:
         limits = limits or ArchiveLimits()
         if extract:
             root, parts = self._places.find_writable("." if path is None else path)
-            return transfer.upload_archive(root, parts, source if isinstance(source, bytes) else Path(source), limits)
+            return transfer.upload_archive(
+                root, parts, source if isinstance(source, bytes) else _host_source(source), limits
+            )
         if isinstance(source, bytes):
             if path is None:
                 raise InvalidRequest("bytes need a name in the workspace", field="path", hint="or pass extract=True")
             return transfer.upload_bytes(*self._places.find_writable(path), source, limits)
         root, parts = self._places.find_writable("." if path is None else path)
-        return transfer.upload_path(root, parts, Path(source), limits)
+        return transfer.upload_path(root, parts, _host_source(source), limits)
 
     def download(self, path: AnyPath = ".", *, max_bytes: int = files.MAX_FILE_BYTES) -> bytes:
         """A file's content, or a directory as tar bytes. Links and special files are left out of the tar."""
@@ -162,10 +179,10 @@ class Workspace:
 
     def apply_patch(self, patch: str | bytes, path: AnyPath = ".") -> list[FsChange]:
         """Applies a unified diff beneath `path`, all of it or, with `PatchRejected`, nothing."""
-        from warmcell.workspace import patching
+        from warmcell.workspace.patch.apply import apply_patch
 
         _as_bytes("patch", patch, check_only=True)
-        return patching.apply_patch(*self._places.find_writable(path), patch)
+        return apply_patch(*self._places.find_writable(path), patch)
 
     def diff(self) -> list[FsChange]:
         """What was created, modified and deleted in the work directory since the sandbox was made, by content."""
@@ -201,8 +218,14 @@ class Workspace:
             return self._snapshots
 
 
-def _place(mount: MountPoint) -> Place:
-    return Place(split_guest_absolute(mount.guest_path), Root(mount.host), mount.writable)
+def _place(mount: MountPoint, quota: Quota | None) -> Place:
+    if mount.writable:
+        note_writable(mount.host)
+    return Place(split_guest_absolute(mount.guest_path), Root(mount.host, quota=quota), mount.writable)
+
+
+def _host_source(path: AnyPath) -> Path:
+    return Path(host_path("source", path))
 
 
 def _untracked() -> LimitExceeded:
@@ -219,14 +242,3 @@ def _as_bytes(name: str, data: str | bytes, *, check_only: bool = False) -> byte
         return b"" if check_only else data.encode()
     except UnicodeEncodeError:
         raise InvalidRequest("must be valid Unicode (it holds a lone surrogate)", field=name) from None
-
-
-def remove_directory(path: str) -> None:
-    """Removes a private directory whatever its guest has made of it."""
-    os.chmod(path, 0o700)  # the directory itself is beyond the guest's reach: it cannot have become a link
-    root = Root(path)
-    try:
-        tree.clear(root)
-    finally:
-        root.close()
-    os.rmdir(path)

@@ -67,6 +67,7 @@ def test_the_message_comes_first_and_the_hint_is_in_it(error: errors.SandboxErro
 
 #: Whose fault each error is, and whether the same call may succeed later.
 FAULTS = {
+    "AccessDenied": ("caller", False),
     "AlreadyExists": ("caller", False),
     "ArchiveRejected": ("caller", False),
     "BackendBusy": ("host", True),

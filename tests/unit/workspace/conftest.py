@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from warmcell.workspace import openat2, tree
-from warmcell.workspace.paths import Root
+from warmcell.workspace import openat2
+from warmcell.workspace.remove import clear
+from warmcell.workspace.root import Root
 
 
 @pytest.fixture(params=["openat2", "walk"])
@@ -19,5 +20,5 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
     inside.mkdir()
     made = Root(inside, resolver=request.param)
     yield made
-    tree.clear(made)  # pytest's own removal fails on the deep trees that some tests make
+    clear(made)  # pytest's own removal fails on the deep trees that some tests make
     made.close()

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from warmcell.core.errors import InvalidRequest, PathTraversal, SandboxDestroyed
-from warmcell.workspace import files, openat2, tree
+from warmcell.workspace import files, openat2
 from warmcell.workspace.errors import AlreadyExists, FileMissing, LimitExceeded, WorkspaceError, WrongKind
-from warmcell.workspace.paths import Root
+from warmcell.workspace.remove import remove
+from warmcell.workspace.root import Root
 
 
 def test_write_then_read(root: Root) -> None:
@@ -32,7 +33,7 @@ def test_names_that_are_none_are_refused_also_when_nobody_split_them(root: Root,
             lambda parts=parts: files.list_dir(root, parts),
             lambda parts=parts: files.stat_path(root, parts),
             lambda parts=parts: files.make_dir(root, parts, parents=True),
-            lambda parts=parts: tree.remove(root, parts),
+            lambda parts=parts: remove(root, parts),
         ):
             with pytest.raises(PathTraversal):
                 call()
@@ -69,7 +70,7 @@ def test_links_are_refused_by_both_ways_of_opening(root: Root, tmp_path: Path, p
         lambda: files.stat_path(root, parts),
         lambda: files.write_file(root, parts, b"evil"),
         lambda: files.make_dir(root, (*parts, "evil"), parents=True),
-        lambda: tree.remove(root, parts),
+        lambda: remove(root, parts),
     ):
         with pytest.raises(PathTraversal):
             call()
@@ -101,7 +102,7 @@ def test_the_workspace_itself_is_neither_written_nor_removed(root: Root) -> None
     for call in (
         lambda: files.write_file(root, (), b""),
         lambda: files.make_dir(root, ()),
-        lambda: tree.remove(root, ()),
+        lambda: remove(root, ()),
     ):
         with pytest.raises(PathTraversal):
             call()
@@ -198,7 +199,7 @@ def test_special_files_are_refused_at_once(root: Root, kind: str, monkeypatch: p
         lambda: files.read_file(root, ("x",)),
         lambda: files.write_file(root, ("x",), b""),
         lambda: files.stat_path(root, ("x",)),
-        lambda: tree.remove(root, ("x",)),
+        lambda: remove(root, ("x",)),
     ):
         with pytest.raises((PathTraversal, WorkspaceError)):
             call()

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from warmcell.core.errors import PathTraversal, SnapshotNotFound
-from warmcell.workspace import diff, tree
+from warmcell.workspace import diff
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError
-from warmcell.workspace.paths import Root
+from warmcell.workspace.remove import clear, remove, remove_directory
+from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotStore
-from warmcell.workspace.tree import TreeLimits
-from warmcell.workspace.workspace import remove_directory
+from warmcell.workspace.walk import TreeLimits, walk
 
 
 def fill(base: Path) -> None:
@@ -51,7 +51,7 @@ def test_removing_a_directory_leaves_what_its_links_name(root: Root, tmp_path: P
     inner.mkdir(parents=True)
     (inner / "out").symlink_to(outside)
     (Path(root.path) / "d/file").touch()
-    tree.remove(root, ("d",))
+    remove(root, ("d",))
     assert os.listdir(root.path) == []
     assert os.listdir(outside) == ["keep"]
 
@@ -59,22 +59,22 @@ def test_removing_a_directory_leaves_what_its_links_name(root: Root, tmp_path: P
 def test_a_directory_with_something_in_it_stays_when_not_recursive(root: Root) -> None:
     fill(Path(root.path))
     with pytest.raises(WorkspaceError, match="not empty"):
-        tree.remove(root, ("sub",), recursive=False)
-    tree.remove(root, ("a.txt",), recursive=False)
+        remove(root, ("sub",), recursive=False)
+    remove(root, ("a.txt",), recursive=False)
     assert not (Path(root.path) / "a.txt").exists()
 
 
 def test_a_tree_deeper_than_any_path_can_be_removed(root: Root) -> None:
     (Path(root.path) / "top").mkdir()
     make_deep(Path(root.path) / "top", 2200)
-    tree.remove(root, ("top",))
+    remove(root, ("top",))
     assert os.listdir(root.path) == []
 
 
 def test_a_wide_tree_is_removed_in_linear_time(root: Root) -> None:
     for number in range(1000):
         (Path(root.path) / f"top/{number}").mkdir(parents=True)
-    tree.remove(root, ("top",))
+    remove(root, ("top",))
     assert os.listdir(root.path) == []
 
 
@@ -114,15 +114,15 @@ def _close_and_remove(base: str, is_root: bool) -> int:
 def test_a_walk_stops_at_its_limit(root: Root) -> None:
     for number in range(20):
         (Path(root.path) / str(number)).touch()
-    assert len(list(tree.walk(root, (), 20))) == 20
+    assert len(list(walk(root, (), TreeLimits(20)))) == 20
     with pytest.raises(LimitExceeded):
-        list(tree.walk(root, (), 19))
+        list(walk(root, (), TreeLimits(19)))
 
 
 def test_a_walk_of_a_tree_too_deep_for_paths_ends_typed(root: Root) -> None:
     make_deep(Path(root.path), 2200)
     with pytest.raises(LimitExceeded):
-        list(tree.walk(root))
+        list(walk(root))
 
 
 def test_a_copy_has_files_modes_and_links_and_names_what_it_left_out(root: Root, tmp_path: Path) -> None:
@@ -281,9 +281,9 @@ def test_clearing_wins_against_a_writer(root: Root) -> None:
     try:
         for _ in range(20):
             with contextlib.suppress(OSError, WorkspaceError, PathTraversal):
-                tree.clear(root)
+                clear(root)
     finally:
         stop.set()
         writer.join()
-    tree.clear(root)
+    clear(root)
     assert os.listdir(root.path) == []

@@ -31,15 +31,16 @@ class Artefacts:
     @contextmanager
     def workshop(self) -> Iterator[str]:
         """An empty directory for one build, on the file system where the artefact will stay."""
-        import shutil
         import tempfile
+
+        from warmcell.workspace.remove import remove_directory
 
         root = self._writable_root()
         directory = tempfile.mkdtemp(prefix=".build-", dir=root)
         try:
             yield directory
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_directory(directory)
 
     def _writable_root(self) -> str:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
@@ -21,7 +20,8 @@ from warmcell.lifetime.runs import Runs
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.workspace.places import WORK, MountPoint
+from warmcell.workspace.mount_points import WORK, MountPoint
+from warmcell.workspace.remove import remove_directory
 
 _TEMPORARY = "/tmp"
 _WORLD = {"HOME": WORK, "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": _TEMPORARY, "LANG": "C.UTF-8"}
@@ -101,7 +101,7 @@ class WasmGuest:
     def _close(self) -> None:
         self._runs.close()
         self._supervisor.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        remove_directory(self._temporary)
 
     def _run(self, argv: Sequence[str], job: Job, fetch: Fetch | None, run: Run) -> ExecResult:
         limits = self._limits()

@@ -1,1 +1,0 @@
-"""Ceilings that no cgroup keeps: what a tree of processes uses, and the one who looks."""

@@ -1,0 +1,146 @@
+"""Archives that somebody else made: read to the end and judged as a whole before the first byte is written.
+
+`read_archive` gives back members whose names were split and checked like any path, and a private file that holds their
+content; `unpack` then writes through `Root`. Links, special files, set-id bits, names twice: all of it is refused.
+The readers are our own, strict and small: those of the standard library follow extensions that we would have to fear.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from warmcell.core.errors import PathTraversal
+from warmcell.core.types import MIB
+from warmcell.workspace.archive.members import ArchiveLimits, Member
+from warmcell.workspace.archive.tar import read_tar
+from warmcell.workspace.archive.zip import read_zip
+from warmcell.workspace.descent import Descent
+from warmcell.workspace.errors import ArchiveRejected, FileMissing, WrongKind
+from warmcell.workspace.files import replace_file
+from warmcell.workspace.names import Parts
+from warmcell.workspace.root import Root, explained, text_of
+
+_SPOOL_IN_MEMORY = 8 * MIB
+_XZ_MEMORY = 128 * MIB
+_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A judged archive: what it holds, and an open file with the content of each member at its offset."""
+
+    members: tuple[Member, ...]
+    content: IO[bytes]
+
+    def data_of(self, member: Member) -> bytes:
+        self.content.seek(member.offset)
+        return self.content.read(member.size)
+
+
+def read_archive(source: bytes | IO[bytes], limits: ArchiveLimits | None = None) -> Archive:
+    """Reads tar (plain, gzip, bzip2, xz) or zip. Raises `ArchiveRejected` for anything that is not plainly harmless."""
+    limits = limits or ArchiveLimits()
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    size = stream.seek(0, os.SEEK_END)
+    if size > limits.largest_input:
+        raise ArchiveRejected(f"the archive has {size} bytes, more than {limits.largest_input}")
+    stream.seek(0)
+    magic = stream.read(6)
+    stream.seek(0)
+    try:
+        members, content = _read(magic, stream, size, limits)
+    except _DAMAGED as error:
+        raise ArchiveRejected(f"the archive is damaged: {error}") from None
+    return Archive(members, content)
+
+
+def _read(magic: bytes, stream: IO[bytes], size: int, limits: ArchiveLimits) -> tuple[tuple[Member, ...], IO[bytes]]:
+    if magic.startswith(b"PK"):
+        spool = _spool()
+        return read_zip(stream, size, spool, limits), spool
+    decompress = _DECOMPRESSORS.get(magic[:2])
+    if decompress is not None:
+        spool = _spool()
+        size = _decompress_into(spool, decompress(stream), size, limits)
+        stream = spool
+    return read_tar(stream, size, limits), stream
+
+
+def _spool() -> IO[bytes]:
+    return tempfile.SpooledTemporaryFile(max_size=_SPOOL_IN_MEMORY)
+
+
+def _decompress_into(spool: IO[bytes], chunks: Iterator[bytes], compressed: int, limits: ArchiveLimits) -> int:
+    total = 0
+    for chunk in chunks:
+        total += len(chunk)
+        limits.check_expansion(total, compressed, overhead=True)
+        spool.write(chunk)
+    return total
+
+
+def _reader_chunks(opened: Callable[[IO[bytes]], IO[bytes]]) -> Callable[[IO[bytes]], Iterator[bytes]]:
+    def chunks(stream: IO[bytes]) -> Iterator[bytes]:
+        reader = opened(stream)
+        while chunk := reader.read(MIB):
+            yield chunk
+
+    return chunks
+
+
+def _xz_chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    """`lzma.open` has no memory limit, and an xz header may ask for gigabytes."""
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    while not decompressor.eof:
+        data = stream.read(MIB) if decompressor.needs_input else b""
+        if decompressor.needs_input and not data:
+            raise EOFError("it ends too early")
+        yield decompressor.decompress(data, MIB)
+
+
+_DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Iterator[bytes]]] = {
+    b"\x1f\x8b": _reader_chunks(lambda stream: gzip.GzipFile(fileobj=stream)),  # type: ignore[arg-type,return-value]
+    b"BZ": _reader_chunks(lambda stream: bz2.BZ2File(stream)),
+    b"\xfd7": _xz_chunks,
+}
+
+
+def unpack(root: Root, base: Parts, archive: Archive) -> int:
+    """Writes the members beneath `base`; returns how many files. What would collide is found before the first write."""
+    with Descent(root) as descent:
+        for member in archive.members:
+            _check_target(descent, (*base, *member.parts), member)
+    files = 0
+    with Descent(root, makes=True) as descent:
+        descent.enter(base)
+        for member in archive.members:
+            target = (*base, *member.parts)
+            if member.is_dir:
+                descent.enter(target)
+            else:
+                fd = descent.enter(target[:-1])
+                replace_file(root, fd, target, archive.data_of(member), executable=member.is_executable)
+                files += 1
+    return files
+
+
+def _check_target(descent: Descent, target: Parts, member: Member) -> None:
+    try:
+        with explained(target):
+            mode = os.stat(target[-1], dir_fd=descent.enter(target[:-1]), follow_symlinks=False).st_mode
+    except FileMissing:
+        return
+    if stat.S_ISDIR(mode) != member.is_dir and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise WrongKind(text_of(target), "is there already and is of another kind than in the archive")
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise PathTraversal(text_of(target), "is a link or special file and is not written through")

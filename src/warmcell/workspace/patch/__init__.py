@@ -1,0 +1,1 @@
+"""Unified diffs: parsed, placed and applied, all or nothing."""

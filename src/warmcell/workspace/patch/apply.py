@@ -1,0 +1,155 @@
+"""Applies a patch to a workspace: all worked out in memory first, then written, and undone if a write fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+
+from warmcell.core.types import MIB
+from warmcell.workspace.descent import Descent
+from warmcell.workspace.diff import ChangeKind, FsChange
+from warmcell.workspace.errors import FileMissing, PatchRejected
+from warmcell.workspace.files import put_file, read_file, replace_file, stat_path
+from warmcell.workspace.name_tree import NameTree
+from warmcell.workspace.names import Parts
+from warmcell.workspace.patch.hunks import Effort, apply_hunks
+from warmcell.workspace.patch.parse import FilePatch, parse_patch
+from warmcell.workspace.quota import DIRECTORY_SPACE, space_for
+from warmcell.workspace.root import Root, explained, text_of
+
+MAX_PATCHED_BYTES = 64 * MIB
+#: Files, and the directories on the way to them, which a patch makes when they are missing.
+MAX_PATCHED_NAMES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """One file before and after; None is "not there"."""
+
+    parts: Parts
+    before: bytes | None
+    after: bytes | None
+    mode: int
+    executable: bool | None
+
+    def as_change(self) -> FsChange:
+        kind: ChangeKind = "created" if self.before is None else "deleted" if self.after is None else "modified"
+        return FsChange(text_of(self.parts), kind, len(self.after if self.after is not None else self.before or b""))
+
+
+def apply_patch(root: Root, base: Parts, patch: str | bytes) -> list[FsChange]:
+    """Applies a unified diff beneath `base`, all of it or nothing. Raises `PatchRejected`, or what a path raises."""
+    edits = _plan(root, base, parse_patch(_text(patch)))
+    done: list[_Edit] = []
+    with Descent(root, makes=True) as descent:
+        try:
+            for edit in edits:
+                done.append(edit)
+                _carry_out(root, descent, edit)
+        except BaseException:
+            _undo(root, done, descent.made)
+            raise
+    return sorted((edit.as_change() for edit in edits), key=lambda change: change.path)
+
+
+def _text(patch: str | bytes) -> str:
+    """As text in which every byte of the original can be found again."""
+    try:
+        raw = patch if isinstance(patch, bytes) else patch.encode()
+    except UnicodeEncodeError:
+        raise PatchRejected("the patch is not valid Unicode") from None
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _plan(root: Root, base: Parts, patches: list[FilePatch]) -> list[_Edit]:
+    """The edits, in the order of a tree, so that no directory is entered twice."""
+    planned: NameTree[_Edit] = NameTree()
+    budget, effort = MAX_PATCHED_BYTES, Effort()
+    for patch in patches:
+        for edit in _edits_of(root, base, patch, budget, effort):
+            budget -= len(edit.before or b"") + len(edit.after or b"")
+            if budget < 0:
+                raise PatchRejected(f"the patched files have more than {MAX_PATCHED_BYTES} bytes together")
+            *_, node = planned.path_to(edit.parts)
+            if node.content is not None:
+                raise PatchRejected(f"{text_of(edit.parts)!r} is patched twice")
+            if planned.size > MAX_PATCHED_NAMES:
+                raise PatchRejected(f"the patch names more than {MAX_PATCHED_NAMES} files and directories")
+            node.content = edit
+    return list(planned.in_order())
+
+
+def _edits_of(root: Root, base: Parts, patch: FilePatch, budget: int, effort: Effort) -> list[_Edit]:
+    old = (*base, *patch.old) if patch.old is not None else None
+    new = (*base, *patch.new) if patch.new is not None else None
+    before = _read(root, old, budget)
+    mode = stat_path(root, old).mode & 0o777 if old is not None else 0o644
+    if new is not None and new != old:
+        _require_absent(root, new)
+    content = _patched(patch, before or b"", effort)
+    executable = patch.executable if patch.executable is not None else bool(mode & stat.S_IXUSR)
+    edits = []
+    if new is not None:
+        edits.append(_Edit(new, before if new == old else None, content, mode, executable))
+    elif content:
+        raise PatchRejected(f"the patch deletes {text_of(patch.target)!r} but does not take out all of it")
+    if old is not None and new != old and not patch.is_copy:
+        edits.append(_Edit(old, before, None, mode, None))
+    return edits
+
+
+def _read(root: Root, parts: Parts | None, budget: int) -> bytes | None:
+    if parts is None:
+        return None
+    try:
+        return read_file(root, parts, max(budget, 0))
+    except FileMissing:
+        raise PatchRejected(f"{text_of(parts)!r} is to be patched and does not exist") from None
+
+
+def _patched(patch: FilePatch, before: bytes, effort: Effort) -> bytes:
+    text = before.decode("utf-8", "surrogateescape")
+    return apply_hunks(text, patch.hunks, text_of(patch.target), effort).encode("utf-8", "surrogateescape")
+
+
+def _require_absent(root: Root, parts: Parts) -> None:
+    with contextlib.suppress(FileMissing):
+        root.lstat(parts)
+        raise PatchRejected(f"{text_of(parts)!r} is to be created and exists already")
+
+
+def _carry_out(root: Root, descent: Descent, edit: _Edit) -> None:
+    dir_fd = descent.enter(edit.parts[:-1])
+    if edit.after is not None:
+        replace_file(root, dir_fd, edit.parts, edit.after, executable=edit.executable)
+        return
+    with explained(edit.parts):
+        os.unlink(edit.parts[-1], dir_fd=dir_fd)
+    root.refund(_space(edit.before))
+
+
+def _undo(root: Root, done: list[_Edit], made: list[tuple[Parts, int]]) -> None:
+    """Puts back what was there. It was there before, so the quota must not stand in the way."""
+    with Descent(root) as descent:
+        for edit in reversed(done):
+            with contextlib.suppress(Exception):
+                _put_back(root, descent.enter(edit.parts[:-1]), edit)
+        for parts, first in reversed(made):
+            with contextlib.suppress(Exception):
+                for depth in range(len(parts) - 1, first - 1, -1):
+                    os.rmdir(parts[depth], dir_fd=descent.enter(parts[:depth]))
+                    root.refund(DIRECTORY_SPACE)
+
+
+def _put_back(root: Root, dir_fd: int, edit: _Edit) -> None:
+    if edit.before is None:
+        os.unlink(edit.parts[-1], dir_fd=dir_fd)
+    else:
+        put_file(dir_fd, edit.parts[-1], edit.before, edit.mode)
+    root.refund(_space(edit.after) - _space(edit.before))
+
+
+def _space(content: bytes | None) -> int:
+    return 0 if content is None else space_for(len(content))
