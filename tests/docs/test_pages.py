@@ -81,7 +81,7 @@ def test_every_extra_is_in_the_readme() -> None:
 def test_every_step_of_the_cage_is_explained() -> None:
     """What an error names must be found on the page for reviewers."""
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/warmcell/cage").rglob("*.py")]
-    steps = {name for text in sources for name in re.findall(r'(?:step|CageError)\(\s*"([^"]+)"', text)}
+    steps = {name for text in sources for name in re.findall(r'(?:step|CageError|\.part)\(\s*"([^"]+)"', text)}
     page = " ".join((ROOT / "docs/cage.md").read_text(encoding="utf-8").split())
     assert len(steps) >= 30
     assert [name for name in sorted(steps) if f"*{name}*" not in page] == []

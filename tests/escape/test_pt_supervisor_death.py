@@ -75,6 +75,7 @@ def _start(**options: object) -> tuple[subprocess.Popen[str], set[int]]:
     script = textwrap.dedent(_SUPERVISOR).format(**values)
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
+    assert settled(lambda: len(list(descendants(process.pid))) > 3, 30.0)  # on a busy host they take their time
     return process, set(descendants(process.pid))
 
 

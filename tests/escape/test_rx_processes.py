@@ -263,7 +263,10 @@ def test_cpu_time_is_bounded_for_the_whole_tree(cage: Cage, way: str) -> None:
     burn = "def burn(s):\n    end = time.thread_time() + s\n    while time.thread_time() < end: pass\n"
     body = {
         "one process": "burn(6)",
-        "threads": "[threading.Thread(target=burn, args=(3,)).start() for _ in range(3)]",
+        "threads": (
+            "burning = [threading.Thread(target=burn, args=(3,)) for _ in range(3)]\n"
+            "for thread in burning: thread.start()\nfor thread in burning: thread.join()"
+        ),
         "children": "for _ in range(120):\n    if os.fork() == 0: burn(.05); os._exit(0)\n    os.wait()",
         "children that nobody waits for": (
             "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nfor _ in range(150):\n"

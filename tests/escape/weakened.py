@@ -52,7 +52,7 @@ class Weakened:
 
     def unchecked(self) -> None:
         """Nobody looks at the finished cage any more."""
-        self.line("guest/recipe.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
+        self.line("verify.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
 
     def run(self, body: str, policy: SandboxPolicy | None = None, **options: Any) -> dict[str, str]:
         limits = {key: options.pop(key) for key in ("open_files", "memory_mb", "disk_mb") if key in options}

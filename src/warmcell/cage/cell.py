@@ -1,4 +1,4 @@
-"""What the processes of a cell are made with, inherited over a fork, and the one word that the guest's then says.
+"""A cell's first process, and the one word that its guest says.
 
 That word, locked in, comes before any code of the guest's runs, with what others need to look after it. It goes to the
 keeper or, where init sleeps, to the zygote.
@@ -9,33 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, NamedTuple
 
 from .failure import CageError
-from .plan import LaunchPlan
-from .wire import receive_packet, send_packet
-
-
-class Kit(NamedTuple):
-    """What the zygote prepared before the fork, because it is the same for many cells or needs the outside."""
-
-    plan: LaunchPlan
-    filter: bytes
-    trees: Tuple[int, ...]
-    cgroups: Tuple[int, ...]
-    outer_namespaces: Dict[str, int]
-    #: The only tree is the whole root, and not one path of it.
-    has_shared_root: bool = False
-
-
-class Channels(NamedTuple):
-    """The cell's descriptors. The guest keeps stdio and, until its job has come, `job`; a keeper keeps `status`."""
-
-    job: int
-    status: socket.socket
-    stdin: int
-    stdout: int
-    stderr: int
+from .linux.call_list import Prepared
+from .wire import receive_packet
 
 
 class SleepingInit(NamedTuple):
@@ -48,6 +26,8 @@ class SleepingInit(NamedTuple):
     asleep: int
     #: Without anybody at this end, it wakes up and ends.
     lifeline: int
+    #: What it does before it sleeps, in memory that we share until then.
+    steps: Prepared
 
     def end(self) -> None:
         """Init, and with it everything in its namespaces."""
@@ -62,15 +42,9 @@ class SleepingInit(NamedTuple):
             os.close(descriptor)
 
 
-#: What a keeper says to the guest's process when it is out of the guest's reach.
-SETTLED = b"settled"
-
-#: Where refused calls are heard of; the listener of the egress proxy; the directory of the worker's note.
-NOTIFICATIONS, PROXY_LISTENER, CODE_DIRECTORY = "notifications", "listener", "code"
-
-
-def hand_over(channel: socket.socket, given: Dict[str, int]) -> None:
-    send_packet(channel, {"locked": list(given)}, list(given.values()))
+#: Where refused calls are heard of; the listener of the egress proxy; the directory of the worker's note, which is a
+#: part of the scratch; the guest's own /proc.
+NOTIFICATIONS, PROXY_LISTENER, CODE_DIRECTORY, PROCESSES = "notifications", "listener", "code", "processes"
 
 
 def take_over(channel: socket.socket) -> Dict[str, int]:

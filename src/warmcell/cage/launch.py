@@ -1,7 +1,7 @@
 """One command in one cage, in the foreground: `python -I -S <cage directory> launch <plan> <program> [argument ...]`.
 
 The guest gets our descriptors 0, 1 and 2 and our environment, and we end as it ends. For callers who start processes
-themselves; Warmcell's own runs go through a zygote.
+themselves; Warmcell's own runs go through a zygote that stays. This one makes a single cell.
 """
 
 from __future__ import annotations
@@ -10,51 +10,58 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
 from .failure import CageError
-from .guest.job import await_job
+from .manager import serve
 from .wire import Job, encode_job, receive_packet, send_packet
-from .zygote.cells import CellMaker, Newborn
-from .zygote.prepare import forget_callers_signals, hide_command_line
 
 _FAILED = 125
 
 
 def launch(plan_text: str, command: Sequence[str]) -> Callable[[], None]:
     """Returns only in the guest's process, with what turns it into the program."""
+    control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = os.fork()
+    if zygote == 0:
+        control.close()
+        return serve.main(their_control.detach())
+    their_control.close()
+    send_packet(control, {"isolation": "namespaces"})
+    while "ready" not in (answer := _hear(control)[0]):
+        os.waitpid(zygote, 0) if "pid" in answer else None
+    _end_like(_supervise(control, plan_text, command))
+
+
+def _hear(channel: socket.socket) -> tuple[Dict[str, Any], List[int]]:
+    message, descriptors = receive_packet(channel)
+    if not message:
+        _give_up("the cage ended unexpectedly")
+    if "failed" in message:
+        _give_up(str(CageError(*message["failed"])))
+    return message, descriptors
+
+
+def _supervise(control: socket.socket, plan_text: str, command: Sequence[str]) -> Dict[str, Any]:
     status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     job, their_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    forget_callers_signals()
-    hide_command_line()
-    try:
-        maker = CellMaker(is_caging=True, on_birth=lambda pid: None)
-    except CageError as failure:
-        _give_up(str(failure))
-    stdio = [os.dup(number) for number in (0, 1, 2)]
-    made = maker.make({"plan": plan_text}, [their_job.detach(), their_status.detach(), *stdio])
-    if isinstance(made, Newborn):
-        status.close()
-        job.close()
-        made.grow()
-        return await_job(made.channels.job, worker=None)
-    _end_like(_supervise(status, job, command))
-
-
-def _supervise(status: socket.socket, job: socket.socket, command: Sequence[str]) -> Dict[str, Any]:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: send_packet(status, {"stop": True}))
+    theirs = [their_job.fileno(), their_status.fileno(), 0, 1, 2]
+    send_packet(control, {"plan": plan_text, "execs": True}, theirs)
+    their_job.close()
+    their_status.close()
     while True:
-        message, _ = receive_packet(status)
-        if not message:
-            _give_up("the cage ended unexpectedly")
-        if "failed" in message:
-            _give_up(str(CageError(*message["failed"])))
+        message, descriptors = _hear(status)
+        if "pid" in message:
+            _pass_on_signals(descriptors[0])
         if "ready" in message:
-            send_packet(status, {"go": True, "exec": True})
             job.sendall(encode_job(Job("exec", tuple(command), dict(os.environ), "/", {})))
         if "exit" in message:
             return message
+
+
+def _pass_on_signals(init: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.pidfd_send_signal(init, signal.SIGKILL))
 
 
 def _give_up(reason: str) -> NoReturn:

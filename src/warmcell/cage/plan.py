@@ -66,13 +66,14 @@ class PlanError(ValueError):
 
 
 def encode(plan: LaunchPlan) -> str:
-    return json.dumps(_plain(plan), separators=(",", ":"))
+    return json.dumps(plain(plan), separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """As what JSON knows."""
     if hasattr(value, "_asdict"):
-        return {key: _plain(item) for key, item in value._asdict().items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {key: plain(item) for key, item in value._asdict().items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def decode(data: Any) -> LaunchPlan:

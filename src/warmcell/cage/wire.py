@@ -13,12 +13,12 @@ import socket
 import struct
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-from .linux.fds import close_all
+from .linux.owned import close_all
 
 MAX_PACKET = 512 * 1024
 #: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.
 SHORT_PACKET = 96 * 1024
-_MAX_DESCRIPTORS = 32
+_MAX_DESCRIPTORS = 128
 
 
 def send_packet(channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -33,26 +33,33 @@ class PacketCut(OSError):
 
 def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict[str, Any], List[int]]:
     """One message and the descriptors that came with it. An empty message is the end of the conversation."""
+    payload, descriptors = receive_bytes(channel, most)
+    try:
+        return (json.loads(payload) if payload else {}), descriptors
+    except ValueError:
+        close_all(descriptors)
+        raise
+
+
+def receive_bytes(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[bytes, List[int]]:
+    """The same, as it came."""
     size = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
     payload, rights, flags, _ = channel.recvmsg(most, size, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in rights:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    try:
-        # The kernel hands over as many as there is room for and drops the others; which is which nobody can tell.
-        if flags & socket.MSG_CTRUNC:
-            raise PacketCut(errno.EMFILE, "there was no room for the descriptors of a packet")
-        if flags & socket.MSG_TRUNC:
-            raise PacketCut(errno.EMSGSIZE, f"a packet had more than {most} bytes")
-        message = json.loads(payload) if payload else {}
-    except BaseException:
+    # The kernel hands over as many as there is room for and drops the others; which is which nobody can tell.
+    if flags & socket.MSG_CTRUNC:
         close_all(descriptors)
-        raise
-    if not message:
+        raise PacketCut(errno.EMFILE, "there was no room for the descriptors of a packet")
+    if flags & socket.MSG_TRUNC:
         close_all(descriptors)
-        return {}, []
-    return message, list(descriptors)
+        raise PacketCut(errno.EMSGSIZE, f"a packet had more than {most} bytes")
+    if not payload:
+        close_all(descriptors)
+        return b"", []
+    return payload, list(descriptors)
 
 
 class Job(NamedTuple):

@@ -17,6 +17,7 @@ from pathlib import Path
 from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import check_text
+from warmcell.policy.carried import check_carried
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import narrowed
 from warmcell.policy.resolve import effective_limits
@@ -90,12 +91,7 @@ class AppContainerEnforcer:
 
 def container_plan(program: str, args: Sequence[str], policy: SandboxPolicy) -> ContainerPlan:
     """The policy and the command as a plan. Pure."""
-    if policy.network_rules:
-        raise EnforcerUnavailable(
-            NAME,
-            "cannot keep rules by domain: a container has the network or it has not",
-            hint="fetch through Sandbox.fetch with a FetchPolicy, or use allow_network()",
-        )
+    check_carried(NAME, policy)
     check_program(program)
     command = command_line([program, *(check_text("args", item) for item in args)])
     limits = effective_limits(policy)

@@ -15,6 +15,7 @@ from warmcell.core.types import MIB, check_text
 from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
 from warmcell.enforcers.layout import SystemLayout, resolver_mounts, system_layout
 from warmcell.enforcers.mounts import Mount, resolve_mounts
+from warmcell.policy.carried import check_carried
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 
@@ -52,7 +53,7 @@ class BubblewrapEnforcer:
         probe(stamp(bwrap.path))
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
-        refuse_domain_rules(policy)
+        check_carried(NAME, policy)
         refuse_unless_spawn_allowed(policy)
         command = checked_command(program, args)
         bwrap, layout = find_bwrap(), system_layout()
@@ -64,15 +65,6 @@ class BubblewrapEnforcer:
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
         """For `subprocess`. The empty environment matters: bwrap's own is readable in the cage as /proc/1/environ."""
         return {"env": dict(command.env), "pass_fds": command.pass_fds, "close_fds": True, "cwd": "/"}
-
-
-def refuse_domain_rules(policy: SandboxPolicy) -> None:
-    if policy.network_rules:
-        raise EnforcerUnavailable(
-            NAME,
-            "cannot keep rules by domain: it can only give the whole network or none",
-            hint="use the native enforcer, which carries allow_domain(...)",
-        )
 
 
 def refuse_unless_spawn_allowed(policy: SandboxPolicy) -> None:

@@ -57,9 +57,9 @@ def proved_enforcer(asked: str | SandboxEnforcer) -> SandboxEnforcer:
 def _checked(enforcer: object) -> SandboxEnforcer:
     from warmcell.core.contracts import SandboxEnforcer
 
-    if not isinstance(enforcer, SandboxEnforcer):
+    if isinstance(enforcer, type) or not isinstance(enforcer, SandboxEnforcer) or not isinstance(enforcer.name, str):
         raise InvalidRequest(
-            f"must be a name or a SandboxEnforcer, not {type(enforcer).__name__}",
+            f"must be a name or a SandboxEnforcer, not {getattr(enforcer, '__name__', type(enforcer).__name__)}",
             field="enforcer",
             hint="name, probe(), wrap_command(), configure_command()",
         )

@@ -18,6 +18,7 @@ from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass
 from warmcell.enforcers.bubblewrap import checked_command
 from warmcell.enforcers.mounts import resolve_mounts
+from warmcell.policy.carried import check_carried
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 
 NAME = "seatbelt"
@@ -91,6 +92,7 @@ class SeatbeltEnforcer:
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
         command = checked_command(program, args)
+        check_carried(NAME, policy)
         refuse_moved_paths(policy)
         mounts = resolve_mounts(policy.allowed_paths, (), ())
         paths = [ProfilePath(mount.source, mount.writable, os.path.isdir(mount.source)) for mount in mounts]

@@ -6,6 +6,7 @@ const path = require("node:path");
 const Module = require("node:module");
 
 const JOB = 3;
+const GO = 4;
 
 function readExactly(size) {
   const buffer = Buffer.alloc(size);
@@ -23,6 +24,7 @@ function receiveJob() {
     fs.writeFileSync(path.join(job.code_dir, name), readExactly(size), { flag: "wx" });
   }
   fs.closeSync(JOB);
+  fs.closeSync(GO); // from here on what the program uses is watched
   return job;
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass, replace
 from warmcell.core.types import EffectiveLimits, Enforced, Limits
+from warmcell.policy.carried import check_carried
 from warmcell.policy.host import HostCapabilities
 from warmcell.policy.model import AccessMode, NetworkRule, SandboxPolicy
 from warmcell.policy.places import narrowed
@@ -69,19 +70,12 @@ def resolve(
     has_egress: bool = False,
 ) -> EffectivePolicy:
     """The one place that decides by which mechanism each promise is kept."""
+    check_carried(enforcer, policy, has_egress)
     if enforcer == NATIVE:
         _require_native(host)
     elif enforcer == LANDLOCK:
-        _require_landlock(policy, host, has_egress)
+        _require_landlock(host)
         _refuse_narrowed(paths)
-    elif enforcer is not BARE and (policy.network_rules or has_egress):
-        raise EnforcerUnavailable(
-            enforcer,
-            "cannot keep rules by domain: it can only give the whole network or none",
-            hint="use the native enforcer",
-        )
-    elif enforcer is BARE:
-        _refuse_what_bare_cannot(policy, has_egress)
     if limits.cpus is not None and not host.cpu_share:
         raise EnforcerUnavailable(
             enforcer or "process",
@@ -118,15 +112,7 @@ def _require_native(host: HostCapabilities) -> None:
             )
 
 
-def _refuse_what_bare_cannot(policy: SandboxPolicy, has_egress: bool) -> None:
-    """The bare class is named on purpose, but a rule that it would silently ignore is another matter."""
-    if policy.network_rules or policy.allowed_paths or has_egress:
-        raise EnforcerUnavailable(
-            "process", "the bare class enforces no paths and no domains", hint="use enforcer='auto' with this policy"
-        )
-
-
-def _require_landlock(policy: SandboxPolicy, host: HostCapabilities, has_egress: bool) -> None:
+def _require_landlock(host: HostCapabilities) -> None:
     if not host.landlock_abi or not host.seccomp:
         missing = "landlock_abi" if not host.landlock_abi else "seccomp"
         raise EnforcerUnavailable(LANDLOCK, f"not usable here: {host.reason(missing)}")
@@ -135,10 +121,6 @@ def _require_landlock(policy: SandboxPolicy, host: HostCapabilities, has_egress:
             LANDLOCK,
             f"Landlock here is version {host.landlock_abi}, which cannot stop a file from being truncated",
             hint="use the native enforcer, or Linux 6.2 or newer",
-        )
-    if policy.network_rules or has_egress:
-        raise EnforcerUnavailable(
-            LANDLOCK, "it has no network of its own and so cannot carry domain rules", hint="use the native enforcer"
         )
 
 

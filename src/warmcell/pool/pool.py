@@ -113,7 +113,7 @@ class Pool:
                 )
                 cell.await_ready(_READY_SECONDS, cancelled)
                 if kind.prelude is not None:
-                    cell.start(kind.prelude, starts_clock=False)
+                    cell.start(kind.prelude)
                 return cell
             except CellLost:
                 if cell is not None:

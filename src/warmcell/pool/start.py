@@ -32,7 +32,7 @@ package = ModuleType("cage")
 package.__path__ = [sys.argv.pop()]
 sys.modules["cage"] = package
 sys.path[:] = [entry for entry in sys.path if entry]
-from cage.zygote.serve import main
+from cage.manager.serve import main
 main({_CONTROL})()
 """.strip()
 
@@ -66,6 +66,15 @@ class Start:
             os.kill(self.pid, signal.SIGKILL)  # nobody has reaped it, so the number is still its own
             os.waitpid(self.pid, 0)
             raise
+
+    def moved(self, pid: int, pidfd: int) -> None:
+        """It cloned itself into namespaces of its own: from now on the clone is meant, a child of ours as it was."""
+        with self._lock:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            self._process.close()
+            self._process.take([pidfd])
+            self.pid, self._pidfd = pid, pidfd
 
     def is_running(self) -> bool:
         with self._lock:

@@ -26,7 +26,7 @@ class Shelf:
 class PoolState:
     """`largest` bounds one shelf, `total` all of them together, `smallest` is what an idle shelf keeps.
 
-    Where `total` is too little for all, the kinds that were used last have their cells and the others none.
+    Where `total` is too little for all, they are dealt one by one to the kinds that were used last.
     """
 
     smallest: int
@@ -60,11 +60,12 @@ class PoolState:
 
     def _shares(self) -> dict[Hashable, int]:
         """How many of `total` each kind may have, most recently used first."""
-        shares: dict[Hashable, int] = {}
+        shares = dict.fromkeys(reversed(self.shelves), 0)
         left = self.total
-        for key, shelf in reversed(self.shelves.items()):
-            shares[key] = min(shelf.target, left)
-            left -= shares[key]
+        while left and (hungry := [key for key in shares if shares[key] < self.shelves[key].target]):
+            for key in hungry[:left]:
+                shares[key] += 1
+            left -= len(hungry[:left])
         return shares
 
     def made(self, key: Hashable) -> bool:

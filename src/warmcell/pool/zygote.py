@@ -73,15 +73,17 @@ class ZygoteProcess:
             "spares": self.key.keeps_spares,
         }
         send_packet(self._control, order)
-        self._await_answer(cancelled)
-        answer, _ = receive_packet(self._control)
+        answer, descriptors = self._answer(cancelled)
+        if "pid" in answer:
+            self._process.moved(answer["pid"], descriptors[0])
+            answer, _ = self._answer(cancelled)
         if "ready" in answer:
             return
         if "failed" in answer:
             raise self._refusal(*answer["failed"])
         raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {self._process.last_words()}")
 
-    def _await_answer(self, cancelled: int) -> None:
+    def _answer(self, cancelled: int) -> tuple[dict[str, Any], list[int]]:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if cancelled >= 0:
@@ -91,6 +93,10 @@ class ZygoteProcess:
             raise RunCancelled
         if not ready:
             raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} was not ready after {START_SECONDS:g} s")
+        try:
+            return receive_packet(self._control)
+        except ConnectionResetError:  # it died with our order unread
+            return {}, []
 
     def _refusal(self, step: str, errno: int, what: str) -> Exception:
         reason = f": {os.strerror(errno)}" if errno else ""
@@ -124,7 +130,7 @@ class ZygoteProcess:
         try:
             if group_parent and limits:
                 cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
-            order = {"plan": plan, "sleeps": not has_keeper, "execs": execs, "waits": waits}
+            order = {"plan": plan, "execs": execs, "waits": waits}
             self._send(order, cell.descriptors_to_send())
         except BaseException:
             cell.close()

@@ -50,7 +50,7 @@ class Cell:
         self.report: dict[str, Any] | None = None
         #: Why the program could not be started, if it could not: only told before the guest's code.
         self.start_failure = ""
-        self._is_ordered = self._is_ready = self._has_started = self._is_closed = False
+        self._is_ordered = self._is_ready = self._is_closed = False
         self._owned = Descriptors()
         with self._owned:
             self._open_channels(stdin)
@@ -94,7 +94,7 @@ class Cell:
         poll.register(self.status, select.POLLIN)
         if cancelled >= 0:
             poll.register(cancelled, select.POLLIN)
-        while not self._is_ready:
+        while not self._is_ready or self.pidfd < 0:  # a keeper may be heard before the one who tells of it
             ready = [descriptor for descriptor, _ in poll.poll(max(0, deadline - time.monotonic()) * 1000)]
             if cancelled in ready:
                 raise RunCancelled
@@ -141,17 +141,9 @@ class Cell:
         descriptor, self.listener = self._owned.give(self.listener), -1
         return socket.socket(fileno=descriptor)
 
-    def start(self, job: Job, *, starts_clock: bool = True, tells_init: bool = True) -> None:
-        """Gives the waiting cell its work. `starts_clock`: from now on init watches what it uses.
-
-        Init hears first whether one exec is to come, because where new programs are forbidden it refuses all others.
-        Where it has nothing to watch and nothing to refuse, it is left asleep.
-        """
+    def start(self, job: Job) -> None:
+        """Gives the waiting cell its work."""
         try:
-            if tells_init and self._has_keeper:
-                is_exec = job.mode != "python" and not self._has_started
-                send_packet(self.status, {"go": starts_clock, "exec": is_exec})
-            self._has_started = True
             self.job.sendall(encode_job(job))
         except OSError as error:
             raise CellLost(str(error)) from None

@@ -114,7 +114,8 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial])
         stdout_truncated=end.stdout.total > end.stdout.cap,
         stderr_truncated=end.stderr.total > end.stderr.cap,
         usage=Usage(
-            cpu_time=kernel.cpu_time or end.cpu_time,
+            # A wrapper's own init reaps the guest, and init then never hears what was used beyond the limit.
+            cpu_time=max(kernel.cpu_time or end.cpu_time, (end.is_over_cpu and terms.cpu_seconds) or 0.0),
             wall_time=end.duration,
             peak_memory_bytes=max(kernel.peak_memory, 0) or end.peak_memory,
         ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from warmcell.core.errors import CommandNotFound, InvalidRequest
 from warmcell.core.types import ExecRequest, ExecResult, Language, check_text
 from warmcell.languages.registry import canonical, known_language
+from warmcell.policy.carried import uncarried
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.workspace.mount_points import WORK, MountPoint
 
@@ -86,7 +87,7 @@ def language_for(backend: str, name: str) -> Language | str:
 
 def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
     """What a policy grants must not be dropped in silence; of its parts only the limits mean something to WASM."""
-    if policy is not None and (policy.allowed_paths or policy.allow_network or policy.network_rules or policy.env):
+    if policy is not None and uncarried("wasm", policy):
         hint = "use mounts=, fetch_policy= and env="
         raise InvalidRequest("is for the process backend, apart from its limits", field="policy", hint=hint)
 

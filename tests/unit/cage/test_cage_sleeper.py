@@ -14,6 +14,7 @@ import pytest
 from tests.escape.harness import settled
 
 from warmcell.cage.linux import sleeper
+from warmcell.cage.linux.call_list import CallList, Value
 from warmcell.cage.linux.syscalls import MACHINE
 
 
@@ -26,17 +27,23 @@ class Asleep(NamedTuple):
 
 
 @pytest.fixture
-def asleep() -> Iterator[Asleep]:
+def asleep(tmp_path: Path) -> Iterator[Asleep]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     inherited, held = os.pipe()
     os.set_inheritable(held, True)
-    program = sleeper.make()
+    program = sleeper.make(str(tmp_path))
+    calls = CallList(3)
+    sleeper.become(calls, *(Value(place) for place in range(3)))
+    awake, falls_asleep = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            sleeper.become(program, theirs.fileno())
+            calls.prepare([program, theirs.fileno(), falls_asleep]).run()
         finally:
             os._exit(1)
+    os.close(falls_asleep)
+    assert os.read(awake, 1) == b""  # shielded, it has closed its end
+    os.close(awake)
     theirs.close()
     os.close(program)
     os.close(held)

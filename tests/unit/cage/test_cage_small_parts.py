@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError, step
-from warmcell.cage.keeper import usage
-from warmcell.cage.linux import fds, notify
+from warmcell.cage.linux import notify, owned
+from warmcell.cage.watching import usage
 from warmcell.cage.wire import Job
 
 
@@ -80,7 +80,7 @@ def test_packets_carry_messages_and_descriptors() -> None:
         message, descriptors = wire.receive_packet(theirs)
         assert message == {"plan": "x" * 100_000} and len(descriptors) == 2
         assert not any(os.get_inheritable(descriptor) for descriptor in descriptors)
-        fds.close_all([*descriptors, *descriptors])
+        owned.close_all([*descriptors, *descriptors])
         ours.close()
         assert wire.receive_packet(theirs) == ({}, [])
 
@@ -90,11 +90,11 @@ def test_a_packet_that_is_cut_is_an_error_and_leaves_nothing(size: int, most: in
     """Forty descriptors are more than there is room for: without a word, the kernel would give us some of them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        before = fds.open_descriptors()
+        before = set(os.listdir("/proc/self/fd"))
         wire.send_packet(ours, {"some": "message"}, [0] * size)
         with pytest.raises(wire.PacketCut):
             wire.receive_packet(theirs, most)
-        assert fds.open_descriptors() == before
+        assert set(os.listdir("/proc/self/fd")) == before
 
 
 @given(
@@ -127,33 +127,24 @@ def test_a_step_names_what_failed() -> None:
     assert str(caught.value) == "open allowed path: /x: No such file or directory"
 
 
-def test_open_descriptors_are_those_that_are_open() -> None:
-    before = fds.open_descriptors()
-    read, write = os.pipe()
-    assert fds.open_descriptors() - before == {read, write}
-    os.close(read)
-    os.close(write)
-    assert fds.open_descriptors() == before
-
-
 def test_usage_sees_this_process() -> None:
     own = [os.getpid()]
-    quick = usage.memory_bytes(own, "", 1 << 60)
-    exact = usage.memory_bytes(own, "", 0)
+    quick = usage.processes_memory("/proc", own, 1 << 60)
+    exact = usage.processes_memory("/proc", own, 0)
     assert 1 << 20 < exact <= quick
-    assert usage.cpu_seconds(own) > 0
+    assert sum(time.own for time in usage.cpu_times("/proc", own).values()) > 0
     # Nobody has that pid. What sockets and System V objects of this machine hold is counted too, and changes meanwhile.
-    assert usage.memory_bytes([2**22 + 1], "", 1 << 60) < usage.memory_bytes(own, "", 1 << 60)
+    assert usage.processes_memory("/proc", [2**22 + 1], 1 << 60) < usage.processes_memory("/proc", own, 1 << 60)
 
 
 def test_usage_sees_shared_anonymous_memory() -> None:
     import mmap
 
-    before = usage.memory_bytes([os.getpid()], "", 0)
+    before = usage.processes_memory("/proc", [os.getpid()], 0)
     with mmap.mmap(-1, 32 << 20) as area:
         for at in range(0, 32 << 20, 4096):
             area[at] = 1
-        assert usage.memory_bytes([os.getpid()], "", 0) - before > 28 << 20
+        assert usage.processes_memory("/proc", [os.getpid()], 0) - before > 28 << 20
 
 
 def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
@@ -169,20 +160,20 @@ def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
         with open(os.open("deep", os.O_CREAT | os.O_WRONLY, dir_fd=deep), "wb") as file:
             file.write(bytes(1 << 20))
         os.close(deep)
-        found = usage.disk_use([str(tmp_path)], [])
+        found = usage.disk_use([str(tmp_path)], "/proc", [])
         assert 2 << 20 <= found.held < 3 << 20 and found.is_complete
         nameless = os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY)
         os.write(nameless, bytes(1 << 20))
-        assert usage.disk_use([str(tmp_path)], [os.getpid()]).held >= 3 << 20
+        assert usage.disk_use([str(tmp_path)], "/proc", [os.getpid()]).held >= 3 << 20
         os.close(nameless)
     finally:
         os.close(here)
 
 
 def test_disk_use_says_when_it_could_not_look(tmp_path: Path) -> None:
-    assert not usage.disk_use([str(tmp_path / "nowhere")], []).is_complete
+    assert not usage.disk_use([str(tmp_path / "nowhere")], "/proc", []).is_complete
     (tmp_path / "link").symlink_to("/")
-    assert usage.disk_use([str(tmp_path)], []).held < 1 << 20
+    assert usage.disk_use([str(tmp_path)], "/proc", []).held < 1 << 20
     for number in range(50):
         (tmp_path / str(number)).mkdir()
-    assert usage.disk_use([str(tmp_path)], []).held >= 51 * 512
+    assert usage.disk_use([str(tmp_path)], "/proc", []).held >= 51 * 512

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from warmcell.cage.guest import verify
-from warmcell.cage.guest.verify import Expected, Facts
+from warmcell.cage import verify
 from warmcell.cage.plan import Bind, LaunchPlan
+from warmcell.cage.verify import Expected, Facts
 
 _OUTER = {"user": 1, "mnt": 2, "pid": 3, "net": 4, "ipc": 5, "uts": 6, "cgroup": 7}
 _PLAN = LaunchPlan(
     binds=(Bind("/usr", "/usr"), Bind("/data", "/data", writable=True), Bind("/dev/null", "/dev/null", device=True)),
     scratch_dirs=(("/tmp", 0o1777),),
 )
-_EXPECTED = Expected(_PLAN, {0, 1, 2, 5}, _OUTER)
+_DESCRIPTORS = [(8, 1), (8, 2), (8, 3), (8, 5)]
+_EXPECTED = Expected(_PLAN, _DESCRIPTORS, _OUTER, host_id=70)
 _STATUS = {
     **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0000000000000000"),
     "NoNewPrivs": "1",
     "Seccomp": "2",
+    "Uid": "70\t70\t70\t70",
+    "Gid": "70\t70\t70\t70",
 }
 _GOOD = Facts(
     status=_STATUS,
-    descriptors={0, 1, 2, 5},
+    descriptors=_DESCRIPTORS,
     mounts={"/": False, "/usr": False, "/data": True, "/dev/null": False, "/tmp": True, "/proc": True},
     namespaces={name: number + 100 for name, number in _OUTER.items()},
     uid_map="1000 1879048192 1",
     gid_map="1000 1879048192 1",
-    ids={1000},
     init_owner=65534,
 )
 
@@ -59,12 +61,12 @@ def test_locks_that_are_not_there(name: str, value: str) -> None:
 
 
 def test_an_init_that_is_not_shielded() -> None:
-    assert "init can be looked into" in _found(_GOOD._replace(init_owner=1000))
+    assert "init can be looked into" in _found(_GOOD._replace(init_owner=70))
 
 
-@pytest.mark.parametrize("descriptors", [{0, 1, 2, 5, 6}, {0, 1, 2}, {0, 1, 2, 5, 255}, set()])
-def test_descriptors(descriptors: set[int]) -> None:
-    assert "descriptors differ" in _found(_GOOD._replace(descriptors=descriptors))
+@pytest.mark.parametrize("descriptors", [[*_DESCRIPTORS, (8, 6)], _DESCRIPTORS[:3], [*_DESCRIPTORS[:3], (8, 255)], []])
+def test_descriptors(descriptors: list[tuple[int, int]]) -> None:
+    assert "descriptors instead" in _found(_GOOD._replace(descriptors=descriptors))
 
 
 @pytest.mark.parametrize("name", sorted(_OUTER))
@@ -78,9 +80,10 @@ def test_the_hosts_network_only_when_planned() -> None:
     assert not _found(facts, _EXPECTED._replace(plan=_PLAN._replace(network="host")))
 
 
-@pytest.mark.parametrize("ids", [{0}, {1000, 0}, {1001}, set()])
-def test_another_user(ids: set[int]) -> None:
-    assert "runs as" in _found(_GOOD._replace(ids=ids))
+@pytest.mark.parametrize("name", ["Uid", "Gid"])
+@pytest.mark.parametrize("ids", ["0\t0\t0\t0", "70\t0\t70\t70", "71\t71\t71\t71", ""])
+def test_another_user(name: str, ids: str) -> None:
+    assert f"{name} is" in _found(_GOOD._replace(status={**_STATUS, name: ids}))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_mount_points_are_unescaped(written: str, meant: str) -> None:
 def test_without_namespaces_the_bounding_set_may_stay() -> None:
     """An ordinary user cannot empty it; with no_new_privs it is of no use."""
     plan = LaunchPlan(isolation="landlock")
-    expected = Expected(plan, {0, 1, 2}, _OUTER)
-    facts = _GOOD._replace(descriptors={0, 1, 2}, status={**_STATUS, "CapBnd": "000001ffffffffff"})
+    expected = Expected(plan, _DESCRIPTORS, _OUTER, host_id=70)
+    facts = _GOOD._replace(status={**_STATUS, "CapBnd": "000001ffffffffff"})
     assert verify.problems(facts, expected) == []
     assert verify.problems(facts._replace(status={**_STATUS, "CapPrm": "1"}), expected)

@@ -109,3 +109,27 @@ def test_the_kind_used_last_is_made_first_when_room_is_short() -> None:
     state.lease("old", now=1)
     state.lease("new", now=2)
     assert state.wanted() == ["new"]
+
+
+def test_kinds_that_were_not_used_for_longest_give_way() -> None:
+    """Of twelve kinds the last six have a cell each; none is remembered for ever."""
+    state = PoolState(smallest=1, largest=4, total=6)
+    ready: dict[str, int] = {}
+    for number in range(12):
+        assert not state.lease(f"kind {number}", now=number)
+        for kind in state.surplus(number):
+            ready[str(kind)] -= 1
+        for kind in state.wanted():
+            assert state.made(kind)
+            ready[str(kind)] = ready.get(str(kind), 0) + 1
+    assert {kind: count for kind, count in ready.items() if count} == {f"kind {number}": 1 for number in range(6, 12)}
+    assert len(state.shelves) == 6
+
+
+def test_room_is_dealt_one_by_one() -> None:
+    state = PoolState(smallest=0, largest=4, total=8)
+    for kind in ("shell", "node", "python"):
+        for _ in range(4):
+            state.lease(kind, now=1)
+    made = state.wanted()
+    assert {kind: made.count(kind) for kind in made} == {"python": 3, "node": 3, "shell": 2}

@@ -49,6 +49,7 @@ def test_too_much_cpu_time_is_a_timeout_by_that_clock(facts: dict[str, str], sta
         judge(end(status=status, **facts), replace(TERMS, cpu_seconds=2.0), KernelUsage(), [])
     assert raised.value.clock == "cpu" and raised.value.result is not None
     assert (raised.value.result.stdout, raised.value.result.signal) == ("out\n", signal.SIGXCPU)
+    assert raised.value.result.usage.cpu_time >= 2.0
 
 
 def test_what_came_before_the_guest_could_run_is_queueing() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.runs import Runs
@@ -102,11 +103,15 @@ class ProcessBackend:
 
         `stdin` is a descriptor whose data the guest reads as it comes, in place of the request's.
         """
-        return self._runs.run_blocking(lambda run: self._execute(request, run, stdin))
+        with RunRecord(self.name, request) as record:
+            record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin))
+            return record.result
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
-        return await self._runs.run(lambda run: self._execute(request, run))
+        with RunRecord(self.name, request) as record:
+            record.result = await self._runs.run(lambda run: self._execute(request, run))
+            return record.result
 
     def _execute(self, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
         from warmcell.languages.registry import language_runtime

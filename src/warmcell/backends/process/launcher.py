@@ -137,7 +137,7 @@ class Launcher:
             way_out = self.egress.open(cell, denials.add, cleanup)
             job = job_for(launch, world, prepared.directories, way_out, self._policy)
             with suppress(CellLost):
-                cell.start(job, tells_init=world.concerns_init)
+                cell.start(job)
                 return cell
         raise EnforcerFailed(world.zygote.enforcer, "cells die before they can be used")
 

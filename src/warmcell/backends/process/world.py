@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from warmcell.cage.plan import Bind, LaunchPlan, Watch, encode
+from warmcell.cage.plan import Bind, LaunchPlan, encode
 from warmcell.core.contracts import SandboxEnforcer
 from warmcell.core.records import dataclass
 from warmcell.enforcers import probe
@@ -68,16 +68,8 @@ class World:
 
     @property
     def has_keeper(self) -> bool:
-        """Whether init has anything to do for the run: something to watch, or connections to make in its place."""
-        plan = self._plan
-        if plan.isolation != "namespaces" or not probe.can_shield_sleepers():
-            return True
-        return plan.watch != Watch() or any(bind.as_owner for bind in plan.binds)
-
-    @property
-    def concerns_init(self) -> bool:
-        """Whether init must hear of the job: to begin watching, or to let one exec through."""
-        return self._plan.watch != Watch() or not self._plan.allow_spawn
+        """Whether a process stands between the guest and who looks after all: where there are no namespaces."""
+        return self._plan.isolation != "namespaces"
 
     def prepare(self, cleanup: ExitStack) -> PreparedWorld:
         """The world of one run; what was made for that run alone goes with `cleanup`."""

@@ -13,6 +13,7 @@ from warmcell.backends.wasm.run_request import RunRequest, check_fuel
 from warmcell.backends.wasm.runtime import wasmtime_directory
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.run_record import RunRecord
 from warmcell.core.types import (
     BackendCapabilities,
     EnforcedLimits,
@@ -78,11 +79,15 @@ class WasmBackend:
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         """Runs in a thread; cancelling the task kills the run."""
-        return await self._runs.run(lambda run: self._execute(request, run))
+        with RunRecord(self.name, request) as record:
+            record.result = await self._runs.run(lambda run: self._execute(request, run))
+            return record.result
 
     def execute_blocking(self, request: ExecRequest) -> ExecResult:
         """The same, in the calling thread and without an event loop."""
-        return self._runs.run_blocking(lambda run: self._execute(request, run))
+        with RunRecord(self.name, request) as record:
+            record.result = self._runs.run_blocking(lambda run: self._execute(request, run))
+            return record.result
 
     def worker_pids(self) -> list[int]:
         """The processes of this program that run WASM guests at the moment, or wait to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import signal
@@ -9,14 +10,14 @@ from types import ModuleType
 from typing import Callable, List, Optional, Tuple
 
 from ..linux import pages
-from ..linux.fds import close_all
+from ..linux.owned import close_all
 from ..wire import Job, encode_job, receive_job
 
 
 def await_job(
-    job_descriptor: int, worker: Optional[ModuleType], droppable: Optional[List[Tuple[int, int]]] = None
+    job_descriptor: int, go: int, worker: Optional[ModuleType], droppable: Optional[List[Tuple[int, int]]] = None
 ) -> Callable[[], None]:
-    """Cage complete: waits for the job and returns what carries it out.
+    """Cage complete: waits for the job and returns what carries it out. `go` is closed when the guest's code begins.
 
     `droppable` is for who will wait: it has the time to prepare for its job, and pages that it can have back later.
     """
@@ -33,9 +34,9 @@ def await_job(
     except EOFError:
         os._exit(0)
     if job.mode != "python" or worker is None:
-        return functools.partial(_become_program, job, job_descriptor)
+        return functools.partial(_become_program, job, job_descriptor, go)
     _write_files(job)
-    os.close(job_descriptor)
+    close_all([go, job_descriptor])
     return functools.partial(worker.run, job)
 
 
@@ -68,17 +69,28 @@ def _write_files(job: Job) -> None:
             os.close(descriptor)
 
 
-def _become_program(job: Job, job_descriptor: int) -> None:
-    """Writes the program's files and execs it. A failure is told on the job channel, which exec closes."""
+def _become_program(job: Job, job_descriptor: int, go: int) -> None:
+    """Writes the program's files and execs it. A failure is told on the job channel; exec closes that and `go`."""
     try:
         _write_files(job)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        if job.mode == "prelude":  # a program that starts first and reads its job itself, from descriptor 3
-            os.dup2(job_descriptor, 3, inheritable=True)
+        if job.mode == "prelude":
+            _keep_for_program(job_descriptor, go)
         else:
             os.set_inheritable(job_descriptor, False)
         os.execve(job.argv[0], list(job.argv), job.env)
     except OSError as error:
         os.write(job_descriptor, f"{job.argv[0]}: {error.strerror}".encode())
         os._exit(126)
+
+
+def _keep_for_program(job: int, go: int) -> None:
+    """For a program that starts first and reads its job itself, from 3; when it has it, it closes 4."""
+    safe_job, safe_go = (fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 5) for descriptor in (job, go))
+    os.dup2(safe_job, 3, inheritable=True)
+    os.dup2(safe_go, 4, inheritable=True)
+    if go not in (3, 4):
+        os.close(go)  # whatever it is called, it must not stay open
+    if job not in (3, 4):
+        os.set_inheritable(job, False)

@@ -1,198 +1,218 @@
 """The recipe: the order in which the cage is built. Any failure ends the run before a line of the guest's code.
 
-`lock_in` is the whole of it, in the guest's own process; `become_sleeping_init` and `settle` are what a cell's first
-process does meanwhile. Init does as little as possible: what it does not touch, it shares with the zygote.
+It is written down once for each plan, in the zygote, as a list of system calls; the guest's process carries it out.
+So the order is all in one place, and what differs from cell to cell is which descriptors the list is given.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import socket
-from typing import Dict, NoReturn, Optional, Tuple
+import struct
+from typing import List, NamedTuple, NoReturn, Tuple
 
-from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SETTLED, Channels, Kit, SleepingInit, hand_over
-from ..failure import CageError, step, tell
-from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp, sleeper
-from ..linux.fds import close_all
-from ..linux.syscalls import PR_SET_DUMPABLE, prctl
+from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER
+from ..failure import CageError, tell
+from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp
+from ..linux.call_list import CallList, Field, Prepared, Value
+from ..linux.syscalls import PR_SET_DUMPABLE
 from ..plan import LaunchPlan
-from . import root, verify
+from . import root
+
+_STDIN, _STDOUT, _STDERR, _HANDOFF, _INIT, _ASLEEP = (Value(place) for place in range(6))
+#: Bounds of the descriptors to close: between three that stay there are four gaps.
+_GAPS = tuple((Value(6 + 2 * gap), Value(7 + 2 * gap)) for gap in range(4))
+_GIVEN = 14  # and then the cgroups, and then the trees
+
+_TROUBLE_BYTES = 4096
 
 
-def lock_in(kit: Kit, channels: Channels, handoff: socket.socket, init: Optional[SleepingInit] = None) -> None:
-    """Builds the cage around this process and hands over what others need to look after it.
+class Shape(NamedTuple):
+    """Everything that decides what the list looks like."""
 
-    `init` is where there are namespaces already, which it enters first; else it was cloned into its own.
-    """
+    plan: LaunchPlan
+    cgroups: int
+    #: What goes on top of the shared root: where, and whether it is a directory.
+    attached: Tuple[Tuple[str, bool], ...] = ()
+    #: Paths of the plan's Landlock rules that are no directories.
+    files: Tuple[str, ...] = ()
+
+
+class GuestDescriptors(NamedTuple):
+    """What one guest is made with. `init` and `asleep` are for guests in namespaces; `rest` is cgroups, then trees."""
+
+    job: int
+    go: int
+    stdin: int
+    stdout: int
+    stderr: int
+    handoff: int
+    init: int = -1
+    asleep: int = -1
+    rest: Tuple[int, ...] = ()
+
+
+class Steps(NamedTuple):
+    """All that is to be done to one guest, and where an init that did not fall asleep says why."""
+
+    calls: Prepared
+    trouble: "ctypes.Array[ctypes.c_char]"
+
+
+class Recipe:
+    """The list for one shape, and the buffer in which an init that did not fall asleep says why."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.plan = plan = shape.plan
+        is_caged = plan.isolation == "namespaces"
+        trees = 1 + len(shape.attached) if is_caged else 0
+        self.calls = calls = CallList(_GIVEN + shape.cgroups + trees)
+        self.trouble = ctypes.create_string_buffer(_TROUBLE_BYTES)
+
+        fds.use_as_stdio(calls, (_STDIN, _STDOUT, _STDERR))
+        if is_caged:
+            namespaces.join(calls, _INIT, plan.network)
+        cgroups.join(calls, _values(_GIVEN, shape.cgroups), must_hide=is_caged)
+        if is_caged:
+            namespaces.become_guest(calls)
+            root.build(calls, plan, _values(_GIVEN + shape.cgroups, trees), shape.attached)
+            namespaces.set_hostname(calls, plan.hostname)
+            namespaces.set_quotas(calls)
+        _new_session(calls)
+        rlimits.apply(calls, plan.rlimits)
+        if plan.isolation != "none":
+            capabilities.drop_all(calls)
+        if is_caged:
+            _await_sleep(calls, self.trouble)
+        _unshield(calls)
+        _enter_directory(calls, plan.cwd)
+        fds.close_gaps(calls, _GAPS)
+        handover = _Handover()
+        opened = _open_for_zygote(calls, plan, handover) if is_caged else []
+        if plan.landlock:
+            landlock.restrict(calls, plan.landlock, shape.files, _deny_network(plan))
+        if plan.seccomp:
+            opened.append(seccomp.install(calls, _filter(plan), handover.place_for(NOTIFICATIONS)))
+        handover.send(calls, opened)
+
+    def prepare(self, given: GuestDescriptors) -> Steps:
+        """With the descriptors of one guest, in the order of the list."""
+        first = (given.stdin, given.stdout, given.stderr, given.handoff, given.init, given.asleep)
+        gaps = fds.gaps_between(given.job, given.go, given.handoff)
+        return Steps(self.calls.prepare([*first, *gaps, *given.rest]), self.trouble)
+
+
+def lock_in(steps: Steps, handoff: int) -> None:
+    """In the guest's process: builds the cage around it, and hands over what others need to look after it."""
     try:
-        fds.use_as_stdio(channels.stdin, channels.stdout, channels.stderr)
-        given: Dict[str, int] = {}
-        if init is None:
-            build(kit, is_furnished=False)
-        else:
-            join(kit, init)
-            build(kit, is_furnished=True)
-            given = _open_for_zygote(kit.plan)
-        await_init(init, handoff)
-        notifications = lock(kit, (channels.job, handoff.fileno(), *given.values()))
-        if notifications >= 0:
-            given[NOTIFICATIONS] = notifications
-        check(kit, (channels.job, handoff.fileno(), *given.values()))
-        hand_over(handoff, given)
-        close_all(given.values())
-        handoff.close()
-        channels.status.detach()  # closed with the rest; the object must not close whatever has its number later
+        steps.calls.run()
     except CageError as failure:
-        _give_up(handoff, failure)
+        trouble = steps.trouble.value.decode("utf-8", "replace")
+        _give_up(handoff, CageError(failure.step, failure.errno, trouble) if trouble else failure)
     except BaseException as error:
         _give_up(handoff, CageError("lock guest", getattr(error, "errno", 0) or 0, repr(error)))
 
 
-def _give_up(handoff: socket.socket, failure: CageError) -> NoReturn:
-    tell(handoff, failure)
+def _give_up(handoff: int, failure: CageError) -> NoReturn:
+    tell(socket.socket(fileno=handoff), failure)
     os._exit(1)
 
 
-def join(kit: Kit, init: SleepingInit) -> None:
-    """Into the namespaces of an init, and into the cgroup."""
-    with step("join namespaces"):
-        namespaces.join(init.pidfd, kit.plan.network)
-    join_cgroup(kit)
+def _values(first: int, count: int) -> Tuple[Value, ...]:
+    return tuple(Value(place) for place in range(first, first + count))
 
 
-def join_cgroup(kit: Kit) -> None:
-    """With a keeper before the guest is forked, so that both are in it; else the guest alone."""
-    with step("join cgroup"):
-        cgroups.join(kit.cgroups)
+def _filter(plan: LaunchPlan) -> bytes:
+    is_caged = plan.isolation == "namespaces"
+    shows_host = is_caged and any(bind.as_owner for bind in plan.binds)
+    profile = seccomp.Profile(
+        allow_spawn=plan.allow_spawn,
+        allow_internet=is_caged or plan.network == "host",
+        is_caged=is_caged,
+        shows_host=shows_host,
+        allow_unix=is_caged and not (shows_host and plan.network == "host"),
+        is_watched=is_caged and bool(plan.watch.memory_bytes),
+    )
+    return seccomp.compile_filter(profile)
 
 
-def build(kit: Kit, is_furnished: bool) -> None:
-    """The guest's world: identity, root, host name, network, limits, and then no privileges."""
-    plan = kit.plan
-    if plan.isolation == "namespaces":
-        with step("take guest identity"):
-            namespaces.become_guest()
-        if kit.has_shared_root:
-            root.build_from_copy(kit.trees[0], plan)
-        else:
-            root.build(plan, kit.trees)
-        with step("name host", plan.hostname):
-            namespaces.set_hostname(plan.hostname)
-        with step("set namespace quotas"):
-            namespaces.set_quotas()
-        if not is_furnished:
-            furnish(plan.network)
-    with step("new session"):
-        os.setsid()
-        os.umask(0o022)
-    with step("set limits"):
-        rlimits.apply(plan.rlimits)
-    _drop_privileges(plan)
+def _deny_network(plan: LaunchPlan) -> bool:
+    return plan.isolation == "landlock" and plan.network != "host"
 
 
-def furnish(network: str) -> None:
-    """What belongs to the namespaces and not to one guest."""
-    if network == "loopback":
-        with step("bring up loopback", "lo"):
-            namespaces.bring_up_loopback()
+def _new_session(calls: CallList) -> None:
+    calls.part("new session")
+    calls.call("setsid")
+    calls.call("umask", 0o022)
 
 
-def _drop_privileges(plan: LaunchPlan) -> None:
-    if plan.isolation != "none":
-        with step("drop capabilities"):
-            capabilities.drop_all()
-            capabilities.forbid_new_privileges()
+def _await_sleep(calls: CallList, trouble: "ctypes.Array[ctypes.c_char]") -> None:
+    """Init must be out of the guest's reach before the guest is there: its pipe ends when it has gone to sleep."""
+    calls.part("start init")
+    calls.call("read", _ASLEEP, trouble, _TROUBLE_BYTES - 1, wanted=0)
 
 
-def _open_for_zygote(plan: LaunchPlan) -> Dict[str, int]:
+def _unshield(calls: CallList) -> None:
+    calls.part("unshield guest")
+    # Changing its user shielded it, and whoever watches could not look at what it uses.
+    calls.call("prctl", PR_SET_DUMPABLE, 1)
+
+
+def _enter_directory(calls: CallList, path: str) -> None:
+    calls.part("enter directory", path)
+    calls.call("chdir", os.fsencode(path))
+
+
+def _open_for_zygote(calls: CallList, plan: LaunchPlan, handover: _Handover) -> List[Value]:
     """What the zygote cannot open itself, being outside."""
-    given = {}
-    listener = open_proxy_listener(plan)
-    if listener is not None:
-        given[PROXY_LISTENER] = listener.detach()
+    opened = []
+    calls.part("open for zygote")
+    if plan.listener_port:
+        opened.append(_proxy_listener(calls, plan.listener_port, handover.place_for(PROXY_LISTENER)))
     if plan.report_path:
-        given[CODE_DIRECTORY] = os.open(os.path.dirname(plan.report_path), os.O_PATH | os.O_CLOEXEC)
-    return given
+        place = handover.place_for(CODE_DIRECTORY)
+        opened.append(fds.open_path(calls, os.path.dirname(plan.report_path), os.O_PATH | os.O_DIRECTORY, place))
+    opened.append(fds.open_path(calls, "/proc", os.O_RDONLY | os.O_DIRECTORY, handover.place_for(PROCESSES)))
+    return opened
 
 
-def open_proxy_listener(plan: LaunchPlan) -> Optional[socket.socket]:
+def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
     """The only way out of the guest's network: a listener in here whose connections the host's proxy accepts."""
-    if not plan.listener_port:
-        return None
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.bind(("127.0.0.1", plan.listener_port))
-    listener.listen(128)
+    address = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, bytes((127, 0, 0, 1)))
+    listener = calls.call("socket", socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0, into=place)
+    calls.call("bind", listener, address, len(address))
+    calls.call("listen", listener, 128)
     return listener
 
 
-def await_init(init: Optional[SleepingInit], handoff: socket.socket) -> None:
-    """Init must be out of the guest's reach before the guest is there: asleep, or a keeper that has settled.
+class _Handover:
+    """The last word of the list: locked in, with descriptors. Then nothing is open but stdio and the job."""
 
-    On a busy host it may not have had its turn of the processor when all of the above is done.
-    """
-    if init is None:
-        if not handoff.recv(len(SETTLED)):
-            raise CageError("start init", 0, "the keeper died")
-        return
-    trouble = os.read(init.asleep, 4096).decode("utf-8", "replace")
-    if trouble:
-        raise CageError("start init", 0, trouble)
+    def __init__(self) -> None:
+        self._names: List[str] = []
+        self._control = ctypes.create_string_buffer(_RIGHTS.size + 4 * _MOST_HANDED)
 
+    def place_for(self, name: str) -> Field:
+        """Where the call that opens the descriptor of this name puts it."""
+        self._names.append(name)
+        return Field(self._control, _RIGHTS.size + 4 * (len(self._names) - 1))
 
-def lock(kit: Kit, keep: Tuple[int, ...]) -> int:
-    """The guest's own locks, seccomp last. Returns the descriptor on which refused calls are heard of, or -1."""
-    plan = kit.plan
-    with step("unshield guest"):
-        # Changing its user shielded it, and a keeper could not look at what it uses.
-        prctl(PR_SET_DUMPABLE, 1)
-    with step("enter directory", plan.cwd):
-        os.chdir(plan.cwd)
-    with step("close descriptors"):
-        fds.close_all_but(keep)
-    if plan.landlock:
-        with step("restrict with Landlock"):
-            landlock.restrict(plan.landlock, deny_network=plan.isolation == "landlock" and plan.network != "host")
-    if not plan.seccomp:
-        return -1
-    with step("install seccomp filter"):
-        return seccomp.install(kit.filter)
+    def send(self, calls: CallList, opened: List[Value]) -> None:
+        calls.part("hand over")
+        payload = ctypes.create_string_buffer(json.dumps({"locked": self._names}).encode())
+        size = len(payload) - 1
+        vector = ctypes.create_string_buffer(struct.pack("=QQ", ctypes.addressof(payload), size))
+        used = _RIGHTS.size + 4 * len(self._names) if self._names else 0
+        _RIGHTS.pack_into(self._control, 0, used, socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        header = _MESSAGE.pack(0, 0, ctypes.addressof(vector), 1, ctypes.addressof(self._control), used, 0)
+        calls.keep(payload, vector, self._control)
+        calls.call("sendmsg", _HANDOFF, header, 0, wanted=size)
+        for descriptor in (*opened, _HANDOFF):
+            calls.call("close", descriptor)
 
 
-def check(kit: Kit, keep: Tuple[int, ...]) -> None:
-    """Refuses to go on unless the cage is exactly as planned."""
-    if kit.plan.isolation == "none":
-        return
-    expected = verify.Expected(kit.plan, {0, 1, 2, *keep}, kit.outer_namespaces)
-    found = verify.problems(verify.gather(), expected)
-    if found:
-        raise CageError("verify", 0, "; ".join(found))
-
-
-def settle(plan: LaunchPlan) -> None:
-    """A keeper takes the guest's identity and gives up every privilege; shielded, for the guest has the same user."""
-    with step("shield init"):
-        prctl(PR_SET_DUMPABLE, 0)
-    if plan.isolation == "namespaces":
-        with step("take guest identity"):
-            namespaces.become_guest()
-    _drop_privileges(plan)
-
-
-def become_sleeping_init(network: str, program: int, lifeline: int, awake: int) -> NoReturn:
-    """The first process of namespaces that stand ahead of their guest: furnishes them, gives up everything and sleeps.
-
-    What goes wrong is told on the pipe that sleeping closes.
-    """
-    try:
-        with step("take guest identity"):
-            namespaces.become_guest()
-        furnish(network)
-        with step("drop capabilities"):
-            capabilities.clear()
-            capabilities.forbid_new_privileges()
-        with step("put init to sleep"):
-            sleeper.become(program, lifeline)
-    except CageError as failure:
-        os.write(awake, str(failure).encode())
-    finally:
-        os._exit(1)
+#: struct cmsghdr and struct msghdr of 64-bit Linux.
+_RIGHTS, _MESSAGE = struct.Struct("=Qii"), struct.Struct("=QI4xQQQQi4x")
+_MOST_HANDED = 8

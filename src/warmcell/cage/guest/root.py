@@ -1,15 +1,21 @@
-"""The guest's root: built on a tmpfs from trees that were opened outside, then pivoted into."""
+"""The guest's root: a sealed copy of what all guests of a plan share, with what is one guest's own put on top.
+
+`lay_out` makes the original, in the zygote's workshop; `build` is the guest's part of the recipe.
+"""
 
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
-from typing import Sequence
+import struct
+from typing import Iterator, Sequence, Tuple
 
 from ..failure import step
 from ..linux import mounts
-from ..linux.mounts import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT, mount
-from ..plan import LaunchPlan
+from ..linux.call_list import CallList, Value
+from ..linux.mounts import AT_FDCWD, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
+from ..plan import Bind, LaunchPlan
 
 #: Parts of /proc that describe the host rather than the guest.
 MASKED_PROC = (
@@ -24,61 +30,50 @@ MASKED_PROC = (
     "latency_stats",
 )
 
-
-def build(plan: LaunchPlan, trees: Sequence[int]) -> None:
-    """Builds the whole root under one tmpfs and moves into it; afterwards the host's files have no name in here."""
-    with step("make mounts private", "/"):
-        mounts.make_private()
-    enter_new_tmpfs("/tmp")
-    with step("mount scratch"):
-        _mount_scratch(plan)
-    lay_out(plan, trees)
-    with step("mount proc"):
-        _mount_proc()
-    with step("pivot root", "/"):
-        mounts.pivot_into_working_directory()
-    with step("seal root", "/"):
-        mount(None, "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+_ENOENT, _EBADF, _EEXIST = 2, 9, 17
 
 
-def build_from_copy(copy: int, plan: LaunchPlan) -> None:
-    """The same, from a copy of a root that was laid out and sealed before; only what is the guest's own is new."""
-    with step("make mounts private", "/"):
-        mounts.make_private()
-    with step("mount root", "copy"):
-        mounts.attach_tree(copy, "/tmp")
-        os.chdir("/tmp")
-    with step("mount scratch"):
-        _mount_scratch(plan)
-    with step("mount proc"):
-        _mount_proc()
-    with step("pivot root", "/"):
-        mounts.pivot_into_working_directory()
+def is_shared(bind: Bind, plan: LaunchPlan) -> bool:
+    """Whether it is the same for every guest of the plan: nothing of a caller's, nothing on top of a guest's own."""
+    own = [path for path, _ in plan.scratch_dirs]
+    own += [other.target for other in plan.binds if other.as_owner or other.writable]
+    return not (bind.as_owner or bind.writable or any(_is_below(bind.target, path) for path in own))
+
+
+def _is_below(path: str, place: str) -> bool:
+    return (path + "/").startswith(place.rstrip("/") + "/")
+
+
+# ---- the original ----
 
 
 def enter_new_tmpfs(place: str) -> None:
     with step("mount root", "tmpfs"):
-        mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=2k,mode=0755")
+        mounts.mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=2k,mode=0755")
         os.chdir(place)
 
 
-def make_places(plan: LaunchPlan) -> None:
-    """Empty directories for what each guest mounts for itself, in a root that will be read-only by then."""
-    for path in ("run/scratch", "proc", *(_inside(path) for path, _ in plan.scratch_dirs)):
-        os.makedirs(path, mode=0o755, exist_ok=True)
-
-
-def lay_out(plan: LaunchPlan, trees: Sequence[int]) -> None:
-    """What is the same for every guest of a plan, in the working directory."""
+def lay_out(plan: LaunchPlan, trees: Sequence[int], attached: Sequence[Tuple[str, bool]]) -> None:
+    """What guests share, in the working directory, with empty places for what each of them adds to its copy."""
+    with step("make places"):
+        for path in ("run/scratch", "proc", *(_inside(path) for path, _ in plan.scratch_dirs)):
+            os.makedirs(path, mode=0o755, exist_ok=True)
+    shared = [bind for bind in plan.binds if is_shared(bind, plan)]
     with step("attach paths"):
-        for bind, tree in zip(plan.binds, trees):  # noqa: B905  # `strict` came after Python 3.9
-            _attach(tree, bind.target)
+        for bind, tree in zip(shared, trees):  # noqa: B905  # `strict` came after Python 3.9
+            _make_place(bind.target, stat.S_ISDIR(os.fstat(tree).st_mode))
+            mounts.attach_tree(tree, _inside(bind.target))
     with step("write files"):
         for path, content in plan.files:
             _write_file(path, content)
         for path, target in plan.symlinks:
             _make_parents(path)
             os.symlink(target, _inside(path))
+    with step("make places"):
+        taken = [bind.target for bind in plan.binds] + [path for path, _ in plan.scratch_dirs]
+        for path, is_directory in attached:
+            if not any(_is_below(path, other) and path != other for other in taken):
+                _make_place(path, is_directory)
 
 
 def _inside(path: str) -> str:
@@ -89,42 +84,15 @@ def _make_parents(path: str) -> None:
     os.makedirs(_inside(os.path.dirname(path)), mode=0o755, exist_ok=True)
 
 
-def _mount_scratch(plan: LaunchPlan) -> None:
-    """One sized tmpfs holds everything that the guest may write, so that one number bounds it all."""
-    os.makedirs("run/scratch", mode=0o755, exist_ok=True)
-    options = f"size={plan.scratch_bytes},nr_inodes={plan.scratch_inodes},mode=0755"
-    mount("tmpfs", "run/scratch", "tmpfs", MS_NOSUID | MS_NODEV, options)
-    for path, mode in plan.scratch_dirs:
-        store = "run/scratch/" + path.strip("/").replace("/", "-")
-        os.mkdir(store)
-        os.chmod(store, mode)
-        if not os.path.isdir(_inside(path)):
-            os.makedirs(_inside(path), mode=0o755, exist_ok=True)
-        mount(store, _inside(path), None, MS_BIND)
-    mounts.detach("run/scratch")  # the parts keep it alive; as a whole it needs no name
-
-
-def _attach(tree: int, target: str) -> None:
+def _make_place(target: str, is_directory: bool) -> None:
     inside = _inside(target)
-    if not os.path.lexists(inside):
-        _make_parents(target)
-        if stat.S_ISDIR(os.fstat(tree).st_mode):
-            os.mkdir(inside)
-        else:
-            os.close(os.open(inside, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    mounts.attach_tree(tree, inside)
-
-
-def _mount_proc() -> None:
-    """The guest's own: it shows the processes of its pid namespace, and of the host what cannot be left out."""
-    os.makedirs("proc", mode=0o555, exist_ok=True)
-    mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    for name in MASKED_PROC:
-        if os.path.exists(f"proc/{name}"):
-            mount("dev/null", f"proc/{name}", None, MS_BIND)
-    boot_id = "proc/sys/kernel/random/boot_id"
-    if os.path.exists(boot_id):
-        mount("proc/sys/kernel/random/uuid", boot_id, None, MS_BIND)
+    if os.path.lexists(inside):
+        return
+    _make_parents(target)
+    if is_directory:
+        os.mkdir(inside)
+    else:
+        os.close(os.open(inside, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
 
 def _write_file(path: str, content: str) -> None:
@@ -134,3 +102,86 @@ def _write_file(path: str, content: str) -> None:
         os.write(descriptor, content.encode())
     finally:
         os.close(descriptor)
+
+
+# ---- the guest's copy ----
+
+
+def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: Sequence[Tuple[str, bool]]) -> None:
+    """Moves into the copy, the first of the trees; afterwards the host's files have no name in here."""
+    calls.part("make mounts private", "/")
+    mounts.make_private(calls)
+    calls.part("mount root", "copy")
+    mounts.attach(calls, trees[0], AT_FDCWD, "/tmp")
+    calls.call("chdir", b"/tmp")
+    _mount_scratch(calls, plan)
+    for tree, (target, is_directory) in zip(trees[1:], attached):  # noqa: B905  # `strict` came after Python 3.9
+        _attach(calls, plan, tree, target, is_directory)
+    _mount_proc(calls)
+    calls.part("pivot root", "/")
+    mounts.pivot_into_working_directory(calls)
+
+
+def _mount_scratch(calls: CallList, plan: LaunchPlan) -> None:
+    """One sized tmpfs holds everything that the guest may write, so that one number bounds it all."""
+    calls.part("mount scratch")
+    calls.call("umask", 0)
+    options = f"size={plan.scratch_bytes},nr_inodes={plan.scratch_inodes},mode=0755"
+    mounts.add(calls, "tmpfs", "run/scratch", "tmpfs", MS_NOSUID | MS_NODEV, options)
+    for path, mode in plan.scratch_dirs:
+        store = "run/scratch/" + path.strip("/").replace("/", "-")
+        calls.call("mkdirat", AT_FDCWD, store.encode(), 0o700)
+        calls.call("fchmodat", AT_FDCWD, store.encode(), mode)
+        mounts.add(calls, store, _inside(path), None, MS_BIND)
+    mounts.detach(calls, "run/scratch")  # the parts keep it alive; as a whole it needs no name
+
+
+def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_directory: bool) -> None:
+    """No link is followed on the way: what a guest left in a host directory must not lead the next one's mounts."""
+    calls.part("attach paths", target)
+    for place in _missing(plan, target):
+        parent = _open_parent(calls, place)
+        _make_in_list(calls, parent, place, is_directory or place != target)
+        calls.call("close", parent)
+    parent = _open_parent(calls, target)
+    mounts.attach(calls, tree, parent, posixpath.basename(target))
+    calls.call("close", parent)
+
+
+def _missing(plan: LaunchPlan, target: str) -> Iterator[str]:
+    """What may have to be made first: everything below the scratch directory or host path that it lies in."""
+    others = [path for path, _ in plan.scratch_dirs]
+    others += [bind.target for bind in plan.binds if bind.target != target]
+    covering = max((path for path in others if _is_below(target, path)), key=len, default=None)
+    if covering is None:
+        return
+    place = covering.rstrip("/")
+    for name in target[len(place) :].strip("/").split("/"):
+        place += "/" + name
+        yield place
+
+
+def _open_parent(calls: CallList, path: str) -> Value:
+    parent = posixpath.dirname(path).lstrip("/") or "."
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, mounts.RESOLVE_PLAINLY_BELOW)
+    return calls.call("openat2", AT_FDCWD, os.fsencode(parent), how, 24)
+
+
+def _make_in_list(calls: CallList, parent: Value, path: str, is_directory: bool) -> None:
+    name = os.fsencode(posixpath.basename(path))
+    if is_directory:
+        calls.call("mkdirat", parent, name, 0o755, tolerated=_EEXIST)
+        return
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    made = calls.call("openat", parent, name, flags, 0o600, tolerated=_EEXIST)
+    calls.call("close", made, tolerated=_EBADF)
+
+
+def _mount_proc(calls: CallList) -> None:
+    """The guest's own: it shows the processes of its pid namespace, and of the host what cannot be left out."""
+    calls.part("mount proc")
+    mounts.add(calls, "proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    for name in MASKED_PROC:
+        mounts.add(calls, "dev/null", f"proc/{name}", None, MS_BIND, tolerated=_ENOENT)
+    random = "proc/sys/kernel/random"
+    mounts.add(calls, f"{random}/uuid", f"{random}/boot_id", None, MS_BIND, tolerated=_ENOENT)

@@ -1,7 +1,7 @@
 """The keeper's beginning: it starts the guest, gives up all privileges, and says when the cage stands.
 
-It is the first process of its pid namespace, so its death takes everything with it: the kernel kills whatever is left.
-In the classes without namespaces it is the subreaper of everything that the guest starts, and kills that itself.
+It is for the classes without namespaces: there somebody must be the parent of everything that the guest leaves behind,
+and kill that at the end.
 """
 
 from __future__ import annotations
@@ -9,57 +9,85 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import suppress
+from typing import NamedTuple, Tuple
 
-from ..cell import NOTIFICATIONS, SETTLED, Channels, Kit, take_over
-from ..failure import CageError, tell
+from .. import verify
+from ..cell import NOTIFICATIONS, take_over
+from ..failure import CageError, step, tell
 from ..guest import recipe
-from ..linux.fds import close_all
-from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from ..linux import capabilities
+from ..linux.call_list import CallList
+from ..linux.owned import close_all
+from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, prctl
+from ..plan import LaunchPlan
 from ..wire import send_packet
 from .watch import Keeper
 
 
-def run(kit: Kit, channels: Channels) -> None:
+class KeeperDescriptors(NamedTuple):
+    """What a keeper and its guest are made with."""
+
+    job: int
+    go: int
+    begun: int
+    status: int
+    stdin: int
+    stdout: int
+    stderr: int
+    cgroups: Tuple[int, ...]
+
+
+def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
     """Starts the guest, which builds its cage. Returns in the guest's process, locked in; in the keeper's own never."""
+    status = socket.socket(fileno=given.status)
+    plan = steps.plan
     try:
-        if kit.plan.isolation != "namespaces":
+        with step("shield keeper"):
+            # Before the fork: the guest has the same user, and must never find its keeper open.
+            prctl(PR_SET_DUMPABLE, 0)
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-        recipe.join_cgroup(kit)
-        guest, handoff = _start_guest(kit, channels)
+        guest, handoff = _start_guest(steps, given)
         if guest == 0:
+            status.detach()
             return
-        # The kernel keeps from pid 1 every signal of its namespace that it has no handler for; Python has this one.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        recipe.settle(kit.plan)
-        close_all([*kit.trees, *kit.cgroups, channels.job, channels.stdin, channels.stdout, channels.stderr])
+        kept = verify.identities((given.job, given.go, given.stdin, given.stdout, given.stderr))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python has a handler for this one
+        _drop_privileges(plan)
+        close_all([*given.cgroups, given.job, given.go, given.stdin, given.stdout, given.stderr])
         with handoff:
-            with suppress(ConnectionError):  # the guest's process gave up, and has said why
-                handoff.send(SETTLED)
             notifications = take_over(handoff).get(NOTIFICATIONS, -1)
-        _tell_ready(kit, channels.status)
+            handoff.recv(1)  # until the guest closed it, the last thing that it does
+        verify.check(guest, 0, verify.Expected(plan, kept, {}, os.geteuid()))
+        send_packet(status, {"ready": True})
     except CageError as failure:
-        tell(channels.status, failure)
+        tell(status, failure)
         os._exit(1)
     except BaseException as error:
-        tell(channels.status, CageError("start guest", getattr(error, "errno", 0) or 0, repr(error)))
+        tell(status, CageError("start guest", getattr(error, "errno", 0) or 0, repr(error)))
         os._exit(1)
-    Keeper(kit.plan, channels.status, guest, notifications).watch()
+    Keeper(plan, status, given.begun, guest, notifications, may_exec).watch()
 
 
-def _start_guest(kit: Kit, channels: Channels) -> tuple[int, socket.socket]:
+def _start_guest(steps: recipe.Recipe, given: KeeperDescriptors) -> Tuple[int, socket.socket]:
     """Forks. The child builds and locks the cage and says how that went on the other end of the returned socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    handoff = theirs.fileno()
+    descriptors = recipe.GuestDescriptors(
+        given.job, given.go, given.stdin, given.stdout, given.stderr, handoff, rest=given.cgroups
+    )
+    prepared = steps.prepare(descriptors)
     pid = os.fork()
     if pid:
         theirs.close()
         return pid, ours
-    recipe.lock_in(kit, channels, theirs)
-    return 0, theirs
+    theirs.detach()
+    ours.detach()
+    recipe.lock_in(prepared, handoff)
+    return 0, ours
 
 
-def _tell_ready(kit: Kit, status: socket.socket) -> None:
-    listener = recipe.open_proxy_listener(kit.plan)
-    send_packet(status, {"ready": True}, [listener.fileno()] if listener else [])
-    if listener:
-        listener.close()
+def _drop_privileges(plan: LaunchPlan) -> None:
+    if plan.isolation != "none":
+        calls = CallList()
+        capabilities.drop_all(calls)
+        calls.prepare(()).run()

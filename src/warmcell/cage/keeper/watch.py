@@ -1,4 +1,4 @@
-"""The keeper's life: waits for the guest's end, or makes it where a ceiling that nobody else keeps is reached."""
+"""The keeper's life: waits for the guest's end, or makes it where a ceiling is reached."""
 
 from __future__ import annotations
 
@@ -16,36 +16,33 @@ from ..leftovers import Leftovers
 from ..linux.notify import Listener
 from ..linux.processes import descendants, kill_tree
 from ..plan import LaunchPlan
+from ..watching.ceilings import Ceilings, Tree
 from ..wire import receive_packet, send_packet
-from . import connections
-from .ceilings import Ceilings
 
 
 class Keeper:
     """One cell's, from the moment that its cage stands."""
 
-    def __init__(self, plan: LaunchPlan, status: socket.socket, guest: int, notifications: int) -> None:
+    def __init__(
+        self, plan: LaunchPlan, status: socket.socket, begun: int, guest: int, notifications: int, may_exec: bool
+    ) -> None:
         self._plan = plan
         self._status = status
+        self._begun = begun
         self._guest = guest
-        self._listener = self._listen(notifications) if notifications >= 0 else None
+        self._listener = Listener(notifications, guest) if notifications >= 0 else None
+        if self._listener:
+            self._listener.may_exec_once = may_exec
+        tree = Tree("/proc", partial(_below, os.getpid()), lambda pids: 0, plan.watch.disk_paths)
+        self._ceilings = Ceilings(plan.watch, tree)
         self._exit: Optional[int] = None
         #: Nobody is left in the cell: what the guest had started and not waited for became our children with its end.
         self._is_alone = False
         self._leftovers: Optional[Leftovers] = None
-        self._ceilings = Ceilings(plan)
         self._is_stopped = False
-        self._is_watching = False
-        self._next_look = 0.0
-
-    def _listen(self, notifications: int) -> Listener:
-        """Where host directories are in sight, unix sockets are the guest's own only on the device of its scratch."""
-        plan = self._plan
-        shows_host = any(bind.as_owner for bind in plan.binds)
-        if not (shows_host and plan.scratch_dirs and plan.network != "host"):
-            return Listener(notifications, self._guest)
-        own_device = os.stat(plan.scratch_dirs[0][0]).st_dev
-        return Listener(notifications, self._guest, partial(connections.connect, own_device=own_device))
+        self._cpu = 0.0
+        self._peak = 0
+        self._next_look: Optional[float] = None
 
     def watch(self) -> None:
         """The loop: signals of ended children, words from outside, refused calls, and a look at what is used."""
@@ -53,8 +50,8 @@ class Keeper:
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         poll = select.poll()
-        poll.register(wake, select.POLLIN)
-        poll.register(self._status, select.POLLIN)
+        for descriptor in (wake, self._status.fileno(), self._begun):
+            poll.register(descriptor, select.POLLIN)
         if self._listener:
             poll.register(self._listener.descriptor, select.POLLIN)
         self._reap()
@@ -65,18 +62,18 @@ class Keeper:
                 self._reap()
             if self._status.fileno() in ready:
                 self._hear()
+            if self._begun in ready:
+                poll.unregister(self._begun)
+                self._next_look = time.monotonic() + self._ceilings.begin()
             if self._listener and self._listener.descriptor in ready:
                 if ready[self._listener.descriptor] & select.POLLIN:
-                    # What allows an exec was sent before the job that makes it: hear it first.
-                    if select.select([self._status], [], [], 0)[0]:
-                        self._hear()
                     self._listener.answer()
                     if self._leftovers:
                         self._leftovers.were_heard()
                 else:
                     poll.unregister(self._listener.descriptor)
-            if self._is_watching and time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + self._ceilings.look(self._pids())
+            if self._next_look is not None and time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + self._ceilings.look()
         self._end()
 
     def _is_over(self) -> bool:
@@ -87,26 +84,21 @@ class Keeper:
             return False
         self._leftovers = self._leftovers or Leftovers()
         is_due = time.monotonic() >= self._leftovers.next_look
-        return is_due and not self._leftovers.deserve_time(self._pids())
+        return is_due and not self._leftovers.deserve_time(_below(os.getpid()))
 
     def _pause_ms(self) -> Optional[float]:
         """Until the next look at what is used, or at what is left."""
-        due = [self._next_look] if self._is_watching else []
+        due = [] if self._next_look is None else [self._next_look]
         due += [self._leftovers.next_look] if self._leftovers else []
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
     def _hear(self) -> None:
+        """Only one thing is ever said: to stop; by a word, or by letting go."""
         try:
-            message, _ = receive_packet(self._status)
+            receive_packet(self._status)
         except OSError:
-            message = {}
-        if self._listener and message.get("exec"):
-            self._listener.may_exec_once = True
-        if message.get("go"):
-            self._is_watching = self._ceilings.is_watching
-            self._ceilings.start()
-        elif "go" not in message:
-            self._is_stopped = True  # told to, or the supervisor is gone
+            pass
+        self._is_stopped = True
 
     def _reap(self) -> None:
         while True:
@@ -117,23 +109,22 @@ class Keeper:
                 return
             if pid == 0:
                 return
-            self._ceilings.add(pid, used)
-            if pid == self._guest:
-                self._exit = status
+            self._account(pid, status, used)
 
-    def _pids(self) -> List[int]:
-        if self._plan.isolation == "namespaces":
-            return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        return list(descendants(os.getpid()))
+    def _account(self, pid: int, status: int, used: Any) -> None:
+        self._cpu += used.ru_utime + used.ru_stime
+        self._peak = max(self._peak, used.ru_maxrss * 1024)
+        if pid == self._guest:
+            self._exit = status
 
     def _end(self) -> None:
-        self._ceilings.last_look([] if self._is_alone else self._pids())
+        self._ceilings.last_look()
         self._kill_all()
         report: Dict[str, Any] = {
             "exit": self._exit if self._exit is not None else 9,
             "verdict": self._ceilings.verdict,
-            "cpu": round(self._ceilings.cpu, 6),
-            "peak": self._ceilings.peak,
+            "cpu": round(self._cpu, 6),
+            "peak": max(self._peak, self._ceilings.peak),
             "limits": sorted(self._ceilings.met),
             "denials": (self._listener.denials if self._listener else [])
             + refused_paths.read_note(self._plan.report_path),
@@ -147,13 +138,7 @@ class Keeper:
     def _kill_all(self) -> None:
         """SIGKILL to everything, until nothing is left: what forks faster than we look is stopped first."""
         while True:
-            try:
-                if self._plan.isolation == "namespaces":
-                    os.kill(-1, signal.SIGKILL)
-                else:
-                    kill_tree(os.getpid(), itself=False)
-            except ProcessLookupError:
-                pass
+            kill_tree(os.getpid(), itself=False)
             try:
                 pid, status, used = os.wait4(-1, 0)
             except ChildProcessError:
@@ -162,6 +147,8 @@ class Keeper:
                 if error.errno != errno.EINTR:
                     raise
                 continue
-            self._ceilings.add(pid, used)
-            if pid == self._guest:
-                self._exit = status
+            self._account(pid, status, used)
+
+
+def _below(root: int) -> List[int]:
+    return list(descendants(root))

@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
-from .syscalls import (
-    PR_CAP_AMBIENT,
-    PR_CAP_AMBIENT_CLEAR_ALL,
-    PR_CAPBSET_DROP,
-    PR_SET_NO_NEW_PRIVS,
-    call,
-    prctl,
-    prctl_each,
-)
+from . import kernel_files
+from .call_list import CallList
+from .syscalls import PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS
 
 _VERSION_3 = 0x20080522
+_EPERM = 1
 
 
-def drop_all() -> None:
+def drop_all(calls: CallList) -> None:
     """Order matters: dropping from the bounding set needs a capability that `capset` then takes away.
 
     An ordinary user without namespaces has none to begin with and cannot shrink the bounding set; with
     no_new_privs it means nothing then.
     """
-    try:
-        prctl_each(PR_CAPBSET_DROP, range(_LAST + 1))
-    except PermissionError:
-        if os.geteuid() == 0:
-            raise
-    clear()
+    calls.part("drop capabilities")
+    for capability in range(_LAST + 1):
+        calls.call("prctl", PR_CAPBSET_DROP, capability, tolerated=_EPERM if os.geteuid() else 0)
+    clear(calls)
 
 
-def clear() -> None:
+def clear(calls: CallList) -> None:
     """All but the bounding set, which means nothing to who may not gain privileges."""
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
-    nothing = ctypes.create_string_buffer(bytes(24))
-    call("capset", header, nothing)
-
-
-def forbid_new_privileges() -> None:
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    calls.call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    calls.call("capset", struct.pack("=Ii", _VERSION_3, 0), bytes(24))
+    calls.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def last_capability() -> int:
-    with open("/proc/sys/kernel/cap_last_cap") as file:
-        return int(file.read())
+    return int(kernel_files.read("/proc/sys/kernel/cap_last_cap"))
 
 
 _LAST = last_capability()

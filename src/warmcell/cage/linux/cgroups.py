@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import errno
-import os
 from typing import Iterable
 
+from .call_list import CallList, Value
 from .namespaces import CLONE_NEWCGROUP
-from .syscalls import call
 
 
-def join(descriptors: Iterable[int]) -> None:
-    """Moves this process into groups whose `cgroup.procs` were opened outside, and hides what is above them."""
-    for descriptor in descriptors:
-        os.write(descriptor, b"0")
-    try:
-        call("unshare", CLONE_NEWCGROUP)
-    except OSError as error:
-        if error.errno != errno.EPERM:  # the classes without namespaces have no right to one
-            raise
+def join(calls: CallList, groups: Iterable[Value], must_hide: bool) -> None:
+    """Moves the process into groups whose `cgroup.procs` were opened outside, and hides what is above them.
+
+    The classes without namespaces have no right to a cgroup namespace either.
+    """
+    calls.part("join cgroup")
+    for group in groups:
+        calls.call("write", group, b"0", 1, wanted=1)
+    calls.call("unshare", CLONE_NEWCGROUP, tolerated=0 if must_hide else errno.EPERM)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from .call_list import CallList
+
 
 def read(path: str) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -22,3 +24,14 @@ def write(path: str, text: str) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+_ENOENT, _EBADF = 2, 9
+
+
+def write_in_list(calls: CallList, path: str, text: str, may_be_missing: bool = False) -> None:
+    """As a part of a list. Where there is no such file, writing to it and closing it come to nothing."""
+    encoded = text.encode()
+    file = calls.call("openat", -100, path.encode(), os.O_WRONLY | os.O_CLOEXEC, 0, tolerated=_ENOENT * may_be_missing)
+    calls.call("write", file, encoded, len(encoded), tolerated=_EBADF * may_be_missing)
+    calls.call("close", file, tolerated=_EBADF * may_be_missing)

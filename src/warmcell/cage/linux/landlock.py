@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 import struct
-from typing import Iterable, Tuple
+from typing import Container, Iterable, Tuple
 
+from ..failure import CageError
+from . import fds
+from .call_list import CallList, Field, Value
 from .syscalls import call
 
 _CREATE_VERSION = 1
@@ -42,35 +44,37 @@ def _handled_files(version: int) -> int:
     return rights
 
 
-def restrict(paths: Iterable[Tuple[str, bool]], deny_network: bool = False) -> None:
-    """From here on this thread and its children reach only `paths`: (path, writable).
+def restrict(
+    calls: CallList, paths: Iterable[Tuple[str, bool]], files: Container[str], deny_network: bool = False
+) -> None:
+    """From here on the process and its children reach only `paths`: (path, writable). `files` are no directories.
 
     The scopes stop signals and abstract sockets from leaving; with `deny_network`, TCP as well where the ABI can.
     """
+    calls.part("restrict with Landlock")
     version = abi()
     if not version:
-        raise OSError(38, "Landlock is not available")
+        raise CageError("restrict with Landlock", 38, "not available")
     handled = _handled_files(version)
     network = (_NET_BIND_TCP | _NET_CONNECT_TCP) if deny_network and version >= 4 else 0
     scoped = (_SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL) if version >= 6 else 0
-    attributes = ctypes.create_string_buffer(struct.pack("=QQQ", handled, network, scoped))
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = call("landlock_create_ruleset", attributes, size, 0)
-    try:
-        for path, writable in paths:
-            _allow(ruleset, path, writable, handled)
-        call("landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
+    ruleset = calls.call("landlock_create_ruleset", struct.pack("=QQQ", handled, network, scoped), size, 0)
+    for path, writable in paths:
+        _allow(calls, ruleset, path, _rights(handled, writable, path in files))
+    calls.part("restrict with Landlock")
+    calls.call("landlock_restrict_self", ruleset, 0)
+    calls.call("close", ruleset)
 
 
-def _allow(ruleset: int, path: str, writable: bool, handled: int) -> None:
-    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        rights = (handled & ~_MAKE_DEVICES) if writable else (_READ & handled)
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _ON_FILES
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, descriptor))
-        call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
-    finally:
-        os.close(descriptor)
+def _rights(handled: int, writable: bool, is_file: bool) -> int:
+    rights = (handled & ~_MAKE_DEVICES) if writable else (_READ & handled)
+    return rights & _ON_FILES if is_file else rights
+
+
+def _allow(calls: CallList, ruleset: Value, path: str, rights: int) -> None:
+    calls.part("restrict with Landlock", path)
+    rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, -1))
+    place = fds.open_path(calls, path, os.O_PATH, Field(rule, 8))
+    calls.call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
+    calls.call("close", place)

@@ -9,18 +9,21 @@ from typing import Callable, Optional, Tuple, Union
 
 from ..failure import CageError, step
 from ..plan import Bind
+from .call_list import CallList, Value
 from .syscalls import call
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 _MS_REC, _MS_PRIVATE, _MS_SLAVE = 16384, 1 << 18, 1 << 19
-_MNT_DETACH = 2
+MNT_DETACH = 2
 
-_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 _SEALED = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
-_RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 4, 2
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
+#: Without links, and never above where it starts.
+RESOLVE_PLAINLY_BELOW = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 
 
 def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
@@ -38,21 +41,40 @@ def make_slave() -> None:
     mount("none", "/", None, _MS_REC | _MS_SLAVE)
 
 
-def make_private() -> None:
+def add(
+    calls: CallList,
+    source: Optional[str],
+    target: str,
+    kind: Optional[str],
+    flags: int,
+    data: Optional[str] = None,
+    tolerated: int = 0,
+) -> None:
+    """`mount`, in a list."""
+    words = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    calls.call("mount", words[0], words[1], words[2], flags, words[3], tolerated=tolerated)
+
+
+def make_private(calls: CallList) -> None:
     """Mounts neither arrive nor leave."""
-    mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    add(calls, "none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def detach(path: str) -> None:
+def detach(calls: CallList, path: str) -> None:
     """Takes away the name; what is in use goes on."""
-    call("umount2", os.fsencode(path), _MNT_DETACH)
+    calls.call("umount2", os.fsencode(path), MNT_DETACH)
 
 
-def pivot_into_working_directory() -> None:
+def pivot_into_working_directory(calls: CallList) -> None:
     """It becomes the root. The old root, stacked on it for a moment, loses its name and with it everything below."""
-    call("pivot_root", b".", b".")
-    call("umount2", b".", _MNT_DETACH)
-    os.chdir("/")
+    calls.call("pivot_root", b".", b".")
+    calls.call("umount2", b".", MNT_DETACH)
+    calls.call("chdir", b"/")
+
+
+def attach(calls: CallList, tree: Value, directory: Union[int, Value], name: str) -> None:
+    """Never through a link: the last part of the name is not followed."""
+    calls.call("move_mount", tree, b"", directory, os.fsencode(name), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def is_full(place: Union[str, int]) -> bool:
@@ -66,7 +88,7 @@ def open_without_links(path: str) -> int:
     how = ctypes.create_string_buffer(
         struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     )
-    return call("openat2", _AT_FDCWD, os.fsencode(path), how, 24)
+    return call("openat2", AT_FDCWD, os.fsencode(path), how, 24)
 
 
 Owner = Tuple[int, int]
@@ -104,7 +126,7 @@ def copy_tree(source: int) -> int:
 
 
 def attach_tree(tree: int, target: str) -> None:
-    call("move_mount", tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+    call("move_mount", tree, b"", AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def seal(tree: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import socket
@@ -11,6 +10,7 @@ import struct
 from typing import Optional
 
 from . import kernel_files
+from .call_list import CallList, Value
 from .syscalls import call
 
 CLONE_NEWNS = 0x00020000
@@ -29,7 +29,7 @@ GUEST_GID = 1000
 #: Where root's guests live on the host: above every range that distributions hand out, so it owns nothing.
 UNOWNED_UID_BASE = 0x70000000
 
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 
 
 def clone(flags: int) -> tuple[int, int]:
@@ -45,9 +45,10 @@ def flags_for(network: str) -> int:
     return flags if network == "host" else flags | CLONE_NEWNET
 
 
-def join(init: int, network: str) -> None:
+def join(calls: CallList, init: Value, network: str) -> None:
     """Enters the namespaces of another process, but for its pid namespace: that is for children only."""
-    call("setns", init, flags_for(network) & ~CLONE_NEWPID)
+    calls.part("join namespaces")
+    calls.call("setns", init, flags_for(network) & ~CLONE_NEWPID)
 
 
 def send_children_to(process: int) -> None:
@@ -66,16 +67,18 @@ def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID,
         kernel_files.write(f"{base}/{name}", text)
 
 
-def become_guest() -> None:
+def become_guest(calls: CallList) -> None:
     """Takes the mapped identity. The namespace has no uid 0, so capabilities stay until they are dropped."""
-    os.setresgid(GUEST_GID, GUEST_GID, GUEST_GID)
-    os.setresuid(GUEST_UID, GUEST_UID, GUEST_UID)
+    calls.part("take guest identity")
+    calls.call("setresgid", GUEST_GID, GUEST_GID, GUEST_GID)
+    calls.call("setresuid", GUEST_UID, GUEST_UID, GUEST_UID)
 
 
-def set_hostname(name: str) -> None:
+def set_hostname(calls: CallList, name: str) -> None:
+    calls.part("name host", name)
     encoded = name.encode()
-    call("sethostname", encoded, len(encoded))
-    call("setdomainname", b"(none)", 6)
+    calls.call("sethostname", encoded, len(encoded))
+    calls.call("setdomainname", b"(none)", 6)
 
 
 #: Per-user kernel objects that a guest would otherwise take from whoever runs Warmcell. No namespace below ours.
@@ -86,23 +89,22 @@ _QUOTAS = {
 }
 
 
-def set_quotas() -> None:
+def set_quotas(calls: CallList) -> None:
+    calls.part("set namespace quotas")
     for name, value in _QUOTAS.items():
-        try:
-            kernel_files.write(f"/proc/sys/user/max_{name}", str(value))
-        except FileNotFoundError:  # a kernel without that kind
-            pass
+        # Not there: a kernel without that kind.
+        kernel_files.write_in_list(calls, f"/proc/sys/user/max_{name}", str(value), may_be_missing=True)
 
 
-def bring_up_loopback() -> None:
+def bring_up_loopback(calls: CallList) -> None:
     """With small buffers: what TCP holds in flight counts for nobody, unless a cgroup of version 2 counts it."""
+    calls.part("bring up loopback", "lo")
     for name in ("tcp_rmem", "tcp_wmem"):
-        kernel_files.write(f"/proc/sys/net/ipv4/{name}", "4096 65536 262144")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("16sh14x", b"lo", 0)
-        answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
-        (flags,) = struct.unpack_from("h", answer, 16)
-        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+        kernel_files.write_in_list(calls, f"/proc/sys/net/ipv4/{name}", "4096 65536 262144")
+    probe = calls.call("socket", socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
+    # A new loopback has no flags but its own: there is nothing to keep.
+    calls.call("ioctl", probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
+    calls.call("close", probe)
 
 
 def identities(pid: Optional[int] = None) -> dict[str, int]:

@@ -29,11 +29,12 @@ Connect = Callable[[int, int, bytes], int]
 class Listener:
     """Answers notifications. What is only looked at goes on, what is done for the guest is done, all else gets EPERM.
 
-    `connect`, where given, makes the guest's connections in its place.
+    `connect`, where given, makes the guest's connections in its place. `scratch` is a directory on its tmpfs.
     """
 
-    def __init__(self, descriptor: int, guest: int, connect: Optional[Connect] = None) -> None:
+    def __init__(self, descriptor: int, guest: int, connect: Optional[Connect] = None, scratch: int = -1) -> None:
         self.descriptor = descriptor
+        self._scratch = scratch
         self._connect = connect
         self._guest = guest
         #: Set from outside when the job is a program: our own code execs it, before any of the guest's runs.
@@ -66,7 +67,8 @@ class Listener:
     def _give_memory_file(self, identity: int, flags: int) -> bool:
         """An unlinked file on the scratch tmpfs instead of a memfd: it behaves as one, and its size is counted."""
         try:
-            made = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700)
+            flags_of_file = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+            made = os.open(".", flags_of_file, 0o700, dir_fd=self._scratch)
         except OSError:
             return False
         cloexec = os.O_CLOEXEC if flags & _MFD_CLOEXEC else 0

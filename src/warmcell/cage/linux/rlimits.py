@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import resource
+import struct
 from typing import Iterable, Tuple
+
+from .call_list import CallList
 
 NAMES = {
     "core": resource.RLIMIT_CORE,
@@ -19,10 +22,11 @@ NAMES = {
 }
 
 
-def apply(limits: Iterable[Tuple[str, int]]) -> None:
-    """Sets each as soft and hard limit, lowering to what the caller itself may have."""
+def apply(calls: CallList, limits: Iterable[Tuple[str, int]]) -> None:
+    """Sets each as soft and hard limit, lowered to what the zygote itself may have."""
+    calls.part("set limits")
     for name, value in limits:
         number = NAMES[name]
         _, hard = resource.getrlimit(number)
         ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (ceiling, ceiling))
+        calls.call("prlimit64", 0, number, struct.pack("=QQ", ceiling, ceiling), None)

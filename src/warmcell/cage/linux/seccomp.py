@@ -7,9 +7,11 @@ calls (and x32) kill the process. Calls whose refusal is worth telling go to ini
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from typing import Dict, List, NamedTuple, Sequence
 
+from .call_list import CallList, Field, Value
 from .syscalls import MACHINE, NUMBERS, call
 
 _ALLOWED = """
@@ -307,13 +309,20 @@ def _allow_ranges(numbers: set[int]) -> List[Instruction]:
     return body
 
 
-def install(program: bytes) -> int:
-    """Installs the filter for this thread. Returns the descriptor on which init hears of calls."""
-    buffer = ctypes.create_string_buffer(program, len(program))
-    header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
+def install(calls: CallList, program: bytes, into: Field) -> Value:
+    """Installs the filter. The result is the descriptor on which refused calls are heard of."""
+    calls.part("install seccomp filter")
+    instructions = ctypes.create_string_buffer(program, len(program))
+    calls.keep(instructions)
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
+    return calls.call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _wait_killable(), header, into=into)
+
+
+@functools.lru_cache(maxsize=1)
+def _wait_killable() -> int:
+    """The flag, where the kernel knows it (Linux 5.19): flags are looked at before the missing filter is."""
     try:
-        return call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE, header)
+        call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE, None)
     except OSError as error:
-        if error.errno != 22:
-            raise
-        return call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER, header)  # before Linux 5.19
+        return 0 if error.errno == 22 else _FLAG_WAIT_KILLABLE
+    return 0

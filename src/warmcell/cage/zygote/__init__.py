@@ -1,1 +1,1 @@
-"""The zygote: a warm interpreter that makes cells, serves many of them at once and never runs a guest's code."""
+"""The zygote: a warm interpreter that guests are copies of. It forks, and does nothing else."""

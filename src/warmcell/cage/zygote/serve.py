@@ -1,206 +1,170 @@
-"""The zygote's loop: it is told what to make over one socket, looks after what it made, and ends with its supervisor.
+"""The zygote's loop: an order comes with descriptors, a copy of this process goes, and that is all that it ever does.
 
-One thread, no locks: a fork copies one thread only, and a lock that another one held would stay locked in every cell.
-It holds no secret and never sees a guest's output, because guests begin as copies of its memory.
+Guests begin as copies of its memory. So it never sees a guest's output, a report or another caller's path, and it
+touches as little of its own memory as it can: every page that it writes to between two forks has to be copied again.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
+import json
 import os
-import select
 import signal
 import socket
-import sys
-import time
-from contextlib import suppress
+import struct
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from .. import plan as plans
 from ..failure import CageError
+from ..guest import recipe
 from ..guest.job import await_job
-from ..linux import pages
-from ..linux.fds import close_all
-from ..linux.processes import children, kill_tree
-from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
-from ..wire import PacketCut, receive_packet, send_packet
-from .cells import CellMaker, Newborn
-from .guest_children import GuestChild
+from ..keeper import start as keeper
+from ..linux import namespaces, pages
+from ..linux.owned import close_all
+from ..linux.syscalls import MACHINE, call, prctl
+from ..wire import receive_bytes, send_packet
 from .prepare import forget_callers_signals, hide_command_line, load_worker
 
-_QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
+_PR_GET_TID_ADDRESS = 40
+
+#: An order: the number of its recipe, whether its job will be a program, whether its job comes later.
+ORDER = struct.Struct("=H??")
+#: The answer: the pid, or the errno as the kernel returns it.
+ANSWER = struct.Struct("=q")
 
 
-def main(control_descriptor: int) -> Callable[[], None]:
-    """Returns only in a guest's process, with what turns it into the guest, so that little of us is on its stack."""
-    control = socket.socket(fileno=control_descriptor)
-    zygote = Zygote(control)
+def serve(channel: socket.socket, order: Dict[str, Any]) -> Callable[[], None]:
+    """Loads what guests are to find, then makes them until the manager is gone. Returns in a guest's process only."""
     try:
-        order, _ = receive_packet(control)
-        if not order:  # started ahead of need, and not needed
-            os._exit(0)
-        zygote.prepare(order)
-        send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
+        zygote = _Zygote(channel, order)
     except CageError as failure:
-        send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
+        send_packet(channel, {"failed": [failure.step, failure.errno, failure.what]})
         os._exit(1)
-    newborn = zygote.serve()
-    if newborn is None:
-        os._exit(0)
-    newborn.grow()
-    return await_job(newborn.channels.job, zygote.worker, zygote.file_pages if newborn.waits else None)
+    send_packet(channel, {"ready": True})
+    return zygote.run()
 
 
-class Zygote:
-    """Holds what every cell of this interpreter has in common, and the guests that are its own children."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self.worker: Optional[ModuleType] = None
-        self.file_pages: List[Tuple[int, int]] = []
-        self._control = control
-        self._maker: CellMaker
-        self._is_caging = False
-        #: Everything that we forked and have not reaped.
-        self._pids: Set[int] = set()
-        self._guests: Dict[int, GuestChild] = {}
-        #: Those that have been reaped and not been reported on. Their pids may be anybody's by now.
-        self._ended: List[GuestChild] = []
-        self._poll = select.poll()
-        # By descriptor: a pid could be somebody else's by the time that we look.
-        self._supervisor = call("pidfd_open", os.getppid(), 0)
-
-    def prepare(self, order: Dict[str, Any]) -> None:
-        """Loads the worker and the preloads, then steps out of the host's mount namespace; all of it once."""
-        # What a cell leaves behind comes to us: guests that are forked by way of another, a bare guest's strays.
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+class _Zygote:
+    def __init__(self, channel: socket.socket, order: Dict[str, Any]) -> None:
+        self._channel = channel
+        self._worker: Optional[ModuleType] = None
+        self._recipes: Dict[int, recipe.Recipe] = {}
+        self._is_caging = order["isolation"] == "namespaces"
         forget_callers_signals()
         if order.get("worker"):
-            self.worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
+            self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
-        self._is_caging = order["isolation"] == "namespaces"
-        self._maker = CellMaker(self._is_caging, self._pids.add, keeps_spares=order.get("spares", False))
+        self._fork = _Fork(tells_modules=bool(order.get("site") or order.get("preload")))
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         gc.collect()
-        self.file_pages = pages.of_files()
+        self._file_pages = pages.of_files()
         gc.freeze()
 
-    def serve(self) -> Optional[Newborn]:
-        """Until the supervisor closes the control socket or dies. In a new child, returns what that child is to be."""
-        wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for descriptor in (wake, self._control.fileno(), self._supervisor):
-            self._poll.register(descriptor, select.POLLIN)
-        while self._control.fileno() >= 0 or self._guests or self._ended:
-            ready = dict(self._poll.poll(self._pause_ms()))
-            self._finish_ended()
-            if not ready:
-                if not self._ended and not self._maker.is_complete:
-                    self._maker.complete()
-                continue
-            if wake in ready:
-                # Emptied before anybody is reaped: who ends in between makes it readable again.
-                os.read(wake, 4096)
-                self._reap()
-            if self._supervisor in ready:
-                self._kill_cells()
-                return None
-            self._attend(ready)
-            if self._control.fileno() in ready:
-                newborn = self._obey()
-                if newborn is not None:
-                    close_all([wake, signalled])
-                    return newborn
-        return None
-
-    def _pause_ms(self) -> Optional[float]:
-        if self._ended:
-            next_look = min(guest.leftovers.next_look for guest in self._ended)
-            return max(0.0, next_look - time.monotonic()) * 1000
-        return None if self._maker.is_complete else _QUIET_MS
-
-    def _obey(self) -> Optional[Newborn]:
-        """Makes the cell that is asked for. In the cell, returns what it is to be."""
-        try:
-            order, descriptors = receive_packet(self._control)
-        except PacketCut:
-            return None  # nobody here holds the cell's channels: the supervisor sees them end, and asks again
-        if not order:
-            # Runs that are under way still need somebody to report how they end.
-            self._poll.unregister(self._control)
-            self._control.close()
-            return None
-        made = self._maker.make(order, descriptors)
-        if isinstance(made, Newborn):
-            self._let_go()
-            return made
-        if made is not None:
-            self._guests[made.pid] = made
-            self._poll.register(made.listens_to, select.POLLIN)
-        return None
-
-    def _attend(self, ready: Dict[int, int]) -> None:
-        """One word of each guest that has one: a guest that is refused without end holds up no other."""
-        for guest in [guest for guest in (*self._guests.values(), *self._ended) if guest.listens_to in ready]:
-            watched, event = guest.listens_to, ready[guest.listens_to]
-            has_word = bool(event & select.POLLIN)
-            if has_word:
-                guest.attend()
-            if guest.listens_to == watched and event == select.POLLIN:
-                continue
-            # It listens to something else now, or nobody is left at the other end, which poll would tell for ever.
-            self._poll.unregister(watched)
-            if has_word and guest.listens_to >= 0:
-                self._poll.register(guest.listens_to, select.POLLIN)
-
-    def _reap(self) -> None:
-        lost = False
+    def run(self) -> Callable[[], None]:
         while True:
+            message, descriptors = receive_bytes(self._channel)
+            if not message:
+                os._exit(0)
+            if message.startswith(b"{"):
+                self._learn(json.loads(message))
+                continue
+            number, may_exec, waits = ORDER.unpack(message)
             try:
-                pid, status, used = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
+                newborn = self._make(self._recipes[number], may_exec, descriptors)
+            except OSError as error:
+                self._channel.send(ANSWER.pack(-(error.errno or 5)))
+                newborn = None
+            if newborn is not None:
+                self._channel.detach()
+                return newborn(self._worker, self._file_pages if waits else None)
+            close_all(descriptors)
+
+    def _learn(self, lesson: Dict[str, Any]) -> None:
+        if "forget" in lesson:
+            self._recipes.pop(lesson["forget"], None)
+            return
+        attached = tuple((target, is_directory) for target, is_directory in lesson["attached"])
+        shape = recipe.Shape(plans.decode(lesson["plan"]), lesson["cgroups"], attached, tuple(lesson["files"]))
+        self._recipes[lesson["learn"]] = recipe.Recipe(shape)
+
+    def _make(
+        self, steps: recipe.Recipe, may_exec: bool, descriptors: List[int]
+    ) -> Optional[Callable[..., Callable[[], None]]]:
+        """In the new process: what it is to do. Here None, and the manager has been told."""
+        if not self._is_caging:
+            pid = self._fork()
             if pid == 0:
-                break
-            self._pids.discard(pid)
-            lost = True
-            guest = self._guests.pop(pid, None)
-            if guest is not None:
-                guest.ended(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
-                self._ended.append(guest)
-        self._finish_ended()
-        if lost and not self._is_caging:
-            self._kill_strays()
+                return functools.partial(_be_keeper, steps, may_exec, descriptors)
+            self._channel.send(ANSWER.pack(pid))
+            return None
+        given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
+        # Before the fork: what is made after it is made by copying pages.
+        prepared = steps.prepare(given)
+        namespaces.send_children_to(given.init)
+        pid = -1
+        try:
+            pid = self._fork()
+        finally:
+            if pid:
+                namespaces.send_children_to(self._own_pids)
+        if pid == 0:
+            return functools.partial(_be_guest, prepared, given)
+        self._channel.send(ANSWER.pack(pid))
+        return None
 
-    def _finish_ended(self) -> None:
-        """Reports on guests that have ended, once nothing that they left behind deserves more time."""
-        now = time.monotonic()
-        for guest in [guest for guest in self._ended if guest.leftovers.next_look <= now]:
-            if guest.is_over():
-                self._ended.remove(guest)
-                with suppress(KeyError, ValueError):  # not all of them are listened to any more
-                    self._poll.unregister(guest.listens_to)
-                guest.finish()
 
-    def _kill_strays(self) -> None:
-        """Whatever is our child and not a cell outlived its keeper (a bare guest may kill its own)."""
-        for pid in children(os.getpid()):
-            if pid not in self._pids:
-                kill_tree(pid)
+Droppable = Optional[List[Tuple[int, int]]]
 
-    def _kill_cells(self) -> None:
-        """Everything below us, until nothing is: without a pid namespace, a keeper's death does not take its guests."""
-        while True:
-            kill_tree(os.getpid(), itself=False)
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                return
 
-    def _let_go(self) -> None:
-        """In a cell: nothing of the zygote's own is any business of it, and other guests' reports least of all."""
-        for guest in (*self._guests.values(), *self._ended):
-            guest.close()
-        self._guests.clear()
-        self._ended.clear()
-        close_all([self._control.detach(), self._supervisor])
+def _be_guest(
+    steps: recipe.Steps, given: recipe.GuestDescriptors, worker: Optional[ModuleType], droppable: Droppable
+) -> Callable[[], None]:
+    recipe.lock_in(steps, given.handoff)
+    return await_job(given.job, given.go, worker, droppable)
+
+
+def _be_keeper(
+    steps: recipe.Recipe, may_exec: bool, descriptors: List[int], worker: Optional[ModuleType], droppable: Droppable
+) -> Callable[[], None]:
+    given = keeper.KeeperDescriptors._make([*descriptors[:7], tuple(descriptors[7:])])
+    keeper.run(steps, may_exec, given)
+    return await_job(given.job, given.go, worker, droppable)
+
+
+class _Fork:
+    """Forks for the manager: the child is its, not ours.
+
+    Python's own fork makes a new process look into every corner of the interpreter, which costs as much as all the rest
+    of a cell. There is nothing to mend there, with one thread and no lock held; but modules may have asked to be told
+    of forks, and where any were loaded that we do not know, everything is done as Python does it.
+    """
+
+    def __init__(self, tells_modules: bool) -> None:
+        self._tells_modules = tells_modules
+        # libc remembers its thread by number, and the kernel can put the new one where it looks.
+        place = ctypes.c_void_p()
+        flags = signal.SIGCHLD | _CLONE_PARENT
+        try:
+            prctl(_PR_GET_TID_ADDRESS, ctypes.addressof(place))
+            flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+        except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: a guest's abort() is then a plain crash
+            pass
+        address = place.value or 0
+        self._arguments = (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)
+
+    def __call__(self) -> int:
+        """As `os.fork`."""
+        if not self._tells_modules:
+            return call("clone", *self._arguments)
+        ctypes.pythonapi.PyOS_BeforeFork()
+        pid = -1
+        try:
+            pid = call("clone", *self._arguments)
+        finally:
+            (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
+        return pid

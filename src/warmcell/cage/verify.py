@@ -1,29 +1,41 @@
-"""Looks at the finished cage from inside, before the guest's code, and names everything that is not as planned."""
+"""Looks at a finished cage before the guest's code runs in it, and names everything that is not as planned.
+
+From outside, by the process that looks after the guest: what is wrong with the guest cannot be wrong with who looks.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Dict, List, NamedTuple, Set
+from typing import Dict, Iterable, List, NamedTuple, Set, Tuple, Union
 
-from ..linux import fds, kernel_files, namespaces
-from ..plan import LaunchPlan
+from .failure import CageError
+from .linux import kernel_files, namespaces
+from .plan import LaunchPlan
 
 _HELD_SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 _CAPABILITY_SETS = (*_HELD_SETS, "CapBnd")
-_WANTED = (*_CAPABILITY_SETS, "NoNewPrivs", "Seccomp:")
+_WANTED = (*_CAPABILITY_SETS, "NoNewPrivs", "Seccomp:", "Uid", "Gid")
+
+
+Identity = Tuple[int, int]
+
+
+def identities(files: Iterable[Union[int, str]]) -> List[Identity]:
+    """Device and inode of each, in an order that does not depend on theirs."""
+    return sorted((status.st_dev, status.st_ino) for status in map(os.stat, files))
 
 
 class Facts(NamedTuple):
     """What the process is, as the kernel tells it."""
 
     status: Dict[str, str]
-    descriptors: Set[int]
+    #: Device and inode of what is open.
+    descriptors: List[Identity]
     #: mount point -> is it writable
     mounts: Dict[str, bool]
     namespaces: Dict[str, int]
     uid_map: str
     gid_map: str
-    ids: Set[int]
     #: Who owns what the kernel tells of the first process; the guest itself, where init can be looked into.
     init_owner: int
 
@@ -32,23 +44,37 @@ class Expected(NamedTuple):
     """What it must be."""
 
     plan: LaunchPlan
-    descriptors: Set[int]
-    #: The namespaces of the process that made us: ours must all differ.
+    descriptors: List[Identity]
+    #: The namespaces of the process that made it: its own must all differ.
     outer_namespaces: Dict[str, int]
+    #: Who it is, as seen from where we look.
+    host_id: int
 
 
-def gather() -> Facts:
-    lines = kernel_files.read("/proc/self/status").split("\n")
+def check(pid: int, init: int, expected: Expected) -> None:
+    """Raises unless the cage around that process is exactly as planned."""
+    if expected.plan.isolation == "none":
+        return
+    try:
+        found = problems(gather(pid, init), expected)
+    except OSError as error:
+        raise CageError("verify", error.errno or 0, str(error.filename or "")) from None
+    if found:
+        raise CageError("verify", 0, "; ".join(found))
+
+
+def gather(pid: int, init: int) -> Facts:
+    base = f"/proc/{pid}"
+    lines = kernel_files.read(f"{base}/status").split("\n")
     status = dict(line.split(":\t", 1) for line in lines if line.startswith(_WANTED))
     return Facts(
         status,
-        fds.open_descriptors(),
-        _mounts(),
-        namespaces.identities(),
-        _words("/proc/self/uid_map"),
-        _words("/proc/self/gid_map"),
-        {*os.getresuid(), *os.getresgid()},
-        os.stat("/proc/1/mem").st_uid,
+        identities(f"{base}/fd/{name}" for name in os.listdir(f"{base}/fd")),
+        _mounts(f"{base}/mountinfo"),
+        namespaces.identities(pid),
+        _words(f"{base}/uid_map"),
+        _words(f"{base}/gid_map"),
+        os.stat(f"/proc/{init}/mem").st_uid if init else -1,
     )
 
 
@@ -56,9 +82,9 @@ def _words(path: str) -> str:
     return " ".join(kernel_files.read(path).split())
 
 
-def _mounts() -> Dict[str, bool]:
+def _mounts(path: str) -> Dict[str, bool]:
     mounts: Dict[str, bool] = {}
-    for line in kernel_files.read("/proc/self/mountinfo").split("\n")[:-1]:
+    for line in kernel_files.read(path).split("\n")[:-1]:
         mount, _, filesystem = line.partition(" - ")
         fields = mount.split(" ", 6)
         options = (*fields[5].split(","), *filesystem.rpartition(" ")[2].split(","))
@@ -75,9 +101,8 @@ def _unescape(text: str) -> str:
 def problems(facts: Facts, expected: Expected) -> List[str]:
     """Everything that deviates; an empty list is the only answer that lets the guest start. Pure."""
     found = _privilege_problems(facts, expected)
-    extra = sorted(facts.descriptors ^ expected.descriptors)
-    if extra:
-        found.append(f"descriptors differ: {extra}")
+    if facts.descriptors != expected.descriptors:
+        found.append(f"{len(facts.descriptors)} descriptors instead of {len(expected.descriptors)}, or others")
     if expected.plan.isolation == "namespaces":
         found += _namespace_problems(facts, expected) + _mount_problems(facts, expected.plan)
     return found
@@ -100,9 +125,12 @@ def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
         for name in sorted(own)
         if facts.namespaces[name] == expected.outer_namespaces.get(name)
     ]
-    if facts.ids != {namespaces.GUEST_UID, namespaces.GUEST_GID}:
-        found.append(f"runs as {sorted(facts.ids)}")
-    if facts.init_owner == namespaces.GUEST_UID:
+    found += [
+        f"{name} is {facts.status.get(name)!r}"
+        for name in ("Uid", "Gid")
+        if set(facts.status.get(name, "").split()) != {str(expected.host_id)}
+    ]
+    if facts.init_owner == expected.host_id:
         found.append("init can be looked into")
     for name, text, inside in (
         ("user", facts.uid_map, namespaces.GUEST_UID),

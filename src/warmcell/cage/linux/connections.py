@@ -1,23 +1,25 @@
 """Connects unix sockets for guests that see host directories: to sockets of the guest's own making, to no others.
 
 A read-only mount does not keep anybody from connecting to a socket in it, and what a host process offers on a socket is
-not something that "may read this directory" was meant to include. The keeper looks where the path really leads and
-makes the connection itself, so that nothing can change between the look and the act.
+not something that "may read this directory" was meant to include. The zygote looks where the path really
+leads and makes the connection itself, so that nothing can change between the look and the act.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import stat
 import struct
 
-from ..linux.notify import unix_path
-from ..linux.syscalls import call
+from .notify import unix_path
+from .syscalls import call
 
 _EPERM = 1
-#: A full backlog must not hold up the one who watches everything.
-_PATIENCE = struct.pack("@ll", 0, 20_000)
+#: A full backlog must not hold up the one who looks after everybody.
+_PATIENCE = struct.pack("@ll", 0, 2_000)
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 2, 16
 
 
 def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> int:
@@ -29,8 +31,7 @@ def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> in
     try:
         if path is None:
             return _connect_to(thread, descriptor, address)
-        place = path if path.startswith(b"/") else b"/proc/%d/cwd/%s" % (thread, path)
-        target = os.open(place, os.O_PATH | os.O_CLOEXEC)
+        target = _open_inside(thread, path)
         try:
             status = os.fstat(target)
             if status.st_dev != own_device or not stat.S_ISSOCK(status.st_mode):
@@ -41,6 +42,17 @@ def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> in
             os.close(target)
     except OSError as error:
         return error.errno or _EPERM
+
+
+def _open_inside(thread: int, path: bytes) -> int:
+    """Where the path leads for the guest: every link on the way is one of its own root's, and none leads out of it."""
+    base = os.readlink(b"/proc/%d/cwd" % thread)
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    root = os.open(b"/proc/%d/root" % thread, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return call("openat2", root, os.path.join(base, path), ctypes.create_string_buffer(how), 24)
+    finally:
+        os.close(root)
 
 
 def _connect_to(thread: int, descriptor: int, address: bytes) -> int:

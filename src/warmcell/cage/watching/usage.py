@@ -1,4 +1,4 @@
-"""What the whole tree uses, read from the /proc that the keeper sees: every process in it belongs to the run."""
+"""What a tree of processes uses, read from the kernel's files about it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,33 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds(pids: List[int]) -> float:
-    total = 0
+class CpuTime(NamedTuple):
+    """Of one process, in seconds: its own, that of children it waited for, and whose child it is."""
+
+    own: float
+    waited: float
+    parent: int
+
+
+def cpu_times(proc: str, pids: Iterable[int]) -> Dict[int, CpuTime]:
+    found = {}
     for pid in pids:
         try:
-            fields = kernel_files.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            fields = kernel_files.read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
         except OSError as error:
             must_be_expected(error)
             continue
-        total += sum(int(field) for field in fields[11:15])
-    return total / _TICK
+        user, system, waited_user, waited_system = (int(field) / _TICK for field in fields[11:15])
+        found[pid] = CpuTime(user + system, waited_user + waited_system, int(fields[1]))
+    return found
 
 
-def tasks(pids: List[int]) -> int:
+def tasks(proc: str, pids: Iterable[int]) -> int:
     """Processes and threads, those that have ended and wait to be reaped among them: the kernel counts them too."""
     total = 0
     for pid in pids:
         try:
-            fields = kernel_files.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            fields = kernel_files.read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
         except OSError as error:
             must_be_expected(error)
             continue
@@ -38,17 +47,17 @@ def tasks(pids: List[int]) -> int:
     return total
 
 
-def memory_bytes(pids: List[int], scratch: str, ceiling: int) -> int:
+def processes_memory(proc: str, pids: List[int], ceiling: int) -> int:
     """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it."""
-    stores = _stores(scratch)
-    stores += sum(_page_tables(pid) for pid in pids)
-    quick = stores + sum(_resident(pid) for pid in pids)
-    return quick if quick < ceiling else stores + sum(_own_share(pid) for pid in pids)
+    tables = sum(_page_tables(proc, pid) for pid in pids)
+    quick = tables + sum(_resident(proc, pid) for pid in pids)
+    return quick if quick < ceiling else tables + sum(_own_share(proc, pid) for pid in pids)
 
 
-def _readable(pid: int, name: str) -> str:
+def _readable(proc: str, pid: int, name: str) -> str:
     """Of the process or, when its first thread has ended and so shows nothing, of any thread that has not."""
-    for path in (f"/proc/{pid}/{name}", *(f"/proc/{pid}/task/{thread}/{name}" for thread in _threads(pid))):
+    base = f"{proc}/{pid}"
+    for path in (f"{base}/{name}", *(f"{base}/task/{thread}/{name}" for thread in _threads(base))):
         try:
             with open(path) as file:
                 text = file.read()
@@ -60,39 +69,39 @@ def _readable(pid: int, name: str) -> str:
     return ""
 
 
-def _threads(pid: int) -> Iterator[str]:
+def _threads(base: str) -> Iterator[str]:
     try:
-        yield from os.listdir(f"/proc/{pid}/task")
+        yield from os.listdir(f"{base}/task")
     except OSError as error:
         must_be_expected(error)
 
 
-def _resident(pid: int) -> int:
-    fields = _readable(pid, "statm").split()
+def _resident(proc: str, pid: int) -> int:
+    fields = _readable(proc, pid, "statm").split()
     return int(fields[1]) * _PAGE if len(fields) > 1 else 0
 
 
-def _page_tables(pid: int) -> int:
+def _page_tables(proc: str, pid: int) -> int:
     """A huge mapping of nothing has next to nothing resident, but the tables that describe it are real."""
-    for line in _readable(pid, "status").splitlines():
+    for line in _readable(proc, pid, "status").splitlines():
         if line.startswith("VmPTE:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def _own_share(pid: int) -> int:
+def _own_share(proc: str, pid: int) -> int:
     """Its part of anonymous memory, shared anonymous mappings included; tmpfs files are counted where they live."""
-    rows = [line.split() for line in _readable(pid, "smaps_rollup").splitlines()]
+    rows = [line.split() for line in _readable(proc, pid, "smaps_rollup").splitlines()]
     parts = {row[0]: int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
     if not parts:
-        return _resident(pid)  # it made itself unreadable: all that it has is taken to be its own
-    shared = _shared_anonymous(pid) if parts.get("Pss_Shmem:") else 0
+        return _resident(proc, pid)  # it made itself unreadable: all that it has is taken to be its own
+    shared = _shared_anonymous(proc, pid) if parts.get("Pss_Shmem:") else 0
     return parts.get("Pss_Anon:", 0) + shared
 
 
-def _shared_anonymous(pid: int) -> int:
+def _shared_anonymous(proc: str, pid: int) -> int:
     total, is_counted = 0, False
-    for line in _readable(pid, "smaps").splitlines():
+    for line in _readable(proc, pid, "smaps").splitlines():
         if "-" in line.split(" ", 1)[0]:
             is_counted = line.endswith("/dev/zero (deleted)")
         elif is_counted and line.startswith("Pss:"):
@@ -100,30 +109,41 @@ def _shared_anonymous(pid: int) -> int:
     return total
 
 
-def _stores(scratch: str) -> int:
-    """Memory that no process need have mapped: the scratch tmpfs, System V objects, what sockets hold."""
-    if not scratch:
-        return 0  # without namespaces all of this is the host's
-    status = os.statvfs(scratch)
-    total = (status.f_blocks - status.f_bfree) * status.f_frsize
-    total += _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/msg", 3)
-    total += _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
-    return total + _socket_buffers()
-
+# ---- memory that no process need have mapped ----
 
 #: The kernel's size of one semaphore, and what a unix socket may hold unread; a program's first few are free.
 _SEMAPHORE, _UNIX_BUFFER, _FREE_SOCKETS = 64, 212_992, 64
-
 
 #: States in which the queue columns are bytes: established, closing in one way or another, and datagrams.
 _CARRYING = {"01", "04", "05", "07", "08", "09", "0B"}
 
 
-def _socket_buffers() -> int:
-    """TCP and UDP queues as they are; unix sockets show none, so many of them are taken to be full."""
-    total = max(0, len(_lines("/proc/net/unix")) - _FREE_SOCKETS) * _UNIX_BUFFER
-    for name in ("tcp", "tcp6", "udp", "udp6"):
-        for line in _lines(f"/proc/net/{name}"):
+def filled(directory: int) -> int:
+    """How much the file system that a descriptor is on holds."""
+    status = os.fstatvfs(directory)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def system_v_objects() -> int:
+    """Of the ipc namespace that the caller is in."""
+    total = _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/msg", 3)
+    return total + _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
+
+
+def socket_buffers(net: str) -> int:
+    """TCP and UDP queues as they are; unix sockets show none, so many of them are taken to be full.
+
+    The kernel's summary tells which of the tables have anything in them: reading them all takes longer than the rest.
+    """
+    rows = [line.split() for name in ("sockstat", "sockstat6") for line in _text(f"{net}/{name}")]
+    used = {row[0] + row[1]: int(row[2]) for row in rows if len(row) > 2}
+    total = 0
+    if used.get("sockets:used", _FREE_SOCKETS + 1) > _FREE_SOCKETS:
+        total += max(0, len(_lines(f"{net}/unix")) - _FREE_SOCKETS) * _UNIX_BUFFER
+    tables = [("tcp", used.get("TCP:inuse", 1)), ("udp", used.get("UDP:inuse", 1))]
+    tables += [("tcp6", used.get("TCP6:inuse", 1)), ("udp6", used.get("UDP6:inuse", 1))]
+    for name, count in tables:
+        for line in _lines(f"{net}/{name}") if count else ():
             fields = line.split()
             if fields[3] in _CARRYING:
                 sent, _, received = fields[4].partition(":")
@@ -131,18 +151,25 @@ def _socket_buffers() -> int:
     return total
 
 
-def _lines(path: str) -> List[str]:
-    """Without the heading."""
+def _text(path: str) -> List[str]:
     try:
         with open(path) as file:
-            return file.readlines()[1:]
+            return file.readlines()
     except OSError as error:
         must_be_expected(error)
         return []
 
 
+def _lines(path: str) -> List[str]:
+    """Without the heading."""
+    return _text(path)[1:]
+
+
 def _column(path: str, index: int) -> int:
     return sum(int(line.split()[index]) for line in _lines(path))
+
+
+# ---- disk ----
 
 
 class DiskUse(NamedTuple):
@@ -158,8 +185,8 @@ _DEEPEST = 200
 _MOST_ENTRIES = 200_000
 
 
-def disk_use(paths: Iterable[str], pids: List[int]) -> DiskUse:
-    """Names below the paths, and files of those file systems that are open but have no name any more."""
+def disk_use(paths: Iterable[str], proc: str, pids: List[int]) -> DiskUse:
+    """Names below the paths, and files of those file systems that are in use but have no name any more."""
     held, left, devices = 0, _MOST_ENTRIES, set()
     is_complete, filesystem = True, 0
     for path in paths:
@@ -169,12 +196,11 @@ def disk_use(paths: Iterable[str], pids: List[int]) -> DiskUse:
             is_complete = False
             continue
         devices.add(os.fstat(root).st_dev)
-        status = os.statvfs(root)
-        filesystem += (status.f_blocks - status.f_bfree) * status.f_frsize
+        filesystem += filled(root)
         size, left, is_whole = _walk(root, left, 0)
         held += size
         is_complete = is_complete and is_whole
-    return DiskUse(held + _nameless(pids, devices), filesystem, is_complete)
+    return DiskUse(held + _nameless(proc, pids, devices), filesystem, is_complete)
 
 
 def _walk(directory: int, left: int, depth: int) -> Tuple[int, int, bool]:
@@ -209,11 +235,12 @@ def _walk(directory: int, left: int, depth: int) -> Tuple[int, int, bool]:
         os.close(directory)
 
 
-def _nameless(pids: List[int], devices: Set[int]) -> int:
+def _nameless(proc: str, pids: List[int], devices: Set[int]) -> int:
+    """Open files by their size; files that are only mapped any more by what is mapped of them."""
     sizes: Dict[int, int] = {}
     for pid in pids:
-        for thread in _threads(pid):
-            base = f"/proc/{pid}/task/{thread}/fd"
+        for thread in _threads(f"{proc}/{pid}"):
+            base = f"{proc}/{pid}/task/{thread}/fd"
             try:
                 for name in os.listdir(base):
                     status = os.stat(f"{base}/{name}")
@@ -223,4 +250,16 @@ def _nameless(pids: List[int], devices: Set[int]) -> int:
                 must_be_expected(error)
                 continue
             break  # threads share their descriptors
+        for inode, size in _mapped_nameless(proc, pid, devices):
+            sizes[inode] = max(sizes.get(inode, 0), size)
     return sum(sizes.values())
+
+
+def _mapped_nameless(proc: str, pid: int, devices: Set[int]) -> Iterator[Tuple[int, int]]:
+    names = {f"{os.major(device):02x}:{os.minor(device):02x}" for device in devices}
+    for line in _text(f"{proc}/{pid}/maps"):
+        if line.endswith(" (deleted)\n"):
+            place, _, offset, device, inode, _ = line.split(None, 5)
+            if device in names:
+                start, end = (int(number, 16) for number in place.split("-"))
+                yield int(inode), int(offset, 16) + end - start

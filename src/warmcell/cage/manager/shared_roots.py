@@ -1,35 +1,50 @@
 """Roots that many cells share: what is the same for all of a plan is laid out once, and copied as a whole for each.
 
 A copy costs one call instead of some forty mounts. It is safe because the original is sealed before the first copy is
-made, holds no path of a caller's, and every guest's own places (scratch, /proc) are mounted on its copy alone.
+made, holds no path of a caller's, and every guest's own places (scratch, /proc, allowed paths) are mounted on its copy
+alone.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
+import time
+from collections import OrderedDict
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, Sequence, Tuple
 
 from ..failure import step
 from ..guest import root
 from ..linux import mounts
-from ..linux.fds import Owned, close_all
 from ..linux.namespaces import CLONE_NEWNS
+from ..linux.owned import Owned
 from ..linux.syscalls import call
 from ..plan import Bind, LaunchPlan
 
-#: Each holds mounts and a tmpfs. Further plans take the place of those that have not been used for longest.
+#: Each holds mounts and a tmpfs; the one that was not used for longest goes first.
 _MOST = 8
 _ASTRAY = 70
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+Attached = Tuple[Tuple[str, bool], ...]
 
 
-class _SharedRoot(NamedTuple):
-    name: str
-    tree: int
-    #: Device and inode of each source when it was made: what is replaced on the host is replaced in here.
-    sources: Tuple[Tuple[int, int], ...]
+class _SharedRoot:
+    """One original. What is replaced on the host is replaced in here, a second later at the most."""
+
+    def __init__(self, name: str, tree: int, sources: Dict[str, Tuple[int, int]]) -> None:
+        self.name = name
+        self.tree = tree
+        #: Device and inode of each when it was made.
+        self._sources = sources
+        self._looked = time.monotonic()
+
+    def is_current(self) -> bool:
+        if time.monotonic() - self._looked < _SECONDS_BETWEEN_LOOKS:
+            return True
+        self._looked = time.monotonic()
+        return all(_identity(path) == identity for path, identity in self._sources.items())
 
 
 class SharedRoots:
@@ -37,40 +52,37 @@ class SharedRoots:
 
     def __init__(self, open_tree: Callable[[Bind], int]) -> None:
         self._open_tree = open_tree
-        self._workshop: Optional[_Workshop] = None
-        self._names = itertools.count()
-        self._made: Dict[object, _SharedRoot] = {}
+        self._workshop = _Workshop()
+        self._number = 0
+        self._made: "OrderedDict[object, _SharedRoot]" = OrderedDict()
 
-    def copy_for(self, plan: LaunchPlan) -> Optional[int]:
-        """A detached tree that is the plan's root; None where each guest must build its own."""
-        if not _can_be_shared(plan):
-            return None
-        if self._workshop is None:
-            self._workshop = _Workshop()
-        key = (plan.binds, plan.files, plan.symlinks, plan.scratch_dirs)
-        sources = tuple(_identity(bind.source) for bind in plan.binds)
-        shared = self._made.pop(key, None)
-        if shared is not None and shared.sources != sources:
-            self._workshop.remove(shared)
-            shared = None
-        if shared is None:
-            shared = _SharedRoot(*self._make(plan, self._workshop), sources)
-        self._made[key] = shared  # at the end: those at the beginning have not been used for longest
+    @property
+    def tmpfs(self) -> str:
+        """A directory on a file system of ours, for files that must be on one."""
+        return self._workshop.tmpfs
+
+    def copy_for(self, plan: LaunchPlan, attached: Attached) -> int:
+        """A detached tree that is the plan's root, with places for what is to be attached to it."""
+        key = (plan, attached)
+        found = self._made.pop(key, None)
+        if found is not None and not found.is_current():
+            self._workshop.remove(found)
+            found = None
+        if found is None:
+            found = self._make(plan, attached)
+        self._made[key] = found
         while len(self._made) > _MOST:
-            self._workshop.remove(self._made.pop(next(iter(self._made))))
-        return self._workshop.copy(shared.tree)
+            self._workshop.remove(self._made.popitem(last=False)[1])
+        return self._workshop.copy(found.tree)
 
-    def _make(self, plan: LaunchPlan, workshop: _Workshop) -> Tuple[str, int]:
-        name = str(next(self._names))
+    def _make(self, plan: LaunchPlan, attached: Attached) -> _SharedRoot:
+        self._number += 1
+        shared = [bind for bind in plan.binds if root.is_shared(bind, plan)]
+        sources = {bind.source: _identity(bind.source) for bind in shared}
+        name = str(self._number)
         with Owned() as owned:
-            trees = [owned.take(self._open_tree(bind)) for bind in plan.binds]
-            return name, workshop.build(name, plan, trees)
-
-    def let_go(self) -> None:
-        """In a cell: none of this is its business."""
-        if self._workshop is not None:
-            self._workshop.let_go()
-        close_all(shared.tree for shared in self._made.values())
+            trees = [owned.take(self._open_tree(bind)) for bind in shared]
+            return _SharedRoot(name, self._workshop.build(name, plan, trees, attached), sources)
 
 
 class _Workshop:
@@ -80,15 +92,19 @@ class _Workshop:
     """
 
     def __init__(self) -> None:
-        with step("make workshop"), Owned() as owned:
-            self._own = owned.take(_open_mount_namespace())
+        with step("make workshop"):
+            self._own = _open_mount_namespace()
             call("unshare", CLONE_NEWNS)
             try:
                 root.enter_new_tmpfs("/tmp")
-                self._other = owned.take(_open_mount_namespace())
+                self._tmpfs = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._other = _open_mount_namespace()
             finally:
                 self._return()
-            owned.give_all()
+
+    @property
+    def tmpfs(self) -> str:
+        return f"/proc/self/fd/{self._tmpfs}"
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -106,14 +122,13 @@ class _Workshop:
         except OSError:
             os._exit(_ASTRAY)  # every later cell would be made from the wrong mounts
 
-    def build(self, name: str, plan: LaunchPlan, trees: Sequence[int]) -> int:
+    def build(self, name: str, plan: LaunchPlan, trees: Sequence[int], attached: Attached) -> int:
         """A root, sealed; returns its descriptor, for `copy`."""
         with self._inside(), Owned() as owned:
             os.mkdir(f"/tmp/{name}")
             try:
                 root.enter_new_tmpfs(f"/tmp/{name}")
-                root.make_places(plan)
-                root.lay_out(plan, trees)
+                root.lay_out(plan, trees, attached)
                 tree = owned.take(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
                 with step("seal root", "/"):
                     mounts.seal(tree)
@@ -134,10 +149,6 @@ class _Workshop:
         with self._inside():
             _clear(shared.name)
 
-    def let_go(self) -> None:
-        for descriptor in (self._own, self._other):
-            os.close(descriptor)
-
 
 def _open_mount_namespace() -> int:
     return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -146,19 +157,11 @@ def _open_mount_namespace() -> int:
 def _clear(name: str) -> None:
     os.chdir("/")
     try:
-        mounts.detach(f"/tmp/{name}")
+        call("umount2", f"/tmp/{name}".encode(), mounts.MNT_DETACH)
     except OSError as error:
         if error.errno != errno.EINVAL:  # nothing was mounted there yet
             raise
     os.rmdir(f"/tmp/{name}")
-
-
-def _can_be_shared(plan: LaunchPlan) -> bool:
-    """Whether the root holds nothing of one caller's, and nothing that stands on what each guest gets anew."""
-    places = [path + "/" for path, _ in plan.scratch_dirs]
-    return not any(
-        bind.as_owner or bind.writable or (bind.target + "/").startswith(tuple(places)) for bind in plan.binds
-    )
 
 
 def _identity(path: str) -> Tuple[int, int]:

@@ -1,0 +1,263 @@
+"""Lists of system calls, made before a fork and carried out after it.
+
+What a new child does until its cage stands is known beforehand. Carried out by Python, every step touches pages that
+the child shares with its zygote, and each touch is a copy; written down as a list, all of it takes a few hundred bytes
+of machine code that decides nothing (machine_code/call_list_*.S). Where memory may not be executed, Python goes through
+the same list.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import ctypes
+import mmap
+import os
+import signal
+import struct
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from ..failure import CageError
+from .syscalls import MACHINE, NUMBERS
+
+_WORDS = 11
+_ANY = -1
+_WORD_MASK = (1 << 64) - 1
+
+#: machine: (offset of `spawn`, the bytes that machine_code/call_list_<machine>.S assembles to)
+MACHINE_CODE = {
+    "x86_64": (
+        0xA0,
+        "535541544155415641574889fb4989f44989d54c8d34ca31ed4c39e5746a4c8b7b384883ec3031c9488b44cb08490fa3"
+        "cf7305498b44c500488904ccffc183f90675e55f5e5a415a41584159488b030f05498904ee488b4b504885c974028901"
+        "483d01f0ffff7311488b4b404883f9ff740d4839c17408eb0f483b434875094883c35848ffc5eb914889e8415f415e41"
+        "5d415c5d5bc3662e0f1f840000000000534889cb4531d24531c0b8380000000f054885c074025bc3488b3b488b730848"
+        "8b5310488b4b18e834ffffffbf01000000b8e70000000f05",
+    ),
+    "aarch64": (
+        0xE0,
+        "fd7bbca9f35301a9f55b02a9f76303a9f30300aaf40301aaf50302aa560c038b170080d2ff0214eba0040054781e40f9"
+        "608640a9628e41a9649642a958000036a07a60f858000836a17a61f858001036a27a62f858001836a37a63f858002036"
+        "a47a64f858002836a57a65f8680240f9010000d4c07a37f8692a40f9490000b4200100b91ffc3fb1e2000054692240f9"
+        "3f0500b1e00000543f0100eba000005407000014692640f93f0100eb8100005473620191f7060091dbffff17e00317aa"
+        "f76343a9f55b42a9f35341a9fd7bc4a8c0035fd61f2003d51f2003d51f2003d5fd7bbea9f30b00f9f30303aa030080d2"
+        "040080d2881b80d2010000d4800000b4f30b40f9fd7bc2a8c0035fd6600640a9620e41a9bbffff97200080d2c80b80d2"
+        "010000d4",
+    ),
+}
+
+
+class Value(NamedTuple):
+    """A word that is known only when the list is carried out: given to it, or the result of an earlier call."""
+
+    place: int
+
+
+class Field(NamedTuple):
+    """Four bytes of a buffer into which a result is put, for a later call to find."""
+
+    buffer: "ctypes.Array[ctypes.c_char]"
+    offset: int
+
+
+Word = Union[int, bytes, Value, "ctypes.Array[ctypes.c_char]", None]
+
+
+class _Part(NamedTuple):
+    """What the calls from `first` on belong to, for the one who reads the error."""
+
+    first: int
+    step: str
+    what: str
+
+
+class CallList:
+    """Grows by `call`, is carried out by `run`, any number of times. `given` is how many words each run brings."""
+
+    def __init__(self, given: int = 0) -> None:
+        self._given = given
+        self._words: List[int] = []
+        self._parts: List[_Part] = []
+        self._kept: List[object] = []
+        self._count = 0
+        self._memory: Optional["ctypes.Array[ctypes.c_char]"] = None
+
+    def part(self, step: str, what: str = "") -> None:
+        """Names the step of the cage that the following calls carry out."""
+        self._parts.append(_Part(self._count, step, what))
+
+    def call(
+        self,
+        name: str,
+        *arguments: Word,
+        wanted: int = _ANY,
+        tolerated: int = 0,
+        into: Optional[Field] = None,
+    ) -> Value:
+        """One system call. `wanted`: its only good result. `tolerated`: an errno that is none. Returns its result."""
+        number = NUMBERS.get(name)
+        if number is None:
+            raise OSError(38, f"{name} is not known on {MACHINE}")
+        words, references = [0] * 6, 0
+        for index, argument in enumerate(arguments):
+            if isinstance(argument, Value):
+                references |= 1 << index
+                words[index] = argument.place
+            else:
+                words[index] = self._word(argument)
+        place = 0
+        if into is not None:
+            self._kept.append(into.buffer)
+            place = ctypes.addressof(into.buffer) + into.offset
+        self._words += [number, *words, references, wanted & _WORD_MASK, -tolerated & _WORD_MASK, place]
+        self._count += 1
+        self._memory = None
+        return Value(self._given + self._count - 1)
+
+    def keep(self, *buffers: object) -> None:
+        """What calls refer to by way of another buffer must live as long as the list."""
+        self._kept += buffers
+
+    def _word(self, argument: Union[int, bytes, "ctypes.Array[ctypes.c_char]", None]) -> int:
+        if argument is None:
+            return 0
+        if isinstance(argument, int):
+            return argument & _WORD_MASK
+        if isinstance(argument, bytes):
+            argument = ctypes.create_string_buffer(argument)
+        self._kept.append(argument)
+        return ctypes.addressof(argument)
+
+    def prepare(self, given: Sequence[int]) -> "Prepared":
+        """Everything that a run needs, laid out, so that running it touches next to nothing."""
+        if len(given) != self._given:
+            raise ValueError(f"{len(given)} words given instead of {self._given}")
+        if self._memory is None:
+            self._memory = ctypes.create_string_buffer(struct.pack(f"={len(self._words)}Q", *self._words))
+        values = (ctypes.c_int64 * (self._given + self._count))(*given)
+        return Prepared(self, self._memory, self._count, values, self._given)
+
+    def failure(self, done: int, result: int) -> CageError:
+        """What it means that only `done` calls were carried out."""
+        part = max((part for part in self._parts if part.first <= done), key=lambda part: part.first)
+        number = -result if -4096 < result < 0 else 0
+        return CageError(part.step, number, part.what or "unexpected answer" if not number else part.what)
+
+
+class Prepared(NamedTuple):
+    """A list with the words of one run."""
+
+    calls: CallList
+    steps: "ctypes.Array[ctypes.c_char]"
+    length: int
+    values: "ctypes.Array[ctypes.c_int64]"
+    given: int
+
+    def run(self) -> None:
+        """Carries it out in this process; raises the step that failed."""
+        if _run is not None:
+            done = _run(ctypes.addressof(self.steps), self.length, ctypes.addressof(self.values), self.given)
+        else:
+            done = _run_plainly(self)
+        if done != self.length:
+            raise self.calls.failure(done, self.values[self.given + done])
+
+    def failure(self) -> Optional[CageError]:
+        """For who shares the memory of the process that runs it, when that has ended: the call at which it did."""
+        for index in range(self.length):
+            result = self.values[self.given + index]
+            if result < 0 and result != self._tolerated(index):
+                return self.calls.failure(index, result)
+        return None
+
+    def _tolerated(self, index: int) -> int:
+        (word,) = struct.unpack_from("=q", self.steps, (index * _WORDS + 9) * 8)
+        return int(word)
+
+    def result(self, value: Value) -> int:
+        return int(self.values[value.place])
+
+
+def _run_plainly(prepared: Prepared) -> int:
+    """The same as the machine code, by Python."""
+    values, given = prepared.values, prepared.given
+    step = struct.Struct(f"={_WORDS}q")
+    for index in range(prepared.length):
+        number, *words, references, wanted, tolerated, place = step.unpack_from(prepared.steps, index * step.size)
+        words = [values[word] if references >> bit & 1 else word for bit, word in enumerate(words)]
+        result = int(_libc.syscall(*(ctypes.c_long(word) for word in (number, *words))))
+        if result == -1:
+            result = -ctypes.get_errno()
+        values[given + index] = result
+        if place:
+            ctypes.memmove(place, struct.pack("=i", result), 4)
+        if result != tolerated if result < 0 else wanted not in (_ANY, result):
+            return index
+    return prepared.length
+
+
+def can_spawn() -> bool:
+    return _spawn is not None
+
+
+class Spawned(NamedTuple):
+    """A child that shares this process's memory until its last call, an exec. `stack` must outlive that."""
+
+    pid: int
+    pidfd: int
+    keeps: Tuple[object, ...]
+
+
+def spawn(flags: int, prepared: Prepared) -> Spawned:
+    """A child without a copy of this process's memory: it runs the list and nothing else. `flags` are namespaces.
+
+    It starts with all signals blocked: a handler of ours must never run on its small stack.
+    """
+    assert _spawn is not None
+    stack = ctypes.create_string_buffer(_STACK)
+    top = (ctypes.addressof(stack) + _STACK) & ~15
+    pidfd = ctypes.c_int(-1)
+    steps, values = ctypes.addressof(prepared.steps), ctypes.addressof(prepared.values)
+    arguments = (ctypes.c_int64 * 4)(steps, prepared.length, values, prepared.given)
+    # Not `signal`'s own: that makes an enumeration of every number, which takes longer than the clone.
+    before = _signal.pthread_sigmask(_signal.SIG_SETMASK, _ALL_SIGNALS)
+    try:
+        flags |= _CLONE_VM | _CLONE_PIDFD | signal.SIGCHLD
+        pid = _spawn(flags, top, ctypes.addressof(pidfd), ctypes.addressof(arguments))
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return Spawned(pid, pidfd.value, (prepared, stack, arguments))
+
+
+_STACK = 4096
+_CLONE_VM, _CLONE_PIDFD = 0x100, 0x1000
+_ALL_SIGNALS = frozenset(int(number) for number in signal.valid_signals())
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+_Function = Callable[[int, int, int, int], int]
+
+
+def _executable(machine: str) -> Tuple[Optional[_Function], Optional[_Function]]:
+    """The machine code as functions; nothing where there is none for this machine or memory may not be executed."""
+    offset, *text = MACHINE_CODE.get(machine, (0, ""))
+    code = bytes.fromhex("".join(text))
+    if not code or struct.calcsize("P") != 8:
+        return None, None
+    try:
+        memory = mmap.mmap(-1, mmap.PAGESIZE)
+    except OSError:
+        return None, None
+    memory.write(code)
+    _keep_mapped.append(memory)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if _libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
+        return None, None  # SELinux and others forbid it
+    # PYFUNCTYPE: the interpreter's lock is kept, as there is nobody else in a zygote or its child to give it to.
+    function = ctypes.PYFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 4)
+    return function(place), function(place + offset)
+
+
+_keep_mapped: List[mmap.mmap] = []
+_run, _spawn = _executable(MACHINE)

@@ -1,0 +1,192 @@
+"""Making one cell: from an order and its descriptors to processes in namespaces of their own.
+
+Caged, the guest is our own child, forked by the zygote into namespaces whose init sleeps and may have been made ahead.
+In the classes without namespaces a keeper stands between us and the guest: somebody must be the parent of what it
+leaves behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import socket
+import stat
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from .. import plan as plans
+from .. import verify
+from ..failure import CageError, step, tell
+from ..guest import root
+from ..guest.recipe import Shape
+from ..linux import mounts, namespaces
+from ..linux.owned import Owned
+from ..linux.processes import kill
+from ..linux.syscalls import call
+from ..wire import send_packet
+from .guest_children import GuestChild
+from .shared_roots import SharedRoots
+from .sleeping_inits import SleepingInits
+from .zygote_child import ZygoteChild
+
+
+class Order(NamedTuple):
+    """What came with an order: the cell's ends of its channels, and the groups that it is to join."""
+
+    plan: plans.LaunchPlan
+    #: The paths of the plan that are one guest's own.
+    own: Tuple[plans.Bind, ...]
+    #: Whether its job will be a program, and whether that comes later.
+    may_exec: bool
+    waits: bool
+    job: int
+    stdio: Tuple[int, ...]
+    cgroups: Tuple[int, ...]
+
+
+class CellMaker:
+    """Owned by the manager, in namespaces of its own if it is caging. `on_birth` is told of every process."""
+
+    def __init__(
+        self,
+        zygote: ZygoteChild,
+        is_caging: bool,
+        host_id: int,
+        on_birth: Callable[[int, object], None],
+        keeps_spares: bool = False,
+    ) -> None:
+        self._zygote = zygote
+        self._is_root = is_caging and host_id != 0
+        self._host_id = host_id
+        self._on_birth = on_birth
+        self._id_maps: Dict[mounts.Owner, int] = {}
+        self._outer = namespaces.identities()
+        self._is_caging = is_caging
+        if is_caging:
+            self._roots = SharedRoots(self._open_tree)
+            self._inits = SleepingInits(host_id, on_birth, keeps_spares, self._roots.tmpfs)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._is_caging or self._inits.is_complete
+
+    def complete(self) -> None:
+        """Makes what the next cell can have ready-made."""
+        self._inits.complete()
+
+    def make(self, order: Dict[str, Any], descriptors: List[int]) -> Optional[GuestChild]:
+        """Has the processes of one cell made; the descriptors are ours from here.
+
+        A guest to look after, or None: a keeper does, or it failed and the status channel was told.
+        """
+        job, status_end, *stdio = descriptors[:5]
+        status = socket.socket(fileno=status_end)
+        owned = Owned(job, *descriptors[2:])
+        try:
+            plan, own = _parse(order["plan"])
+            cgroups = tuple(descriptors[5:])
+            wanted = Order(plan, own, order["execs"], bool(order.get("waits")), job, tuple(stdio), cgroups)
+            if plan.isolation == "namespaces":
+                return self._make_guest(wanted, status, owned)
+            self._make_keeper(wanted, status, owned)
+        except CageError as failure:
+            tell(status, failure)
+        except plans.PlanError as problem:
+            tell(status, CageError("read plan", 0, str(problem)))
+        except OSError as error:  # one cell's trouble must not end the others' manager
+            tell(status, CageError("make cell", error.errno or 0, str(error.filename or error.strerror)))
+        finally:
+            status.close()
+            owned.close()
+        return None
+
+    def _make_guest(self, order: Order, status: socket.socket, owned: Owned) -> GuestChild:
+        """A guest in the namespaces of a sleeping init, with this process as its parent."""
+        begun, go = owned.pipe()
+        attached, trees = self._open_trees(order, owned)
+        shape = Shape(order.plan, len(order.cgroups), attached, _files(order.plan, attached))
+        init = self._inits.take(order.plan.network)
+        for descriptor in (init.pidfd, init.asleep, init.lifeline):
+            owned.take(descriptor)
+        try:
+            ours, handoff = owned.socketpair()
+            given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, *trees)
+            with step("fork guest"):
+                pid = self._zygote.order(shape, order.may_exec, order.waits, given)
+            self._on_birth(pid, None)
+            pidfd = owned.take(call("pidfd_open", pid, 0))
+            # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
+            send_packet(status, {"pid": init.pid}, [init.pidfd, pidfd, init.lifeline])
+            kept = verify.identities((order.job, go, *order.stdio))
+            expected = verify.Expected(order.plan, kept, self._outer, self._host_id)
+            guest = GuestChild(pid, expected, status.dup(), init, socket.socket(fileno=ours), begun, order.may_exec)
+        except BaseException:
+            init.end()
+            raise
+        owned.give(init.pidfd, ours, begun)
+        return guest
+
+    def _open_trees(self, order: Order, owned: Owned) -> Tuple[Tuple[Tuple[str, bool], ...], Sequence[int]]:
+        """What goes on top of the root, and the trees: a copy of the root, and then those."""
+        trees = [owned.take(self._open_tree(bind)) for bind in order.own]
+        kinds = (stat.S_ISDIR(os.fstat(tree).st_mode) for tree in trees)
+        attached = tuple(zip((bind.target for bind in order.own), kinds))  # noqa: B905  # since Python 3.10
+        return attached, (owned.take(self._roots.copy_for(order.plan, attached)), *trees)
+
+    def _make_keeper(self, order: Order, status: socket.socket, owned: Owned) -> None:
+        """A guest without namespaces, by way of its keeper."""
+        begun, go = owned.pipe()
+        files = tuple(path for path, _ in order.plan.landlock if not os.path.isdir(path))
+        shape = Shape(order.plan, len(order.cgroups), files=files)
+        given = (order.job, go, begun, status.fileno(), *order.stdio, *order.cgroups)
+        with step("fork keeper"):
+            pid = self._zygote.order(shape, order.may_exec, order.waits, given)
+        self._on_birth(pid, None)
+        try:
+            send_packet(status, {"pid": pid}, [owned.take(call("pidfd_open", pid, 0))])
+        except OSError:
+            kill(pid)
+            raise
+
+    def _open_tree(self, bind: plans.Bind) -> int:
+        return mounts.detached_tree(bind, self._id_map)
+
+    def _id_map(self, owner: mounts.Owner) -> Optional[int]:
+        """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""
+        if not self._is_root:
+            return None
+        if owner not in self._id_maps:
+            self._id_maps[owner] = _user_namespace(owner, self._host_id)
+        return self._id_maps[owner]
+
+
+def _files(plan: plans.LaunchPlan, attached: Sequence[Tuple[str, bool]]) -> Tuple[str, ...]:
+    """Paths of its Landlock rules that are no directories: there are fewer rights to those."""
+    named = {path for path, _ in plan.landlock}
+    shared = [(bind.target, os.path.isdir(bind.source)) for bind in plan.binds if bind.target in named]
+    return tuple(target for target, is_directory in {**dict(shared), **dict(attached)}.items() if not is_directory)
+
+
+def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
+    """A user namespace, kept by descriptor, in which the owner of a path on disk is the guest's id on the host."""
+    pid, pidfd = namespaces.clone(namespaces.CLONE_NEWUSER)
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        signal.pause()
+        os._exit(0)
+    try:
+        with step("map owner of allowed path"):
+            namespaces.map_ids(pid, host_id, host_id, owner[0], owner[1])
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(pidfd)
+        kill(pid)
+        os.waitpid(pid, 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(text: str) -> Tuple[plans.LaunchPlan, Tuple[plans.Bind, ...]]:
+    """The plan and the paths that are one guest's own. The same text comes again with every cell of a policy."""
+    plan = plans.decode(json.loads(text))
+    return plan, tuple(bind for bind in plan.binds if not root.is_shared(bind, plan))

@@ -1,0 +1,191 @@
+"""A guest that is the zygote's own child, because its cell's init only sleeps.
+
+The zygote learns from it that the cage stands, checks that, answers the calls that it is refused, and reports how it
+ended. Nothing of this takes a process of its own: a waiting cell is the guest and two pages of init.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from .. import refused_paths, verify
+from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
+from ..failure import CageError, tell
+from ..leftovers import Leftovers
+from ..linux import connections
+from ..linux.mounts import is_full
+from ..linux.notify import Listener
+from ..linux.owned import close_all
+from ..linux.processes import descendants
+from ..watching.watcher import LOST, Verdict, Watcher
+from ..wire import send_packet
+from .pid_numbers import next_pid
+
+
+class Ending(NamedTuple):
+    """What the kernel says of a process that was reaped."""
+
+    status: int
+    cpu: float
+    peak: int
+
+
+class GuestChild:
+    """One guest, from its fork to its end. It owns the status channel, the handoff, `go` and what is handed over."""
+
+    def __init__(
+        self,
+        pid: int,
+        expected: verify.Expected,
+        status: socket.socket,
+        init: SleepingInit,
+        handoff: socket.socket,
+        begun: int,
+        may_exec: bool,
+    ) -> None:
+        self.pid = pid
+        self._plan = expected.plan
+        self._expected = expected
+        self._status = status
+        self._init = init
+        self._handoff = handoff
+        self._begun = begun
+        self._may_exec = may_exec
+        self._given: Dict[str, int] = {}
+        self._is_ready = False
+        self._listener: Optional[Listener] = None
+        #: Its number with the watcher.
+        self.watch: Optional[int] = None
+        self._ending: Optional[Ending] = None
+        self.leftovers: Optional[Leftovers] = None
+
+    @property
+    def listens_to(self) -> int:
+        """The descriptor to wait for: at first the guest's word that it is locked in, then its refused calls."""
+        if self._listener is not None:
+            return self._listener.descriptor
+        return self._handoff.fileno()
+
+    def attend(self, watcher: Watcher) -> None:
+        """Deals with what came on the descriptor that it listens to."""
+        if self._listener is not None:
+            self._listener.answer()
+            if self.leftovers is not None:
+                self.leftovers.were_heard()
+            return
+        try:
+            self._hear(watcher)
+        except (CageError, OSError) as error:
+            self._handoff.close()
+            self._fail(error)
+
+    def _hear(self, watcher: Watcher) -> None:
+        """First its word, with descriptors; then the end of that channel, which is the last thing of the list."""
+        if not self._given:
+            self._given = take_over(self._handoff)
+            return
+        self._handoff.close()
+        verify.check(self.pid, self._init.pid, self._expected)
+        self._listen()
+        watch = self._plan.watch
+        if watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes:
+            self.watch = watcher.watch(self._plan, self._init.pidfd, self._begun, self._given)
+        listener = self._given.pop(PROXY_LISTENER, -1)
+        self._is_ready = True
+        self._send({"ready": True}, [listener] if listener >= 0 else [])
+        close_all([listener])
+
+    def _listen(self) -> None:
+        """Where host directories are in sight, unix sockets are the guest's own only on the device of its scratch."""
+        if NOTIFICATIONS not in self._given:
+            return
+        plan = self._plan
+        scratch = self._given.get(CODE_DIRECTORY, -1)
+        connect = None
+        if plan.network != "host" and scratch >= 0 and any(bind.as_owner for bind in plan.binds):
+            connect = partial(connections.connect, own_device=os.fstat(scratch).st_dev)
+        self._listener = Listener(self._given[NOTIFICATIONS], self.pid, connect, scratch)
+        self._listener.may_exec_once = self._may_exec
+
+    def _fail(self, error: Exception) -> None:
+        """Whatever is wrong with init is the cause of what is wrong with the guest: it dies with it."""
+        failure = self._init.steps.failure()
+        if failure is None and isinstance(error, CageError):
+            failure = error
+        tell(self._status, failure or CageError("lock guest", getattr(error, "errno", 0) or 0, "its process died"))
+        self._init.end()
+
+    @property
+    def is_being_made(self) -> bool:
+        return not self._is_ready
+
+    def lose_watcher(self) -> None:
+        """What nobody watches does not run."""
+        if self.watch is not None:
+            self._init.end()
+
+    def ended(self, ending: Ending) -> None:
+        """It was reaped. What it left behind, now children of init, may still be about something: see `is_over`."""
+        self._ending = ending
+        self.leftovers = Leftovers()
+
+    def is_over(self) -> bool:
+        """Whether nothing is left in the cell that deserves more time."""
+        assert self.leftovers is not None
+        return not self.leftovers.deserve_time(descendants(self._init.pid))
+
+    def finish(self, verdict: Verdict) -> None:
+        """Whatever is left ends with init, and the supervisor is told."""
+        assert self._ending is not None
+        limits = self._met_limits(verdict)
+        self._init.end()
+        report: Dict[str, Any] = {
+            "exit": self._ending.status,
+            "verdict": verdict.reason,
+            "cpu": round(self._ending.cpu + verdict.cpu_lost, 6),
+            "peak": max(self._ending.peak, verdict.peak),
+            "limits": limits,
+            "denials": self._denials(self._ending.status),
+        }
+        if verdict == LOST:
+            report = {"failed": ["watch", 0, "the watcher died"]}
+        self._send(report)
+        self.close()
+
+    def _met_limits(self, verdict: Verdict) -> List[str]:
+        """Where the kernel refused more, and told nobody but the guest."""
+        assert self._ending is not None
+        met = set(verdict.met)
+        # The code is on the one tmpfs of everything that the guest may write.
+        if CODE_DIRECTORY in self._given and is_full(self._given[CODE_DIRECTORY]):
+            met.add("disk")
+        # As many pids were given out as there may be tasks, and not one more: it was refused the next. Where tasks
+        # have come and gone the numbers go on, and only a look at the right time tells. A cgroup counts by itself.
+        most_tasks = dict(self._plan.rlimits).get("nproc", 0)
+        is_asked = self._ending.status and self._plan.watch.memory_bytes and most_tasks
+        if is_asked and next_pid(self._init.pidfd) == most_tasks + 1:
+            met.add("processes")
+        return sorted(met)
+
+    def _denials(self, status: int) -> List[List[str]]:
+        found = self._listener.denials if self._listener else []
+        if status and CODE_DIRECTORY in self._given:
+            name = os.path.basename(self._plan.report_path)
+            found = found + refused_paths.read_note(name, self._given[CODE_DIRECTORY])
+        return found
+
+    def close(self) -> None:
+        """Lets go of all descriptors; what they led to goes on."""
+        for channel in (self._handoff, self._status):
+            channel.close()
+        close_all([self._init.pidfd, self._begun, *self._given.values()])
+        self._given = {}
+
+    def _send(self, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            send_packet(self._status, message, descriptors)
+        except OSError:  # the supervisor let go of the cell
+            self._init.end()

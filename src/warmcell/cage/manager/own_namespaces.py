@@ -1,0 +1,52 @@
+"""The zygote's own namespaces: of users, mounts and processes, once, before it loads anything.
+
+In a mount namespace it may clone trees, for which an ordinary user needs a user namespace. As the first process of a
+pid namespace it may send its children into others and take that back, which only root may do in the host's; and
+whatever ends it ends every cell. The process that was started clones it, as a sibling, and is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+
+from ..failure import step
+from ..linux import mounts, namespaces
+from ..linux.syscalls import call
+from ..wire import send_packet
+
+_CLONE_PARENT = 0x8000
+
+
+def enter(control: socket.socket) -> int:
+    """Returns in the new process: who guests are to be on the host, as it is seen from in there."""
+    is_root = os.geteuid() == 0
+    go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    pidfd = ctypes.c_int(-1)
+    flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID | (0 if is_root else namespaces.CLONE_NEWUSER)
+    uid, gid = os.geteuid(), os.getegid()
+    with step("create namespaces"):
+        flags |= _CLONE_PARENT | namespaces.CLONE_PIDFD | signal.SIGCHLD
+        pid = call("clone", flags, 0, ctypes.byref(pidfd), 0, 0)
+    if pid:
+        with step("map own user"):
+            if not is_root:
+                namespaces.map_ids(pid, uid, gid, 0, 0)
+        # The supervisor is its parent, and must know before it hears from it.
+        send_packet(control, {"pid": pid}, [pidfd.value])
+        os.write(go_write, str(pid).encode())
+        os._exit(0)
+    os.close(go_write)
+    number = os.read(go_read, 32)
+    os.close(go_read)
+    if not number:
+        os._exit(1)  # the other one could not finish, and said why
+    if is_root:
+        os.setgroups([])
+    with step("make mounts slave"):
+        mounts.make_slave()
+    with step("mount own proc"):
+        mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
+    return namespaces.UNOWNED_UID_BASE + int(number) if is_root else 0

@@ -1,0 +1,219 @@
+"""The manager's loop: it is told what to make over one socket, looks after what it made, and ends with its supervisor.
+
+It makes namespaces and roots, has its zygote fork guests, checks each cage, reaps, and reports. What it knows of runs
+stays with it: guests are copies of the zygote, never of this process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Callable, Dict, List, Optional
+
+from ..failure import CageError
+from ..linux.processes import children, kill_tree
+from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from ..watching.watcher import LOST, NO_VERDICT, Watcher
+from ..wire import PacketCut, receive_packet, send_packet
+from . import own_namespaces
+from .cells import CellMaker
+from .guest_children import Ending, GuestChild
+from .zygote_child import ZygoteChild, ZygoteLost
+
+_QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
+
+
+def main(control_descriptor: int) -> Callable[[], None]:
+    """Returns only in a guest's process, with what turns it into the guest, so that little of us is on its stack."""
+    control = socket.socket(fileno=control_descriptor)
+    # By descriptor: a pid could be somebody else's by the time that we look.
+    supervisor = call("pidfd_open", os.getppid(), 0)
+    order, _ = receive_packet(control)
+    if not order:  # started ahead of need, and not needed
+        os._exit(0)
+    try:
+        host_id = own_namespaces.enter(control) if order["isolation"] == "namespaces" else os.geteuid()
+        zygote = ZygoteChild(order, not_for_it=[control.fileno(), supervisor])
+        if zygote.become is not None:
+            control.detach()
+            return zygote.become
+        manager = Manager(control, supervisor, zygote, order, host_id)
+    except CageError as failure:
+        send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
+        os._exit(1)
+    send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
+    manager.serve()
+    os._exit(0)
+
+
+class Manager:
+    """Holds what all cells have in common, and the guests that are its own children."""
+
+    def __init__(
+        self, control: socket.socket, supervisor: int, zygote: ZygoteChild, order: Dict[str, Any], host_id: int
+    ) -> None:
+        self._control: Optional[socket.socket] = control
+        self._supervisor = supervisor
+        self._zygote = zygote
+        self._is_caging = order["isolation"] == "namespaces"
+        #: Everything that is our child and has not been reaped, with what it may still use of our memory.
+        self._processes: Dict[int, object] = {zygote.pid: None}
+        self._guests: Dict[int, GuestChild] = {}
+        #: Those that have been reaped, while what they left behind has its moment. Their pids may be anybody's by now.
+        self._ended: List[GuestChild] = []
+        #: Those of which the watcher has a last word to say; by its number for them.
+        self._asked_for: Dict[int, GuestChild] = {}
+        self._watcher = Watcher()
+        self._poll = select.poll()
+        if not self._is_caging:
+            # What a bare guest leaves behind when it killed its own keeper comes to us.
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, order.get("spares", False))
+        zygote.await_ready()
+
+    def _remember(self, pid: int, keeps: object) -> None:
+        self._processes[pid] = keeps
+
+    def serve(self) -> None:
+        """Until the supervisor closes the control socket or dies; runs that are under way are seen to their end."""
+        wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        assert self._control is not None
+        for descriptor in (wake, self._control.fileno(), self._supervisor):
+            self._poll.register(descriptor, select.POLLIN)
+        while self._control is not None or self._guests or self._ended or self._asked_for:
+            ready = dict(self._poll.poll(self._pause_ms()))
+            self._finish_ended()
+            if not ready:
+                if not self._ended and not self._maker.is_complete:
+                    self._maker.complete()
+                continue
+            if wake in ready:
+                # Emptied before anybody is reaped: who ends in between makes it readable again.
+                os.read(wake, 4096)
+                self._reap()
+            if self._supervisor in ready:
+                self._kill_cells()
+                return
+            if self._watcher.listens_to in ready:
+                self._hear_watcher()
+            self._attend(ready)
+            if self._control is not None and self._control.fileno() in ready:
+                self._hear(self._control)
+
+    def _pause_ms(self) -> Optional[float]:
+        due = [guest.leftovers.next_look for guest in self._ended if guest.leftovers is not None]
+        if due:
+            return max(0.0, min(due) - time.monotonic()) * 1000
+        return None if self._maker.is_complete else _QUIET_MS
+
+    def _hear(self, control: socket.socket) -> None:
+        try:
+            order, descriptors = receive_packet(control)
+        except PacketCut:
+            return  # nobody here holds the cell's channels: the supervisor sees them end, and asks again
+        if not order:
+            self._stop_hearing()
+            return
+        try:
+            made = self._maker.make(order, descriptors)
+        except ZygoteLost:
+            self._stop_hearing()  # which the supervisor sees, and starts another
+            return
+        if made is not None:
+            self._guests[made.pid] = made
+            self._poll.register(made.listens_to, select.POLLIN)
+
+    def _stop_hearing(self) -> None:
+        assert self._control is not None
+        self._poll.unregister(self._control)
+        self._control.close()
+        self._control = None
+
+    def _hear_watcher(self) -> None:
+        """A verdict on a guest that has ended is what its report waits for. On others it waits for their end."""
+        listened_to = self._watcher.listens_to
+        if not self._watcher.hear():
+            self._poll.unregister(listened_to)
+            for guest in self._guests.values():
+                guest.lose_watcher()
+            for number in list(self._asked_for):
+                self._asked_for.pop(number).finish(LOST)
+            return
+        for number in [number for number in self._watcher.told if number in self._asked_for]:
+            self._asked_for.pop(number).finish(self._watcher.told.pop(number))
+
+    def _attend(self, ready: Dict[int, int]) -> None:
+        """One word of each guest that has one: a guest that is refused without end holds up no other."""
+        for guest in [guest for guest in (*self._guests.values(), *self._ended) if guest.listens_to in ready]:
+            watched, event = guest.listens_to, ready[guest.listens_to]
+            if event & select.POLLIN or guest.is_being_made:
+                had_watcher = self._watcher.listens_to
+                guest.attend(self._watcher)
+                if self._watcher.listens_to != had_watcher:
+                    self._poll.register(self._watcher.listens_to, select.POLLIN)
+                    self._processes[self._watcher.pid] = None
+            if guest.listens_to == watched and event == select.POLLIN:
+                continue
+            # It listens to something else now, or nobody is left at the other end, which poll would tell for ever.
+            if guest.listens_to != watched or not guest.is_being_made:
+                self._poll.unregister(watched)
+            if guest.listens_to >= 0 and guest.listens_to != watched:
+                self._poll.register(guest.listens_to, select.POLLIN)
+
+    def _reap(self) -> None:
+        lost = False
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._processes.pop(pid, None)
+            lost = True
+            guest = self._guests.pop(pid, None)
+            if guest is not None:
+                guest.ended(Ending(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))
+                self._ended.append(guest)
+        self._finish_ended()
+        if lost and not self._is_caging:
+            self._kill_strays()
+
+    def _finish_ended(self) -> None:
+        """Reports on guests that have ended, once nothing that they left behind deserves more time."""
+        now = time.monotonic()
+        for guest in [guest for guest in self._ended if guest.leftovers and guest.leftovers.next_look <= now]:
+            if guest.is_over():
+                self._ended.remove(guest)
+                with suppress(KeyError, ValueError):  # not all of them are listened to any more
+                    self._poll.unregister(guest.listens_to)
+                self._finish(guest)
+
+    def _finish(self, guest: GuestChild) -> None:
+        verdict = NO_VERDICT if guest.watch is None else self._watcher.end_of(guest.watch)
+        if verdict is not None:
+            guest.finish(verdict)
+        elif guest.watch is not None:
+            self._asked_for[guest.watch] = guest
+
+    def _kill_strays(self) -> None:
+        """Whatever is our child and not a cell outlived its keeper (a bare guest may kill its own)."""
+        for pid in children(os.getpid()):
+            if pid not in self._processes:
+                kill_tree(pid)
+
+    def _kill_cells(self) -> None:
+        """Everything below us, until nothing is: without a pid namespace, a keeper's death does not take its guests."""
+        while True:
+            kill_tree(os.getpid(), itself=False)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return

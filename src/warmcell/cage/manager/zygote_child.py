@@ -1,0 +1,87 @@
+"""The manager's end of its zygote: tells it what cells look like, and orders guests."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from ..failure import CageError
+from ..guest.recipe import Shape
+from ..linux.owned import close_all
+from ..plan import plain
+from ..wire import receive_packet, send_packet
+from ..zygote.serve import ANSWER, ORDER, serve
+
+_MOST_RECIPES = 32
+
+
+class ZygoteLost(Exception):
+    """It died: nobody can be forked any more."""
+
+
+class ZygoteChild:
+    """Started at once; `await_ready` raises what was wrong. In a guest's process, `become` is what it is to do."""
+
+    def __init__(self, order: Dict[str, Any], not_for_it: Sequence[int]) -> None:
+        self._recipes: "OrderedDict[Shape, int]" = OrderedDict()
+        self._number = 0
+        self.become: Optional[Callable[[], None]] = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = _fork_unlike_a_guest()
+        if self.pid == 0:
+            ours.close()
+            close_all(not_for_it)
+            self.become = serve(theirs, order)
+            return
+        theirs.close()
+        self._channel = ours
+
+    def await_ready(self) -> None:
+        answer, _ = receive_packet(self._channel)
+        if "ready" not in answer:
+            raise CageError(*answer.get("failed", ("start zygote", 0, "it died")))
+
+    def order(self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int]) -> int:
+        """The pid of the new process, a child of ours."""
+        message = ORDER.pack(self._recipe(shape), may_exec, waits)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            self._channel.sendmsg([message], rights)
+            answer = self._channel.recv(ANSWER.size)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        if not answer:
+            raise ZygoteLost
+        (pid,) = ANSWER.unpack(answer)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return int(pid)
+
+    def _recipe(self, shape: Shape) -> int:
+        """The number under which it knows the shape. It is told no path of the host: guests are copies of it."""
+        number = self._recipes.pop(shape, None)
+        if number is None:
+            self._number = number = self._number % 0xFFFF + 1
+            binds = tuple(bind._replace(source="", identity="") for bind in shape.plan.binds)
+            watch = shape.plan.watch._replace(disk_paths=())
+            plan = shape.plan._replace(binds=binds, watch=watch, symlinks=(), files=())
+            lesson = {"learn": number, "plan": plain(plan), "cgroups": shape.cgroups}
+            send_packet(self._channel, {**lesson, "attached": shape.attached, "files": shape.files})
+        self._recipes[shape] = number
+        if len(self._recipes) > _MOST_RECIPES:
+            send_packet(self._channel, {"forget": self._recipes.popitem(last=False)[1]})
+        return number
+
+
+def _fork_unlike_a_guest() -> int:
+    """Its pid must not be one that a guest has in its own namespace: OpenSSL tells a fork by nothing else."""
+    while True:
+        pid = os.fork()
+        if pid == 0 and os.getpid() <= 2:
+            os._exit(0)
+        if pid == 0 or pid > 2:
+            return pid
+        os.waitpid(pid, 0)

@@ -1,0 +1,125 @@
+"""Ceilings of one tree of processes, kept by looking."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Callable, Dict, List, NamedTuple, Sequence, Set
+
+from ..plan import Watch
+from . import usage
+
+_SLOWEST_LOOK = 0.1
+_FASTEST_LOOK = 0.002
+_CROWDED_LOOK = 0.01
+_SLOWEST_CPU_LOOK = 0.02
+_FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
+#: A look at a tree that was made too large to look at: what takes longer counts as over the ceiling.
+_LONGEST_LOOK = 1.0
+
+
+class Tree(NamedTuple):
+    """The processes in question, and where the kernel tells of them."""
+
+    proc: str
+    pids: Callable[[], List[int]]
+    #: Memory that no process has mapped, in namespaces of the tree's own.
+    stores: Callable[[List[int]], int]
+    disk_paths: Sequence[str]
+
+
+class Ceilings:
+    """`look` as often as it says. Once `verdict` has a word, the tree must end."""
+
+    def __init__(self, watch: Watch, tree: Tree, most_tasks: int = 0) -> None:
+        self._watch = watch
+        self._tree = tree
+        self._most_tasks = most_tasks
+        self.verdict = ""
+        #: Limits that the kernel keeps by refusing, which it tells nobody but the guest: "processes", "disk".
+        self.met: Set[str] = set()
+        self.peak = 0
+        #: Processor time that is on nobody's account any more.
+        self.cpu_lost = 0.0
+        self._cpu_seen: Dict[int, usage.CpuTime] = {}
+        self._disk_at_start = usage.DiskUse(0, 0, True)
+        self._next_disk_look = 0.0
+
+    def begin(self) -> float:
+        """When the guest's code begins; returns how long it is safe not to look."""
+        if self._watch.disk_bytes:
+            self._disk_at_start = usage.disk_use(self._tree.disk_paths, self._tree.proc, [])
+        return self._pause(0)
+
+    def _pause(self, used: int) -> float:
+        pause = _SLOWEST_CPU_LOOK if self._watch.cpu_seconds else _SLOWEST_LOOK
+        if not self._watch.memory_bytes:
+            return pause
+        return min(pause, max((self._watch.memory_bytes - used) / _FASTEST_GROWTH, _FASTEST_LOOK))
+
+    def look(self) -> float:
+        """Compares use with the ceilings; returns how long it is safe not to look."""
+        started = time.monotonic()
+        pids = self._tree.pids()
+        used = self._look_at_memory(pids) if self._watch.memory_bytes else 0
+        if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
+            self.verdict = self.verdict or "cpu"
+        if self._watch.disk_bytes and started >= self._next_disk_look and self._has_disk_grown(pids):
+            self.verdict = self.verdict or "disk"
+        return min(self._pause(used), self._look_at_tasks(pids))
+
+    def _look_at_tasks(self, pids: List[int]) -> float:
+        if not self._most_tasks:
+            return _SLOWEST_LOOK
+        tasks = 1 + usage.tasks(self._tree.proc, pids)
+        if tasks >= self._most_tasks:
+            self.met.add("processes")
+        return _CROWDED_LOOK if 2 * tasks > self._most_tasks else _SLOWEST_LOOK
+
+    def _look_at_memory(self, pids: List[int]) -> int:
+        started = time.monotonic()
+        ceiling = self._watch.memory_bytes
+        used = self._tree.stores(pids)
+        used += usage.processes_memory(self._tree.proc, pids, max(0, ceiling - used))
+        self.peak = max(self.peak, used)
+        if used > ceiling or time.monotonic() - started > _LONGEST_LOOK:
+            self.verdict = self.verdict or "memory"
+        return used
+
+    def _cpu_used(self, pids: List[int]) -> float:
+        """A child that nobody waits for (SIGCHLD ignored, or left to init) is on nobody's account but this one."""
+        now = usage.cpu_times(self._tree.proc, pids)
+        for pid, seen in self._cpu_seen.items():
+            if pid in now:
+                continue
+            parent, before = now.get(seen.parent), self._cpu_seen.get(seen.parent)
+            was_waited_for = parent is not None and before is not None and parent.waited > before.waited
+            if not was_waited_for:
+                self.cpu_lost += seen.own + seen.waited
+        self._cpu_seen = now
+        return self.cpu_lost + sum(time.own + time.waited for time in now.values())
+
+    def last_look(self) -> None:
+        """After the end: what was written between the last look and that counts."""
+        if self._watch.disk_bytes and not self.verdict and self._has_disk_grown(()):
+            self.met.add("disk")
+
+    def _has_disk_grown(self, pids: Sequence[int]) -> bool:
+        started = time.monotonic()
+        now = usage.disk_use(self._tree.disk_paths, self._tree.proc, list(pids))
+        grown = now.held - self._disk_at_start.held
+        if not now.is_complete:
+            # What cannot be looked into still shows in how full its file system is, if less exactly.
+            grown = max(grown, now.filesystem - self._disk_at_start.filesystem)
+        # A large tree is looked at less often, so that looking never costs more than a tenth of the time.
+        self._next_disk_look = time.monotonic() + max(0.25, 10 * (time.monotonic() - started))
+        return grown > self._watch.disk_bytes
+
+
+def numbered(names: List[str]) -> List[int]:
+    """The processes in a listing of /proc, apart from the first, which is ours."""
+    return [int(name) for name in names if name.isdigit() and name != "1"]
+
+
+def processes_in(proc: str) -> List[int]:
+    return numbered(os.listdir(proc))

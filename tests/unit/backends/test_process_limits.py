@@ -1,0 +1,92 @@
+"""Limits of the process backend: what a run may use, and what is kept for the next ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from warmcell import ExecRequest, Limits, ProcessBackend, ProcessConfig
+from warmcell.backends.process import launcher
+from warmcell.backends.process.launcher import _MOST_WORLDS
+from warmcell.core.errors import ExecutionTimeout
+from warmcell.enforcers import probe
+
+BUSY = {
+    "python": "print('x', flush=True)\nwhile True: pass",
+    "command": "echo x; while :; do :; done",
+}
+IN_CHILDREN = "echo x; (while :; do :; done) & (while :; do :; done) & wait"
+
+
+@pytest.fixture(params=["with what there is", "without a cgroup"])
+def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.param == "without a cgroup":
+        monkeypatch.setattr(launcher, "group_parent", lambda: None)
+        monkeypatch.setattr(launcher, "host_capabilities", probe.measure)
+    yield
+
+
+@pytest.mark.parametrize("enforcer", ["native", "landlock", "bubblewrap", None])
+def test_too_much_cpu_time_is_a_timeout_in_every_class(watched: None, enforcer: str | None) -> None:
+    programs = [("python", BUSY["python"]), ("command", BUSY["command"]), ("command", IN_CHILDREN)]
+    with ProcessBackend(enforcer=enforcer) as backend:
+        for language, code in programs:
+            with pytest.raises(ExecutionTimeout, match=r"after 0\.3 s of cpu time") as ended:
+                backend.execute_blocking(ExecRequest(language, code, 60, limits=Limits(cpu_seconds=0.3)))  # type: ignore[arg-type]
+            result = ended.value.result
+            assert ended.value.clock == "cpu" and ended.value.fault == "guest" and result is not None
+            assert result.stdout == "x\n" and result.usage.cpu_time >= 0.3
+            assert [denial.kind for denial in result.denials] == ["cpu"]
+
+
+@pytest.mark.parametrize("enforcer", ["native", None])
+def test_waiting_costs_no_cpu_time(watched: None, enforcer: str | None) -> None:
+    with ProcessBackend(enforcer=enforcer) as backend:
+        request = ExecRequest("python", "import time; time.sleep(1)", 60, limits=Limits(cpu_seconds=0.9))
+        assert backend.execute_blocking(request).ok
+
+
+class TestWhatIsKept:
+    def test_many_different_limits_do_not_pile_up_cells(self) -> None:
+        """Twelve of them once kept fifteen cells, for as long as the backend lived."""
+        with ProcessBackend(ProcessConfig(pool_size=4)) as backend:
+            for memory in range(100, 112):
+                for _ in range(2):
+                    request = ExecRequest("python", "pass", 20, limits=Limits(memory_mb=memory))
+                    assert backend.execute_blocking(request).ok
+            deadline = time.monotonic() + 3
+            most = 0
+            while time.monotonic() < deadline:
+                most = max(most, backend.ready_cells)
+                time.sleep(0.02)
+            assert 0 < most <= 8
+            last = ExecRequest("python", "pass", 20, limits=Limits(memory_mb=111))
+            kinds = {kind.plan: len(cells) for kind, cells in backend._launcher.pool._ready.items() if cells}
+            assert backend._launcher._world(_launch(backend, last))._prepared.plan in kinds, (
+                "the one used last has none"
+            )
+            assert len(backend._launcher.pool._state.shelves) <= 8
+
+    def test_worlds_are_forgotten_when_others_are_used(self) -> None:
+        with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
+            requests = [
+                ExecRequest("python", "pass", 20, limits=Limits(memory_mb=memory))
+                for memory in range(100, 102 + _MOST_WORLDS)
+            ]
+            worlds = [backend._launcher._world(_launch(backend, request)) for request in requests]
+            assert len(backend._launcher._worlds) == _MOST_WORLDS
+            assert backend._launcher._world(_launch(backend, requests[-1])) is worlds[-1]
+            assert backend._launcher._world(_launch(backend, requests[0])) is not worlds[0]
+
+
+def _launch(backend: ProcessBackend, request: ExecRequest) -> launcher.Launch:
+    from warmcell.backends.process.launch import Launch
+    from warmcell.languages.registry import language_runtime
+    from warmcell.lifetime.run import Run
+    from warmcell.policy.resolve import effective_limits
+
+    program = language_runtime(request.language).prepare(str(request.code), backend._config)
+    limits = effective_limits(backend.policy, request.limits, request.memory_limit_mb)
+    return Launch(program, request.env, b"", request.timeout, limits, Run())

@@ -1,0 +1,237 @@
+"""Whose time it is: the timeout is the guest's own; what came before is queueing, in order, bounded, cancellable."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
+from warmcell.backends.process import launcher
+from warmcell.backends.process.builds import Artefacts
+from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.launcher import Launcher
+from warmcell.cage.linux.processes import children
+from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionTimeout, InvalidRequest
+from warmcell.core.records import replace
+from warmcell.core.types import EffectiveLimits
+from warmcell.languages.program import Build, Program
+from warmcell.lifetime.run import Run
+from warmcell.pool.zygote import ZygoteProcess
+from warmcell.runner.cell import Cell
+
+SMALL = "print(6*7)"
+SLEEPS = "import time; time.sleep({})"
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+def slow_zygotes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> threading.Event:
+    """As a heavy preload makes them. The event: one is being started."""
+    prepare, entered = ZygoteProcess._prepare, threading.Event()
+
+    def slowly(self: ZygoteProcess, cancelled: int) -> None:
+        entered.set()
+        time.sleep(seconds)
+        prepare(self, cancelled)
+
+    monkeypatch.setattr(ZygoteProcess, "_prepare", slowly)
+    return entered
+
+
+class TestTheClock:
+    def test_a_slow_start_is_not_the_guests_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slow_zygotes(monkeypatch, 1.5)
+        with ProcessBackend() as backend:
+            result = backend.execute_blocking(ExecRequest("python", SMALL, 1))
+        assert result.stdout == "42\n" and result.queued >= 1.5 > result.duration
+
+    def test_it_starts_when_the_guest_has_its_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A host that is too busy to let the guest begin must not make that the guest's timeout."""
+        start = Cell.start
+
+        def start_one_that_sleeps(self: Cell, *args: Any, **options: Any) -> None:
+            guest = os.dup(self.guest) if self.guest >= 0 else os.pidfd_open(children(self.pid)[0])
+            signal.pidfd_send_signal(guest, signal.SIGSTOP)
+            threading.Timer(1.5, signal.pidfd_send_signal, (guest, signal.SIGCONT)).start()
+            start(self, *args, **options)
+
+        with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
+            backend.execute_blocking(ExecRequest("python", SMALL, 20))
+            monkeypatch.setattr(Cell, "start", start_one_that_sleeps)
+            result = backend.execute_blocking(ExecRequest("python", SMALL, 1))
+        assert result.stdout == "42\n" and result.queued >= 1.4 > result.duration
+
+    def test_a_late_report_is_not_a_timeout(self) -> None:
+        """The guest has ended in time; only who would say so does not get to run."""
+        with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
+            backend.execute_blocking(ExecRequest("python", SMALL, 20))
+            zygote = backend.zygote_pids[0]
+            threading.Timer(0.5, os.kill, (zygote, signal.SIGSTOP)).start()
+            threading.Timer(2.5, os.kill, (zygote, signal.SIGCONT)).start()
+            code = "import time; time.sleep(0.9); print('in time')"
+            assert backend.execute_blocking(ExecRequest("python", code, 1.2)).stdout == "in time\n"
+
+    @pytest.mark.parametrize("enforcer", ["native", "landlock", "bubblewrap", None])
+    def test_who_overstays_is_still_ended(self, enforcer: str | None) -> None:
+        with ProcessBackend(enforcer=enforcer) as backend, pytest.raises(ExecutionTimeout) as ended:
+            backend.execute_blocking(ExecRequest("python", "print('x', flush=True)\n" + SLEEPS.format(60), 0.5))
+        assert ended.value.result is not None and ended.value.result.stdout == "x\n"
+        assert 0.5 <= ended.value.result.duration < 20 and ended.value.clock == "wall"
+
+    def test_a_build_takes_of_the_same_time_and_is_not_queueing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        launches: list[Launch] = []
+
+        def took_two_seconds(self: Launcher, launch: Launch) -> ExecResult:
+            launches.append(launch)
+            return ExecResult(duration=2.0)
+
+        monkeypatch.setattr(Launcher, "_run_once", took_two_seconds)
+        monkeypatch.setattr(Artefacts, "keep", lambda self, build, workshop: workshop)
+        program = Program(("/x",), {}, "main", build=Build(("/compiler",), "made", "no such artefact"))
+        run = Run()
+        launch = Launch(program, {}, b"", 5.0, EffectiveLimits(), run)
+        with ProcessBackend() as backend:
+            backend._launcher.run(launch)
+            build, after = launches
+            assert (build.is_build, build.spent, after.is_build, after.spent) == (True, 0.0, False, 2.0)
+            world = SimpleNamespace(effective=SimpleNamespace(enforced=Enforced()), wrapper=None)
+            terms = launcher._terms(after, world)  # type: ignore[arg-type]
+            assert (terms.timeout, terms.asked, terms.phase) == (5.0, run.asked + 2.0, "run")
+            assert launcher._terms(build, world).phase == "build"  # type: ignore[arg-type]
+            with pytest.raises(ExecutionTimeout, match="build timed out after 2 s"):
+                backend._launcher.run(replace(launch, timeout=2.0))
+
+
+class TestTheQueue:
+    def test_no_more_than_so_many_at_once(self) -> None:
+        with ProcessBackend(ProcessConfig(max_concurrency=2)) as backend:
+            backend.execute_blocking(ExecRequest("python", SMALL, 20))
+
+            async def all_at_once() -> list[float]:
+                runs = [backend.execute(ExecRequest("python", SLEEPS.format(0.4), 20)) for _ in range(6)]
+                return [result.queued for result in await asyncio.gather(*runs)]
+
+            queued = asyncio.run(all_at_once())
+        assert sum(waited >= 0.35 for waited in queued) >= 4 and max(queued) >= 0.75
+        assert queued == sorted(queued) or max(abs(a - b) for a, b in zip(queued, sorted(queued), strict=True)) < 0.3
+
+    def test_who_waits_too_long_is_told_so(self) -> None:
+        with ProcessBackend(ProcessConfig(max_concurrency=1, queue_timeout=0.2)) as backend:
+            backend.execute_blocking(ExecRequest("python", SMALL, 20))
+
+            async def two() -> list[object]:
+                first = asyncio.create_task(backend.execute(ExecRequest("python", SLEEPS.format(1), 20)))
+                await asyncio.sleep(0.05)
+                second = await asyncio.gather(backend.execute(ExecRequest("python", SMALL, 20)), return_exceptions=True)
+                return [(await first).exit_code, *second]
+
+            exit_code, refused = asyncio.run(two())
+            assert exit_code == 0 and isinstance(refused, BackendBusy)
+            assert (refused.fault, refused.retryable) == ("host", True)
+            assert backend.execute_blocking(ExecRequest("python", SMALL, 20)).stdout == "42\n"
+
+    @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "2", 1 << 20])
+    def test_odd_numbers_are_refused(self, bad: Any) -> None:
+        with pytest.raises(InvalidRequest, match="max_concurrency"):
+            ProcessConfig(max_concurrency=bad)
+
+    @pytest.mark.parametrize("bad", [0, -1, "x", float("nan"), None])
+    def test_odd_timeouts_are_refused(self, bad: Any) -> None:
+        with pytest.raises(InvalidRequest, match="queue_timeout"):
+            ProcessConfig(queue_timeout=bad)
+
+
+class TestCancelling:
+    async def test_a_run_whose_cell_is_still_made_ends_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        await_answer, entered = ZygoteProcess._await_answer, threading.Event()
+
+        def never_ready(self: ZygoteProcess, cancelled: int) -> None:
+            os.kill(self.pid, signal.SIGSTOP)
+            entered.set()
+            await_answer(self, cancelled)
+
+        monkeypatch.setattr(ZygoteProcess, "_await_answer", never_ready)
+        backend = ProcessBackend(ProcessConfig(pool_size=0))
+        task = asyncio.create_task(backend.execute(ExecRequest("python", SMALL, 20)))
+        await asyncio.to_thread(entered.wait)
+        started = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - started < 5
+        monkeypatch.undo()
+        assert (await backend.execute(ExecRequest("python", SMALL, 20))).stdout == "42\n"
+        await backend.aclose()
+
+    @pytest.mark.parametrize("times", [1, 3])
+    async def test_nothing_is_left_however_often(self, times: int) -> None:
+        async with ProcessBackend() as backend:
+            task = asyncio.create_task(backend.execute(ExecRequest("python", SLEEPS.format(60), 100)))
+            await asyncio.to_thread(until, lambda: backend._launcher.pool._leased)
+            await asyncio.sleep(0.5)
+            for _ in range(times):
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert backend._launcher.pool._leased == 0 and not backend._runs._under_way
+            assert (await backend.execute(ExecRequest("python", SMALL, 20))).stdout == "42\n"
+
+
+class TestClosing:
+    def test_closing_during_a_run_leaves_no_zygote(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entered = slow_zygotes(monkeypatch, 0.5)
+        backend = ProcessBackend()
+        outcome: list[str] = []
+        caller = threading.Thread(
+            target=lambda: outcome.append(backend.execute_blocking(ExecRequest("python", SMALL, 20)).stdout)
+        )
+        caller.start()
+        entered.wait()
+        backend.close()
+        caller.join()
+        assert outcome == ["42\n"] and not _zygotes_below(os.getpid())
+        with pytest.raises(BackendUnavailable):
+            backend.execute_blocking(ExecRequest("python", SMALL, 20))
+
+    def test_a_zygote_that_is_ready_too_late_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entered = slow_zygotes(monkeypatch, 0.5)
+        backend = ProcessBackend()
+        outcome: list[object] = []
+
+        def call() -> None:
+            try:
+                backend.execute_blocking(ExecRequest("python", SMALL, 20))
+            except BackendUnavailable as error:
+                outcome.append(error)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        entered.wait()
+        backend._launcher.pool.close()
+        caller.join()
+        assert len(outcome) == 1 and not _zygotes_below(os.getpid())
+
+
+def _zygotes_below(pid: int) -> list[int]:
+    found = []
+    for child in children(pid):
+        try:
+            with open(f"/proc/{child}/cmdline", "rb") as file:
+                found += [child] if file.read().startswith(b"python3\0main.py\0") else []
+        except OSError:
+            continue
+    return found
