@@ -52,19 +52,14 @@ NOT_YET = {
     "S2-20",  # a cache without an end
     "S2-21",  # what kill -9 leaves
     "S2-22",  # address rules by name
-    "S2-26",  # forks of the host program
     "S2-28",  # forged verdicts
     "S2-29",  # path rules of URLs
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
     "S2-32",  # one header that freezes the host
     "S2-33",  # credentials in pieces
-    "S2-34",  # the guest's JSON in the host
-    "S2-36",  # host paths by exhaustion
-    "S2-37",  # worker and supervisor disagree
     "S2-38",  # a drip of records
     "S2-39",  # addresses in refusals
-    "S2-40",  # a cache as a clock
 }
 
 
@@ -116,12 +111,14 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-PT-4": Proof("", ("tests/escape/test_landlock_class.py::test_the_class_says_what_it_is",)),
     "WC-PT-5": Proof("PT-06"),
     "WC-PT-6": Proof("S2-16 S2-28", ("tests/escape/test_lk_leaks.py::test_a_report_that_the_guest_forges_stays_data",)),
+    "WC-PT-7": Proof("S2-26 S2-27"),
     "WC-WS-1": Proof("WS-01 WS-02 WS-03 WS-04 WS-06 WS-10 WS-12 WS-13 WS-14"),
     "WC-WS-2": Proof("WS-07 RX-07 RX-08 S2-03 S2-35"),
     "WC-WA-1": Proof("WA-01 WA-02 WA-04 WA-05 WA-09"),
     "WC-WA-2": Proof("WA-10"),
-    "WC-WA-3": Proof("WA-15 WA-17 S2-37"),
-    "WC-WA-4": Proof("WA-17"),
+    "WC-WA-3": Proof("WA-15 WA-17"),
+    "WC-WA-4": Proof("WA-17 S2-40"),
+    "WC-WA-5": Proof("S2-34 S2-37"),
 }
 
 

@@ -19,7 +19,8 @@ class SandboxBackend(Protocol):
     `execute` is called from any event loop, many at a time. It returns for every way in which a guest can end,
     raises `ExecutionTimeout` / `MemoryExceeded` (with the partial result) when a limit ended it, and any other
     `SandboxError` when the run could not be carried out. When it returns, raises or is cancelled, nothing of the
-    run is left. `aclose` may be called twice; `execute` after it raises `BackendUnavailable`.
+    run is left. `aclose` ends what is under way, may be called twice, and leaves nothing; runs that it ended, and
+    `execute` after it, raise `BackendUnavailable`. A fork of the program may use its copy as if it were new.
     """
 
     @property

@@ -55,13 +55,6 @@ class Runs:
         finally:
             self._queue.leave()
 
-    def finish(self) -> None:
-        """Refuses new runs and waits for those under way."""
-        with self._changed:
-            self._is_closed = True
-            while self._under_way:
-                self._changed.wait()
-
     def close(self) -> None:
         """Refuses new runs, cancels those under way and waits until they have ended."""
         with self._changed:
@@ -69,7 +62,9 @@ class Runs:
             under_way = tuple(self._under_way)
         for run in under_way:
             run.cancel()
-        self.finish()
+        with self._changed:
+            while self._under_way:
+                self._changed.wait()
 
     def _carry_out(self, run: Run, work: Callable[[Run], T]) -> T:
         with self._counted(run):

@@ -18,8 +18,13 @@ from warmcell import (
     Language,
     MemoryExceeded,
     SandboxBackend,
+    Usage,
 )
-from warmcell.backends.fake import FakeDelay, FakeMemoryExceeded, FakeTimeout
+from warmcell.backends.fake import Answer, FakeDelay, FakeGuest, FakeMemoryExceeded, FakeTimeout
+from warmcell.backends.fake.script import Outcome, outcome
+from warmcell.core.types import MIB, EffectiveLimits, Enforced
+
+FAKE = Enforced(isolation_class="fake")
 
 
 def request(code: str = "x", language: str = "python", timeout: float = 5, **more: Any) -> ExecRequest:
@@ -124,3 +129,88 @@ def test_the_blocking_way_needs_no_loop() -> None:
     assert backend.execute_blocking(request()).stdout == "one"
     with pytest.raises(ExecutionTimeout):
         backend.execute_blocking(request())
+
+
+async def test_concurrent_requests_get_the_replies_in_the_order_of_their_calls() -> None:
+    backend = FakeBackend([FakeDelay(0.05, "one"), "two", "three"])
+    results = await asyncio.gather(*(backend.execute(request(str(n))) for n in range(3)))
+    assert [result.stdout for result in results] == ["one", "two", "three"]
+
+
+async def test_a_scripted_result_is_given_as_it_was_written() -> None:
+    written = ExecResult(stdout="x", exit_code=3, duration=9.0, queued=0.25)
+    assert await FakeBackend([written]).execute(request()) == written
+
+
+GUEST = FakeGuest(stdout="so far", stderr=b"\xff", exit_code=3, seconds=2.0, cpu_seconds=1.0, memory_mb=100)
+FACTS = {"stdout": "so far", "stdout_bytes": b"so far", "stderr": "\ufffd", "stderr_bytes": b"\xff", "enforced": FAKE}
+
+
+def ended(seconds: float, cpu: float, memory_mb: int, exit_code: int = 137, signal: int | None = 9) -> ExecResult:
+    usage = Usage(cpu, seconds, memory_mb * MIB)
+    return ExecResult(**FACTS, exit_code=exit_code, signal=signal, duration=seconds, usage=usage)  # type: ignore[arg-type]
+
+
+#: A guest under limits: (timeout, limits, after how long, the error and what it says, the result).
+GUESTS: dict[str, tuple[float, EffectiveLimits, float, tuple[Any, ...], ExecResult]] = {
+    "no limit is met": (5, EffectiveLimits(), 2.0, (), ended(2.0, 1.0, 100, 3, None)),
+    "time": (1, EffectiveLimits(), 1.0, (ExecutionTimeout, 1, "wall"), ended(1.0, 1.0, 100)),
+    "time, exactly": (2, EffectiveLimits(), 2.0, (ExecutionTimeout, 2, "wall"), ended(2.0, 1.0, 100)),
+    "cpu": (5, EffectiveLimits(cpu_seconds=0.5), 0.5, (ExecutionTimeout, 0.5, "cpu"), ended(0.5, 0.5, 100)),
+    "cpu, exactly": (5, EffectiveLimits(cpu_seconds=1.0), 2.0, (), ended(2.0, 1.0, 100, 3, None)),
+    "time before cpu": (
+        0.2,
+        EffectiveLimits(cpu_seconds=0.5),
+        0.2,
+        (ExecutionTimeout, 0.2, "wall"),
+        ended(0.2, 0.2, 100),
+    ),
+    "memory": (5, EffectiveLimits(memory_mb=64), 0.0, (MemoryExceeded, 64), ended(0.0, 0.0, 64)),
+    "memory, exactly": (5, EffectiveLimits(memory_mb=100), 2.0, (), ended(2.0, 1.0, 100, 3, None)),
+    "memory before time": (1, EffectiveLimits(memory_mb=64), 0.0, (MemoryExceeded, 64), ended(0.0, 0.0, 64)),
+}
+
+
+@pytest.mark.parametrize("case", list(GUESTS))
+def test_a_guest_ends_by_the_limit_that_it_meets_first(case: str) -> None:
+    timeout, limits, after, error, expected = GUESTS[case]
+    end = outcome(GUEST, request(timeout=timeout), limits)
+    assert (end.delay, end.is_scripted) == (after, bool(error))
+    if not error:
+        assert end.verdict == expected
+        return
+    assert isinstance(end.verdict, ExecutionTimeout | MemoryExceeded)
+    said = (end.verdict.timeout, end.verdict.clock) if isinstance(end.verdict, ExecutionTimeout) else ()
+    assert (type(end.verdict), *(said or (end.verdict.limit_mb,))) == error  # type: ignore[union-attr]
+    assert end.verdict.result == expected
+
+
+CUT = "ab\n... (truncated, 4 bytes left out)"
+#: What is capped at two bytes.
+CAPPED: dict[str, tuple[Answer, ExecResult]] = {
+    "text": ("abcdef", ExecResult(CUT, stdout_bytes=b"ab", stdout_truncated=True, enforced=FAKE)),
+    "a result": (
+        ExecResult(stderr="abcdef", exit_code=3),
+        ExecResult(stderr=CUT, stderr_bytes=b"ab", exit_code=3, stderr_truncated=True),
+    ),
+    "just enough": (ExecResult(stdout="ab"), ExecResult(stdout="ab")),
+}
+
+
+@pytest.mark.parametrize("case", list(CAPPED))
+def test_output_is_capped(case: str) -> None:
+    answer, expected = CAPPED[case]
+    assert outcome(answer, request(), EffectiveLimits(output_bytes=2)).verdict == expected
+
+
+def test_what_is_no_answer_is_told_at_once() -> None:
+    with pytest.raises(TypeError, match="cannot answer with int"):
+        outcome(3, request(), EffectiveLimits())  # type: ignore[arg-type]
+
+
+def test_a_delay_comes_on_top() -> None:
+    def late(asked: ExecRequest) -> Answer:
+        return FakeDelay(1, FakeDelay(2, lambda other: f"{asked.code} {other.code}"))
+
+    expected = ExecResult("x x", duration=3.5, usage=Usage(0.0, 3.5, 0), enforced=FAKE)
+    assert outcome(late, request(), EffectiveLimits(), 0.5) == Outcome(3.5, expected, is_scripted=False)

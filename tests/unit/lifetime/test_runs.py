@@ -213,13 +213,18 @@ class TestWaiting:
 
 
 class TestClosing:
-    def test_finish_waits_for_blocking_runs_too(self) -> None:
+    def test_it_waits_for_blocking_runs_too(self) -> None:
         runs, work = Runs("test", 4, 1), Slow()
-        caller = threading.Thread(target=runs.run_blocking, args=(work,))
+
+        def call() -> None:
+            with pytest.raises(BackendUnavailable):
+                runs.run_blocking(work)
+
+        caller = threading.Thread(target=call)
         caller.start()
         until(lambda: work.events)
         threading.Timer(0.1, work.may_end.set).start()
-        runs.finish()
+        runs.close()
         assert work.events == ["began", "ended"]
         caller.join()
         with pytest.raises(BackendUnavailable, match="closed"):

@@ -136,8 +136,8 @@ class ProcessBackend:
         self._launcher.egress.set_rules(rules if isinstance(rules, FetchPolicy) else tuple(rules))
 
     def close(self) -> None:
-        """Ends zygotes and waiting cells. Runs in flight end first."""
-        self._runs.finish()
+        """Ends the runs that are under way, which raise `BackendUnavailable`, then zygotes and waiting cells."""
+        self._runs.close()
         self._launcher.close()
 
     async def aclose(self) -> None:

@@ -1,0 +1,146 @@
+"""What a script of the fake may say, and what each answer means for a request. Pure module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
+from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecRequest, ExecResult, Usage
+from warmcell.runner.outcome import text_of
+from warmcell.runner.streams import Capture
+
+_KILLED = 137
+_ENFORCED = Enforced(isolation_class="fake")
+
+
+@dataclass(frozen=True, slots=True)
+class FakeGuest:
+    """A program by what it does: prints, goes on for so many `seconds`, uses what it uses, and exits.
+
+    The limits of the request hold for it as they would for a real one: whichever it meets first ends it.
+    """
+
+    stdout: str | bytes = b""
+    stderr: str | bytes = b""
+    exit_code: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    memory_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FakeTimeout:
+    """The guest overstays: after the request's timeout (or at once) `ExecutionTimeout` is raised."""
+
+    stdout: str = ""
+    stderr: str = ""
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FakeMemoryExceeded:
+    """The guest uses too much memory. The limit is the request's, or `limit_mb`."""
+
+    stdout: str = ""
+    stderr: str = ""
+    limit_mb: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class FakeDelay:
+    """Answers with `reply` after `seconds`; a delay past the request's timeout becomes `ExecutionTimeout`."""
+
+    seconds: float
+    reply: Reply = ""
+
+
+#: What a script may hold. Text is a successful run that printed it.
+Answer = str | ExecResult | BaseException | FakeGuest | FakeTimeout | FakeMemoryExceeded | FakeDelay
+Reply = Answer | Callable[[ExecRequest], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a request ends with, and after how long. `is_scripted`: in the script's own words."""
+
+    delay: float
+    verdict: ExecResult | BaseException
+    is_scripted: bool = True
+
+
+def outcome(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: float = 0.0) -> Outcome:
+    """What a reply of the script comes to under these limits, `delay` seconds late."""
+    answer = reply(request) if callable(reply) else reply
+    if isinstance(answer, FakeDelay):
+        return outcome(answer.reply, request, limits, delay + answer.seconds)
+    if delay >= request.timeout:
+        answer, delay = FakeTimeout(), request.timeout
+    match answer:
+        case str():
+            return _played(FakeGuest(answer, seconds=delay), request, limits)
+        case FakeGuest():
+            return _played(replace(answer, seconds=answer.seconds + delay), request, limits)
+        case FakeTimeout():
+            partial = _killed(FakeGuest(answer.stdout, answer.stderr), request.timeout, limits)
+            return Outcome(request.timeout if answer.wait else delay, ExecutionTimeout(request.timeout, partial))
+        case FakeMemoryExceeded():
+            limit = request.memory_limit_mb or answer.limit_mb
+            partial = _killed(FakeGuest(answer.stdout, answer.stderr), delay, limits)
+            return Outcome(delay, MemoryExceeded(limit, partial))
+        case ExecResult():
+            return Outcome(delay, _capped(answer, limits.output_bytes))
+        case BaseException():
+            return Outcome(delay, answer)
+    raise TypeError(f"a FakeBackend cannot answer with {type(answer).__name__}")
+
+
+def _played(guest: FakeGuest, request: ExecRequest, limits: EffectiveLimits) -> Outcome:
+    """As a real guest would end: by itself, or by the first limit that it meets."""
+    ends: list[tuple[float, SandboxError]] = []
+    if guest.memory_mb > limits.memory_mb:
+        ends.append((0.0, MemoryExceeded(limits.memory_mb, _killed(guest, 0.0, limits))))
+    if limits.cpu_seconds is not None and guest.cpu_seconds > limits.cpu_seconds:
+        partial = _killed(guest, limits.cpu_seconds, limits)
+        ends.append((limits.cpu_seconds, ExecutionTimeout(limits.cpu_seconds, partial, clock="cpu")))
+    if guest.seconds >= request.timeout:
+        partial = _killed(guest, request.timeout, limits)
+        ends.append((request.timeout, ExecutionTimeout(request.timeout, partial)))
+    if ends:
+        return Outcome(*min(ends, key=lambda end: end[0]))
+    return Outcome(guest.seconds, _result(guest, guest.seconds, limits, guest.exit_code), is_scripted=False)
+
+
+def _killed(guest: FakeGuest, seconds: float, limits: EffectiveLimits) -> ExecResult:
+    return replace(_result(guest, seconds, limits, _KILLED), signal=9)
+
+
+def _result(guest: FakeGuest, seconds: float, limits: EffectiveLimits, exit_code: int) -> ExecResult:
+    stdout, stderr = (
+        item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item
+        for item in (guest.stdout, guest.stderr)
+    )
+    memory = min(guest.memory_mb, limits.memory_mb) * MIB
+    made = ExecResult(
+        stdout=stdout.decode("utf-8", "replace"),
+        stderr=stderr.decode("utf-8", "replace"),
+        stdout_bytes=stdout,
+        stderr_bytes=stderr,
+        exit_code=exit_code,
+        duration=seconds,
+        usage=Usage(min(guest.cpu_seconds, seconds), seconds, memory),
+        enforced=_ENFORCED,
+    )
+    return _capped(made, limits.output_bytes)
+
+
+def _capped(result: ExecResult, most: int) -> ExecResult:
+    for name in ("stdout", "stderr"):
+        capture = Capture(most)
+        capture.add(getattr(result, f"{name}_bytes"))
+        if capture.total > most:
+            text, kept = text_of(capture)
+            changes: dict[str, Any] = {name: text, f"{name}_bytes": kept, f"{name}_truncated": True}
+            result = replace(result, **changes)
+    return result
