@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.escape.harness import Cage, Outcome
 from tests.escape.payloads import guest
+from tests.escape.weakened import Weakened
 
 from warmcell.policy.builder import SandboxPolicyBuilder
 
@@ -155,3 +156,19 @@ def test_init_keeps_its_descriptors(cage: Cage, tmp_path: Path) -> None:
     outcome = cage.run(guest(body), backend=cage.backend(policy), memory_mb=128, timeout=30)
     assert outcome.stdout.startswith("own socket works\n") and outcome.status == "memory"
     assert int(outcome.stdout.split()[-1]) < 400, "the table of init's descriptors grew"
+
+
+@pytest.mark.claim("WC-PR-1")
+@pytest.mark.attack("S2-25")
+def test_init_outlives_every_signal_of_its_guest(weakened: Weakened, tmp_path: Path) -> None:
+    """Where Landlock knows nothing of signals, only its being pid 1 and without handlers protects it."""
+    weakened.without(landlock=())
+    body = """
+        import signal, time
+        for number in signal.valid_signals():
+            attempt(number, lambda: os.kill(1, number))
+        time.sleep(0.3)
+        attempt('there', lambda: None)
+        """
+    for policy in (None, SandboxPolicyBuilder().allow_read(tmp_path).build()):
+        assert weakened.run(body, policy)["there"] == "ok:None"
