@@ -150,9 +150,9 @@ def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_dire
 
 def _missing(plan: LaunchPlan, target: str) -> Iterator[str]:
     """What may have to be made first: everything below the scratch directory or host path that it lies in."""
-    others = [path for path, _ in plan.scratch_dirs]
-    others += [bind.target for bind in plan.binds if bind.target != target]
-    covering = max((path for path in others if _is_below(target, path)), key=len, default=None)
+    others = [path for path, _ in plan.scratch_dirs] + [bind.target for bind in plan.binds]
+    # What takes a scratch directory's own place (/work, usually) finds it there.
+    covering = max((path for path in others if _is_below(target, path) and path != target), key=len, default=None)
     if covering is None:
         return
     place = covering.rstrip("/")
