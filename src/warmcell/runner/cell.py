@@ -230,8 +230,10 @@ class Cell:
         self._owned.close()
         self.stdin = self.stdout = self.stderr = self.pidfd = self.guest = self.listener = -1
         if self.group is not None:
-            self.group_usage = self.group.usage()
-            self.group.remove()
+            try:
+                self.group_usage = self.group.usage()
+            finally:
+                self.group.remove()  # which needs no descriptor, while looking at what it used does
 
     def _learn_who_it_is(self) -> None:
         """Given up while it was being made: only one that is known can be ended and waited for."""

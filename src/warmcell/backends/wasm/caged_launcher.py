@@ -58,9 +58,9 @@ class CagedProcess:
             while self._cell.report is None:
                 self._cell.hear()
         status = (self._cell.report or {}).get("exit", 9)
-        with self._lock:
-            self._cell.close()
         self.is_running = False
+        with self._lock, suppress(OSError):  # without descriptors it cannot be said what the cell used
+            self._cell.close()
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def abandon(self) -> None:

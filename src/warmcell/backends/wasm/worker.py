@@ -17,7 +17,7 @@ from warmcell.lifetime.ownership import own
 from warmcell.runner.streams import Capture
 
 _START_SECONDS = 30.0
-_REAP_SECONDS = 5.0
+_REAP_SECONDS = 10.0
 _LOG_BYTES = 4000
 _READ_BYTES = 65536
 #: More than any pipe holds: a worker that says it is done and still writes is not one of ours any more.
