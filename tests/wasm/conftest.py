@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ def empty_cache(tmp_path: Path) -> Path:
 def no_workers() -> WorkerPool:
     """The program's pool, with nobody in it from the tests before."""
     pool = program_pool()
+    until = time.monotonic() + 30
+    while pool._is_making_spare and time.monotonic() < until:
+        time.sleep(0.02)
     pool.close()
     assert pool.pids == []
     return pool

@@ -6,7 +6,7 @@ The policy room decides and writes a plan; the cage carries it out and decides n
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 
 class Bind(NamedTuple):
@@ -79,10 +79,9 @@ def plain(value: Any) -> Any:
 def decode(data: Any) -> LaunchPlan:
     """The inverse of `encode`, given parsed JSON. Every field must be there, of its type, and no other."""
     plan = _record(LaunchPlan, data)
-    binds = tuple(_record(Bind, item) for item in _sequence(plan["binds"]))
     watch = _record(Watch, plan["watch"])
     watch["disk_paths"] = tuple(_text(item) for item in _sequence(watch["disk_paths"]))
-    plan["binds"] = tuple(Bind(**item) for item in binds)
+    plan["binds"] = tuple(decode_binds(plan["binds"]))
     plan["watch"] = Watch(**watch)
     plan["symlinks"] = _pairs(plan["symlinks"], str)
     plan["files"] = _pairs(plan["files"], str)
@@ -90,6 +89,15 @@ def decode(data: Any) -> LaunchPlan:
     plan["rlimits"] = _pairs(plan["rlimits"], int)
     plan["landlock"] = _pairs(plan["landlock"], bool)
     return LaunchPlan(**plan)
+
+
+def encode_binds(binds: Sequence[Bind]) -> Any:
+    """As `decode_binds` takes them, ready for JSON."""
+    return [plain(bind) for bind in binds]
+
+
+def decode_binds(data: Any) -> List[Bind]:
+    return [Bind(**_record(Bind, item)) for item in _sequence(data)]
 
 
 def _record(kind: Any, data: Any) -> dict[str, Any]:

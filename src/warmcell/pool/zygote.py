@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import select
+import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import warmcell.guest
+from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.records import dataclass
-from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import RunCancelled
 from warmcell.pool.start import started
@@ -137,6 +140,24 @@ class ZygoteProcess:
             raise
         cell.sent()
         return cell
+
+    def attach(self, cell: Cell, binds: Sequence[Bind], disk_bytes: int, timeout: float) -> None:
+        """Shows more of the host to a cell that has its job, at places of its plan; what it writes there is watched."""
+        with Descriptors() as owned:
+            ours, theirs = owned.socketpair(socket.SOCK_SEQPACKET)
+            try:
+                self._send({"attach": encode_binds(binds), "cell": cell.pid, "disk_bytes": disk_bytes}, [theirs])
+                owned.close_only(theirs)
+                ours.settimeout(timeout)
+                answer, _ = receive_packet(ours)
+            except TimeoutError:
+                raise EnforcerFailed(self.key.enforcer, f"paths were not attached after {timeout:g} s") from None
+            finally:
+                owned.close()
+        if "failed" in answer:
+            raise self._refusal(*answer["failed"])
+        if "attached" not in answer:
+            raise CellLost("the zygote is gone")
 
     def _send(self, order: dict[str, Any], descriptors: list[int]) -> None:
         try:

@@ -164,6 +164,15 @@ class Cell:
         self.start_failure += words.decode("utf-8", "replace")
         return not words
 
+    @property
+    def guest_pid(self) -> int:
+        """The guest's own process as this host numbers it; 0 where only its keeper knows, or it is gone."""
+        if self.guest < 0:
+            return 0
+        with open(f"/proc/self/fdinfo/{self.guest}") as file:
+            fields = dict(line.split(":\t", 1) for line in file)
+        return max(0, int(fields["Pid"]))
+
     def cpu_seconds(self) -> float:
         """What the whole group has used so far."""
         return self.group.cpu_seconds() if self.group is not None else 0.0

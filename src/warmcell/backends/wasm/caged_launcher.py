@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from warmcell.backends.wasm.launcher import Directories
 from warmcell.backends.wasm.run_request import Directory
-from warmcell.cage.plan import encode
+from warmcell.cage.plan import Bind, Watch, encode
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed
 from warmcell.core.types import MIB, EffectiveLimits
@@ -21,12 +21,14 @@ from warmcell.languages.python import find_interpreter
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.resolve import NATIVE, ResolvedPath, resolve
+from warmcell.policy.resolve import NATIVE, resolve
 from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
 
+#: Where directories of the host appear, by number: their own paths could be where the cage has something else.
+_READ_ONLY, _WRITABLE = "/mnt/read", "/mnt/write"
 #: For the worker as a whole, runtime included; what a run may use of it is the runtime's to keep.
 WORKER_LIMITS = EffectiveLimits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
 _READY_SECONDS = 30.0
@@ -36,11 +38,13 @@ _ATTEMPTS = 3
 class CagedProcess:
     """A worker in a cell of its own. `kill` may be called from any thread, at any time, more than once."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, zygote: ZygoteProcess) -> None:
         self._cell = cell
+        self._zygote = zygote
+        self._places: dict[Directory, str] = {}
         self._lock = Lock()
         self.is_running = True
-        self.pid = _child_of(cell.pid) or cell.pid
+        self.pid = cell.guest_pid or cell.pid
 
     def kill(self) -> None:
         """Through init, which then still reports how the worker ended if it was dead already."""
@@ -63,18 +67,25 @@ class CagedProcess:
             self._cell.close()
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
+    def show(self, directories: Directories) -> None:
+        """Mounted from outside, by the cage, which from then on watches how much is written to them."""
+        for parent, is_writable in ((_READ_ONLY, False), (_WRITABLE, True)):
+            chosen = [directory for directory in directories if directory.is_writable == is_writable]
+            self._places.update({directory: f"{parent}/{number}" for number, directory in enumerate(chosen)})
+        binds = [_bind(*item) for item in self._places.items()]
+        self._zygote.attach(self._cell, binds, WORKER_LIMITS.disk_mb * MIB, _READY_SECONDS)
+
+    def place(self, directory: Directory) -> str:
+        return self._places[directory]
+
     def abandon(self) -> None:
         """The cell lets go of itself."""
         self.is_running = False
 
 
-def _child_of(pid: int) -> int | None:
-    """The worker itself, as this host numbers it: the only child of its cell's init."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return int(file.read().split()[0])
-    except (OSError, IndexError, ValueError):
-        return None
+def _bind(directory: Directory, place: str) -> Bind:
+    identity = f"{directory.device}:{directory.inode}"
+    return Bind(directory.host_path, place, directory.is_writable, identity, as_owner=True)
 
 
 @lru_cache(maxsize=1)
@@ -98,32 +109,28 @@ class CagedLauncher:
         self._zygote: ZygoteProcess | None = None
         self._running: weakref.WeakSet[CagedProcess] = weakref.WeakSet()
 
-    def __call__(
-        self, argv: Sequence[str], control: int, read_only: Sequence[str], directories: Directories
-    ) -> CagedProcess:
-        plan = self._plan(tuple(read_only), directories)
+    def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> CagedProcess:
+        plan = self._plan(tuple(read_only), places)
         parent = group_parent()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
         for _ in range(_ATTEMPTS):
             with suppress(CellLost):  # its zygote was dying: another one takes its place
-                cell = self._living_zygote().order_cell(plan, parent, group, stdin=control)
-                return self._running_in(cell, argv)
+                zygote = self._living_zygote()
+                return self._running_in(
+                    zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False), zygote, argv
+                )
         raise ExecutionFailed("the cages of WASM workers end before they can be used")
 
-    def _running_in(self, cell: Cell, argv: Sequence[str]) -> CagedProcess:
+    def _running_in(self, cell: Cell, zygote: ZygoteProcess, argv: Sequence[str]) -> CagedProcess:
         try:
             cell.await_ready(_READY_SECONDS)
             cell.start(Job("exec", tuple(argv), {}, "/code", {}))
         except BaseException:
             cell.close()
             raise
-        process = CagedProcess(cell)
+        process = CagedProcess(cell, zygote)
         self._running.add(process)
         return process
-
-    def place(self, directories: Directories, directory: Directory) -> str:
-        """A number, not its path on the host: that could lie where the cage has something of its own, such as /tmp."""
-        return f"/mnt/{directories.index(directory)}"
 
     def rest(self) -> None:
         """Without workers there is nothing to keep a zygote for."""
@@ -132,15 +139,20 @@ class CagedLauncher:
                 self._zygote.close()
                 self._zygote = None
 
-    def _plan(self, read_only: tuple[str, ...], directories: Directories) -> str:
-        paths = [pin(os.path.realpath(path), path) for path in dict.fromkeys(read_only)]
-        for each in directories:
-            identity = f"{each.device}:{each.inode}"
-            paths.append(ResolvedPath(each.host_path, self.place(directories, each), each.is_writable, identity))
-        policy = resolve(SandboxPolicy(), tuple(paths), WORKER_LIMITS, host_capabilities(), NATIVE)
+    def _plan(self, read_only: tuple[str, ...], places: int) -> str:
+        paths = tuple(pin(os.path.realpath(path), path) for path in dict.fromkeys(read_only))
+        policy = resolve(SandboxPolicy(), paths, WORKER_LIMITS, host_capabilities(), NATIVE)
         plan = compile_plan(policy, probe.layout(), find_interpreter(ProcessConfig()).runtime_paths)
-        # The runtime keeps memory limits itself, and seals memfds, which those that init serves cannot be.
-        return encode(plan._replace(watch=plan.watch._replace(memory_bytes=0)))
+        empty = [f"{parent}/{number}" for parent in (_READ_ONLY, _WRITABLE) for number in range(places)]
+        return encode(
+            plan._replace(
+                # Directories on the sealed root, for what the worker will be shown to be mounted on.
+                files=(*plan.files, *((f"{place}/.empty", "") for place in empty)),
+                landlock=(*plan.landlock, (_WRITABLE, True)),
+                # The runtime keeps memory limits itself; what is written is watched as soon as there is where to.
+                watch=Watch(),
+            )
+        )
 
     def _living_zygote(self) -> ZygoteProcess:
         with self._lock:

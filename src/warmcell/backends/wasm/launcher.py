@@ -11,7 +11,7 @@ from typing import Protocol
 
 from warmcell.backends.wasm.run_request import Directory
 
-#: What a worker was started with. Two of them are equally confined exactly when this is equal.
+#: What a worker was shown. Two of them are equally confined exactly when this is equal.
 Directories = tuple[Directory, ...]
 
 
@@ -26,6 +26,14 @@ class WorkerProcess(Protocol):
         """The exit status (negative for a signal), or None when it is still running after `timeout` seconds."""
         ...
 
+    def show(self, directories: Directories) -> None:
+        """Makes the directories reachable, each at its `place`; once, before anything of a guest's is in the worker."""
+        ...
+
+    def place(self, directory: Directory) -> str:
+        """Where the worker finds one of the directories that it was shown."""
+        ...
+
     def abandon(self) -> None:
         """This is a fork of the process that started it: forget it without touching it."""
         ...
@@ -34,20 +42,16 @@ class WorkerProcess(Protocol):
 class Launcher(Protocol):
     """Starts `argv` with `control` as descriptor 0, next to no environment, no other descriptor, its own session.
 
-    The worker needs the system's libraries, the interpreter and `read_only` (at the same place), and reaches the
-    directories, each at its `place`. It ends by itself when the other end of the socket is closed.
-    `confines`: it really can reach no others, so the pool hands it out only for the directories that it was made for.
+    The worker needs the system's libraries, the interpreter and `read_only` (at the same place). It ends by itself when
+    the other end of the socket is closed. `confines`: of the host's other directories it can reach only those that it
+    is shown, so the pool hands it out for exactly those.
     """
 
     isolation_class: str
     confines: bool
 
-    def __call__(
-        self, argv: Sequence[str], control: int, read_only: Sequence[str], directories: Directories
-    ) -> WorkerProcess: ...
-
-    def place(self, directories: Directories, directory: Directory) -> str:
-        """Where a worker that was started for `directories` finds one of them."""
+    def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> WorkerProcess:
+        """`places`: how many directories of each kind, read-only and writable, it may be shown."""
         ...
 
     def rest(self) -> None:
@@ -73,6 +77,12 @@ class PlainProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def show(self, directories: Directories) -> None:
+        """It can see everything that its user can."""
+
+    def place(self, directory: Directory) -> str:
+        return directory.host_path
+
     def abandon(self) -> None:
         self._process.returncode = 0  # for Popen it has ended: it never signals or waits for it again
 
@@ -83,9 +93,7 @@ class PlainLauncher:
     isolation_class = "wasm"
     confines = False
 
-    def __call__(
-        self, argv: Sequence[str], control: int, read_only: Sequence[str], directories: Directories
-    ) -> WorkerProcess:
+    def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> WorkerProcess:
         process = subprocess.Popen(
             list(argv),
             stdin=control,
@@ -97,9 +105,6 @@ class PlainLauncher:
             close_fds=True,
         )
         return PlainProcess(process)
-
-    def place(self, directories: Directories, directory: Directory) -> str:
-        return directory.host_path
 
     def rest(self) -> None:
         """Nothing is kept between workers."""

@@ -17,9 +17,10 @@ from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
+from warmcell.backends.wasm.lease import Lease
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.pool import Lease, Wanted, WorkerPool
+from warmcell.backends.wasm.pool import Wanted, WorkerPool
 from warmcell.backends.wasm.runtime import runtime_fingerprint
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded
 from warmcell.core.types import MIB
@@ -109,6 +110,11 @@ class Loader:
                 self._compile(lease, load, data)
         finally:
             self._compiling.leave()
+
+    def warm(self, lease: Lease, load: Load, memory_bytes: int) -> None:
+        """Loads a module of ours, if it was compiled before, and has an instance of it made for the first run."""
+        if self._adopt(lease, load):
+            _ask(lease, load, {"op": "warm", "key": load.key, "memory_bytes": memory_bytes}, b"", [])
 
     def prepare_own(self, load: Load, run: Run) -> None:
         """Makes sure that a module of ours is in the cache, with a worker that is free now, or raises `BackendBusy`."""

@@ -1,7 +1,7 @@
 """The workers of this program: started on demand, reused after clean runs, thrown away after anything else.
 
-There is one pool for all backends and sandboxes. A worker that is confined was started for certain directories and is
-only ever handed out for exactly those; every run in it has a Store of its own.
+There is one pool for all backends and sandboxes. A confined worker is shown certain directories once, and from then on
+is handed out for exactly those; every run in it has a Store of its own.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
 from warmcell.backends.wasm.launcher import Directories, launcher
-from warmcell.backends.wasm.worker import Worker
-from warmcell.core.errors import BackendUnavailable, ExecutionFailed
+from warmcell.backends.wasm.worker import Worker, places_for
+from warmcell.core.errors import ExecutionFailed
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.ownership import Lock, own_until_exit
-from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.lifetime.run import Run
+from warmcell.runner.cell import CellLost
 
 _log = logging.getLogger(__name__)
 #: Of the program as a whole; each backend allows itself fewer.
@@ -40,10 +38,21 @@ class Wanted:
     prefer: str = ""
     directories: Directories = ()
     needs_clean: bool = False
+    needs_new: bool = False
 
     def fits(self, worker: Worker) -> bool:
-        is_confined_alike = worker.directories == self.directories or not launcher().confines
-        return is_confined_alike and (worker.is_clean or not self.needs_clean)
+        return (worker.directories == self.shown or worker.can_be_shown(self.shown)) and (
+            worker.is_clean or not self.needs_clean
+        )
+
+    @property
+    def shown(self) -> Directories:
+        """Where nothing confines workers, all of them see everything."""
+        return self.directories if launcher().confines else ()
+
+
+class WorkerUnusable(Exception):
+    """The worker was gone before anything of the guest's reached it, so another one can take its place."""
 
 
 class WorkerPool:
@@ -61,6 +70,7 @@ class WorkerPool:
         self._all: set[Worker] = set()
         self._users = 0
         self._retiring: threading.Thread | None = None
+        self._is_making_spare = False
 
     def join(self) -> None:
         """Another backend or sandbox uses the pool; it says `leave` in the end."""
@@ -68,14 +78,19 @@ class WorkerPool:
             self._users += 1
 
     def leave(self, directories: Collection[Directories] = ()) -> None:
-        """Workers that wait for runs in these directories end now; with the last user all that wait do."""
+        """Workers that wait for runs in these directories end now; with the last user all but a spare do."""
         with self._lock:
             self._users = max(0, self._users - 1)
             is_last = self._users == 0
-            gone = [worker for worker in self._idle if is_last or worker.directories in directories]
+            gone = [
+                worker
+                for worker in self._idle
+                if worker.directories in directories or (is_last and not worker.is_spare)
+            ]
             self._forget(gone)
+            is_empty = is_last and not self._all
         _dispose(gone)
-        if is_last:
+        if is_empty:
             launcher().rest()
 
     @property
@@ -91,14 +106,15 @@ class WorkerPool:
         """
         self._places.enter(run, queue_timeout)
         try:
-            return self._take_idle(wanted) or self._start(wanted.directories)
+            return self._shown(self._take_idle(wanted) or self._start(wanted), wanted)
         except BaseException:
             self._places.leave()
             raise
 
     def give_back(self, worker: Worker, *, is_reusable: bool) -> None:
         with self._lock:
-            is_kept = is_reusable and worker in self._all and not worker.is_killed and self._users > 0
+            is_wanted = self._users > 0 or worker.is_spare
+            is_kept = is_reusable and worker in self._all and not worker.is_killed and is_wanted
             if is_kept:
                 worker.idle_since = time.monotonic()
                 self._idle.append(worker)
@@ -108,6 +124,17 @@ class WorkerPool:
         self._places.leave()
         if not is_kept:
             worker.dispose()
+
+    def claim_spare(self) -> bool:
+        """Whether the caller is to make one that nobody has used, and call `spare_is_made` in the end."""
+        with self._lock:
+            has_one = self._is_making_spare or any(worker.is_spare for worker in self._idle)
+            is_wanted = launcher().confines and self._users > 0 and not has_one
+            self._is_making_spare = self._is_making_spare or is_wanted
+            return is_wanted
+
+    def spare_is_made(self) -> None:
+        self._is_making_spare = False
 
     def close(self) -> None:
         """At exit. Backends have ended their runs by then."""
@@ -130,12 +157,33 @@ class WorkerPool:
         return worker
 
     def _best(self, wanted: Wanted) -> Worker | None:
+        if wanted.needs_new:
+            return None
         # The most recently used one is the warmest; the others get a chance to be retired.
         fitting = [worker for worker in reversed(self._idle) if wanted.fits(worker)]
-        return next((worker for worker in fitting if wanted.prefer in worker.loaded), next(iter(fitting), None))
+        fitting.sort(key=lambda worker: (worker.directories != wanted.shown, wanted.prefer not in worker.loaded))
+        return fitting[0] if fitting else None
 
-    def _start(self, directories: Directories) -> Worker:
-        worker = Worker(directories if launcher().confines else ())
+    def _shown(self, worker: Worker, wanted: Wanted) -> Worker:
+        """The same worker, which from now on can reach the directories."""
+        if worker.directories == wanted.shown:
+            return worker
+        try:
+            worker.show(wanted.shown)
+        except BaseException as error:
+            self._drop(worker)
+            if isinstance(error, CellLost):
+                raise WorkerUnusable from None
+            raise
+        return worker
+
+    def _drop(self, worker: Worker) -> None:
+        with self._lock:
+            self._forget([worker])
+        worker.dispose()
+
+    def _start(self, wanted: Wanted) -> Worker:
+        worker = Worker(places_for(wanted.shown))
         with self._lock:
             self._all.add(worker)
             surplus = self._idle[: max(0, len(self._all) - self._most)]
@@ -144,9 +192,7 @@ class WorkerPool:
         try:
             _await_ready(worker)
         except BaseException:
-            with self._lock:
-                self._forget([worker])
-            worker.dispose()
+            self._drop(worker)
             raise
         return worker
 
@@ -167,12 +213,18 @@ class WorkerPool:
             time.sleep(_IDLE_SECONDS / 4)
             with self._lock:
                 oldest = time.monotonic() - _IDLE_SECONDS
-                stale = [worker for worker in self._idle if worker.idle_since < oldest]
+                is_kept = self._users > 0
+                stale = [
+                    worker for worker in self._idle if worker.idle_since < oldest and not (is_kept and worker.is_spare)
+                ]
                 self._forget(stale)
                 is_over = not self._idle
+                is_empty = not self._all
                 if is_over:
                     self._retiring = None
             _dispose(stale)
+            if is_empty:
+                launcher().rest()
             if is_over:
                 return
 
@@ -193,75 +245,9 @@ def _await_ready(worker: Worker) -> None:
     try:
         frame = Conversation(worker, Bounds(_START_SECONDS, _START_MEMORY)).wait()
     except (WorkerDied, Overstayed, ProtocolViolation) as error:
-        _log.warning("a WASM worker did not start: %s", worker.log() or error)
+        if not worker.is_killed:  # else the program is ending, and nobody waits for it
+            _log.warning("a WASM worker did not start: %s", worker.log() or error)
         raise ExecutionFailed(
             "a WASM worker did not start", hint="the log of warmcell.backends.wasm says why"
         ) from None
     worker.is_ready = frame.message.get("op") == "ready"
-
-
-class WorkerUnusable(Exception):
-    """The worker was gone before anything of the guest's reached it, so another one can take its place."""
-
-
-class Lease:
-    """A worker for the length of one run, given back whatever happens; it is reused only when `is_reusable` was set.
-
-    While it is held, cancelling the run kills the worker; afterwards it cannot reach it any more.
-    """
-
-    def __init__(self, pool: WorkerPool, wanted: Wanted, run: Run, queue_timeout: float) -> None:
-        self._pool = pool
-        self._wanted = wanted
-        self._run = run
-        self._queue_timeout = queue_timeout
-        self._held = ExitStack()
-        self.is_reusable = False
-        self._take(wanted)
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._give_back(self.is_reusable)
-
-    def swap_for_clean(self) -> None:
-        """Another worker, in which nothing of any guest has ever been."""
-        self._give_back(is_reusable=True)
-        self._take(Wanted(directories=self._wanted.directories, needs_clean=True))
-
-    def _take(self, wanted: Wanted) -> None:
-        self.worker = self._pool.take(wanted, self._run, self._queue_timeout)
-        self._is_held = True
-        self._held.enter_context(self._run.on_cancel(self.worker.kill))
-
-    def _give_back(self, is_reusable: bool) -> None:
-        if not self._is_held:
-            return
-        self._is_held = False
-        self._held.close()  # first: a cancellation that comes late must not hit whoever gets the worker next
-        self._pool.give_back(self.worker, is_reusable=is_reusable)
-
-    def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
-        """A request. Raises `WorkerUnusable` where the worker died by itself before it could take it."""
-        try:
-            self.worker.channel.send(message, blob, descriptors, timeout=seconds)
-        except WorkerDied:
-            if self.worker.is_killed:
-                raise
-            raise WorkerUnusable from None
-
-    def explain_death(self, what: str) -> Exception:
-        """Why the worker is gone. Disposes of it, so that its status is known."""
-        if self._run.is_cancelled:
-            return RunCancelled()
-        was_killed = self.worker.is_killed
-        status = self.worker.dispose()
-        if was_killed:
-            return BackendUnavailable("the WASM workers were ended during the run")
-        if self.worker.log():
-            _log.warning("a WASM worker died while %s: %s", what, self.worker.log())
-        ended = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        return ExecutionFailed(f"the WASM worker died ({ended}) while {what}", hint="other runs are not affected")

@@ -17,9 +17,9 @@ from typing import Any
 
 from warmcell.backends.wasm.conversation import Conversation
 from warmcell.backends.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
+from warmcell.backends.wasm.lease import Lease
 from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.pool import Lease
 from warmcell.backends.wasm.run_request import Fetch, RunRequest
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
 from warmcell.lifetime.run import Run

@@ -8,11 +8,12 @@ from typing import Any
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverCpu, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
 from warmcell.backends.wasm.launcher import Directories, launcher
+from warmcell.backends.wasm.lease import Lease, keep_spare
 from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from
-from warmcell.backends.wasm.pool import Lease, Wanted, WorkerPool, WorkerUnusable, program_pool
+from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
 from warmcell.backends.wasm.run_request import Directory, RunRequest, look_at_directories
 from warmcell.backends.wasm.runtime import wasmtime_version
@@ -89,13 +90,15 @@ class Supervisor:
             self.loader.ensure(lease, load, run)
             questions = Questions(lease, self.loader, request, commands, run)
             message = _run_message(load.key, lease, request, directories, commands)
-            return _carry_out(lease, questions, message, request, run)
+            result = _carry_out(lease, questions, message, request, run)
+        if directories and source.is_own:
+            keep_spare(self.pool, lambda spare: self.loader.warm(spare, load, request.memory_bytes))
+        return result
 
 
 def _run_message(
     key: str, lease: Lease, request: RunRequest, directories: list[Directory], commands: CommandModules | None
 ) -> dict[str, Any]:
-    place, worker = launcher().place, lease.worker
     return {
         "op": "run",
         "key": key,
@@ -105,7 +108,7 @@ def _run_message(
         "memory_bytes": request.memory_bytes,
         "fuel": request.fuel,
         "preopens": [
-            [place(worker.directories, each), preopen.guest_path, preopen.writable, each.device, each.inode]
+            [lease.worker.place(each), preopen.guest_path, preopen.writable, each.device, each.inode]
             for preopen, each in zip(request.preopens, directories, strict=True)
         ],
         "output_bytes": request.output_bytes,

@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied
 from warmcell.backends.wasm.launcher import Directories, WorkerProcess, launcher
+from warmcell.backends.wasm.run_request import Directory
 from warmcell.backends.wasm.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
@@ -25,6 +26,16 @@ _MAX_FINAL_READS = 64
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATUS_BYTES = 4096
+
+
+#: Directories of each kind that a worker has room for, unless more are needed.
+USUAL_PLACES = 8
+
+
+def places_for(directories: Directories) -> int:
+    """How many of each kind, read-only and writable, a worker for these must have room for."""
+    writable = sum(directory.is_writable for directory in directories)
+    return max(USUAL_PLACES, writable, len(directories) - writable)
 
 
 class OutputPipe:
@@ -60,11 +71,13 @@ class Worker:
     """One process. Used by one thread at a time; `kill` is for any thread.
 
     `loaded` has only what the worker said that it loaded, oldest first. `is_clean`: no guest's code, not even for
-    compiling, has touched this process, so what it compiles can be trusted.
+    compiling, has touched this process, so what it compiles can be trusted. `directories`: what of the host it was
+    shown, for its whole life.
     """
 
-    def __init__(self, directories: Directories = ()) -> None:
-        self.directories = directories
+    def __init__(self, places: int = USUAL_PLACES) -> None:
+        self.directories: Directories = ()
+        self._places = places
         self.loaded: OrderedDict[str, None] = OrderedDict()
         self.is_clean = True
         self.is_ready = False
@@ -103,7 +116,7 @@ class Worker:
     def _started(self) -> WorkerProcess:
         wasmtime = wasmtime_directory()
         argv = [interpreter(), "-I", "-S", str(WORKER_SCRIPT), os.path.dirname(wasmtime)]
-        process = launcher()(argv, self._theirs, (str(WORKER_SCRIPT.parent), wasmtime), self.directories)
+        process = launcher()(argv, self._theirs, (str(WORKER_SCRIPT.parent), wasmtime), self._places)
         self._descriptors.close_only(self._theirs)
         return process
 
@@ -125,6 +138,22 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_spare(self) -> bool:
+        """Nobody has used it, so it can still become a worker for any directories."""
+        return self.is_clean and not self.directories
+
+    def can_be_shown(self, directories: Directories) -> bool:
+        return self.is_spare and places_for(directories) <= self._places
+
+    def show(self, directories: Directories) -> None:
+        self._process.show(directories)
+        self.directories = directories
+
+    def place(self, directory: Directory) -> str:
+        """Where the worker finds a directory that it was shown."""
+        return self._process.place(directory)
 
     def is_waiting(self) -> bool:
         """Whether it is there and silent, as a worker between two requests is. One that died can be read from."""

@@ -25,6 +25,7 @@ from ..linux.owned import Owned
 from ..linux.processes import kill
 from ..linux.syscalls import call
 from ..wire import send_packet
+from .attach import Attacher
 from .guest_children import GuestChild
 from .shared_roots import SharedRoots
 from .sleeping_inits import SleepingInits
@@ -65,6 +66,7 @@ class CellMaker:
         self._is_caging = is_caging
         if is_caging:
             self._roots = SharedRoots(self._open_tree)
+            self._attacher = Attacher(self._open_tree)
             self._inits = SleepingInits(host_id, on_birth, keeps_spares, self._roots.tmpfs)
 
     @property
@@ -74,6 +76,10 @@ class CellMaker:
     def complete(self) -> None:
         """Makes what the next cell can have ready-made."""
         self._inits.complete()
+
+    def attach(self, binds: Sequence[plans.Bind], pid: int) -> None:
+        """Shows more of the host to a cell that stands."""
+        self._attacher.attach(binds, pid)
 
     def make(self, order: Dict[str, Any], descriptors: List[int]) -> Optional[GuestChild]:
         """Has the processes of one cell made; the descriptors are ours from here.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .. import refused_paths, verify
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
@@ -20,6 +20,7 @@ from ..linux.mounts import is_full
 from ..linux.notify import Listener
 from ..linux.owned import close_all
 from ..linux.processes import descendants
+from ..plan import Watch
 from ..watching.watcher import LOST, Verdict, Watcher
 from ..wire import send_packet
 from .pid_numbers import next_pid
@@ -121,6 +122,15 @@ class GuestChild:
     @property
     def is_being_made(self) -> bool:
         return not self._is_ready
+
+    @property
+    def init_pid(self) -> int:
+        return self._init.pid
+
+    def watch_disk(self, watcher: Watcher, disk_bytes: int, paths: Tuple[str, ...]) -> None:
+        """From now on: it was shown directories of the host that it may write to."""
+        plan = self._plan._replace(watch=Watch(disk_bytes=disk_bytes, disk_paths=paths))
+        self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given)
 
     def lose_watcher(self) -> None:
         """What nobody watches does not run."""

@@ -6,6 +6,7 @@ stays with it: guests are copies of the zygote, never of this process.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -15,9 +16,10 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional
 
-from ..failure import CageError
+from ..failure import CageError, tell
 from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from ..plan import PlanError, decode_binds
 from ..watching.watcher import LOST, NO_VERDICT, Watcher
 from ..wire import PacketCut, receive_packet, send_packet
 from . import own_namespaces
@@ -121,6 +123,9 @@ class Manager:
         if not order:
             self._stop_hearing()
             return
+        if "attach" in order:
+            self._attach(order, descriptors)
+            return
         try:
             made = self._maker.make(order, descriptors)
         except ZygoteLost:
@@ -129,6 +134,32 @@ class Manager:
         if made is not None:
             self._guests[made.pid] = made
             self._poll.register(made.listens_to, select.POLLIN)
+
+    def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
+        """Shows directories to a guest that has begun, and has the watcher see how much it writes to them."""
+        with socket.socket(fileno=descriptors[0]) as answer:
+            try:
+                binds = decode_binds(order["attach"])
+                guest = next((guest for guest in self._guests.values() if guest.init_pid == order["cell"]), None)
+                if guest is None:
+                    raise CageError("find cell", errno.ESRCH, str(order["cell"]))
+                self._maker.attach(binds, guest.pid)
+                writable = tuple(bind.source for bind in binds if bind.writable)
+                if writable:
+                    self._with_watcher(lambda watcher: guest.watch_disk(watcher, order["disk_bytes"], writable))
+                send_packet(answer, {"attached": len(binds)})
+            except CageError as failure:
+                tell(answer, failure)
+            except (PlanError, OSError) as trouble:
+                tell(answer, CageError("attach paths", getattr(trouble, "errno", 0) or 0, str(trouble)))
+
+    def _with_watcher(self, act: Callable[[Watcher], None]) -> None:
+        """What is done may start the watcher, which is listened to from then on."""
+        had_watcher = self._watcher.listens_to
+        act(self._watcher)
+        if self._watcher.listens_to != had_watcher:
+            self._poll.register(self._watcher.listens_to, select.POLLIN)
+            self._processes[self._watcher.pid] = None
 
     def _stop_hearing(self) -> None:
         assert self._control is not None
@@ -154,11 +185,7 @@ class Manager:
         for guest in [guest for guest in (*self._guests.values(), *self._ended) if guest.listens_to in ready]:
             watched, event = guest.listens_to, ready[guest.listens_to]
             if event & select.POLLIN or guest.is_being_made:
-                had_watcher = self._watcher.listens_to
-                guest.attend(self._watcher)
-                if self._watcher.listens_to != had_watcher:
-                    self._poll.register(self._watcher.listens_to, select.POLLIN)
-                    self._processes[self._watcher.pid] = None
+                self._with_watcher(guest.attend)
             if guest.listens_to == watched and event == select.POLLIN:
                 continue
             # It listens to something else now, or nobody is left at the other end, which poll would tell for ever.

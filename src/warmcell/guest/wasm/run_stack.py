@@ -78,13 +78,20 @@ class RunStack:
         while self._used:
             self._used.pop().close()
 
-    def make_spare(self, loaded: Loaded | LoadedComponent, like: Spec, must_stop: Callable[[], bool]) -> None:
+    def make_spare(
+        self,
+        loaded: Loaded | LoadedComponent,
+        memory_bytes: int,
+        stdout: str,
+        stderr: str,
+        must_stop: Callable[[], bool],
+    ) -> None:
         """The instance for the next run of the same module, if there is one, in case it has the same limits."""
         if not loaded.facts.is_quiet_at_start:
             return
-        spare = PreparedInstance(loaded, like.memory_bytes)
+        spare = PreparedInstance(loaded, memory_bytes)
         try:
-            spare.wasi_for(like.stdout, like.stderr)
+            spare.wasi_for(stdout, stderr)
             spare.make_ahead(must_stop)
             self._spares.put(spare)
         except (wasmtime.WasmtimeError, wasmtime.Trap, OSError):

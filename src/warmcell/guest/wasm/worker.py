@@ -58,14 +58,14 @@ class Worker:
         self._components.interrupt_all()
 
     def serve(self) -> None:
-        operations = {"setup": self._setup, "load": self._load, "run": self._run}
+        operations = {"setup": self._setup, "load": self._load, "warm": self._warm, "run": self._run}
         while True:
             message, blob = self._channel.receive()
             reply = operations[message["op"]](message, blob)
             self._channel.send(reply)
             self._runs.clean_up()
-            if reply["op"] == "done" and not self._channel.has_more():
-                self._get_ready(message)
+            if reply["op"] == "done" and message["fuel"] is None and not self._channel.has_more():
+                self._get_ready(message["key"], message["memory_bytes"])
 
     def _setup(self, _message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
         self._stdout, self._stderr, log = self._channel.take_descriptors()
@@ -128,23 +128,32 @@ class Worker:
             self._deadline.stop()
         return {"op": "done", **vars(outcome), "cpu": time.process_time() - cpu_before}
 
-    def _get_ready(self, message: dict[str, Any]) -> None:
+    def _warm(self, message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
+        """A run of the module is expected, nobody knows when."""
+        if message["key"] in self._modules:
+            self._get_ready(message["key"], message["memory_bytes"])
+        return {"op": "warmed"}
+
+    def _get_ready(self, key: str, memory_bytes: int) -> None:
         """Nobody waits: an instance for the next run of the same module under the same limits is made now."""
-        if message["fuel"] is not None:
-            return
-        loaded, rehearsal = self._modules[message["key"]], self._rehearsals.pop(message["key"], None)
+        loaded, rehearsal = self._modules[key], self._rehearsals.pop(key, None)
         self._may_fetch = self._exec.is_allowed = False
         if rehearsal:
             self._runs.rehearse(loaded, rehearsal)
-        self._runs.make_spare(loaded, self._spec(message, b""), self._channel.has_more)
+        self._runs.make_spare(loaded, memory_bytes, *self._output_paths, self._channel.has_more)
+
+    @property
+    def _output_paths(self) -> tuple[str, str]:
+        return f"/proc/self/fd/{self._stdout}", f"/proc/self/fd/{self._stderr}"
 
     def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
+        stdout, stderr = self._output_paths
         return Spec(
             argv=message["argv"],
             env=message["env"],
             stdin=stdin,
-            stdout=f"/proc/self/fd/{self._stdout}",
-            stderr=f"/proc/self/fd/{self._stderr}",
+            stdout=stdout,
+            stderr=stderr,
             memory_bytes=message["memory_bytes"],
             fuel=message["fuel"],
             preopens=[Preopen(*item) for item in message["preopens"]],

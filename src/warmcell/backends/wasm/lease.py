@@ -1,0 +1,97 @@
+"""A worker for the length of one run, and the worker that is made ahead of the next sandbox."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from warmcell.backends.wasm.frames import WorkerDied
+from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
+from warmcell.lifetime.run import Run, RunCancelled
+
+_log = logging.getLogger(__name__)
+
+
+class Lease:
+    """A worker for the length of one run, given back whatever happens; it is reused only when `is_reusable` was set.
+
+    While it is held, cancelling the run kills the worker; afterwards it cannot reach it any more.
+    """
+
+    def __init__(self, pool: WorkerPool, wanted: Wanted, run: Run, queue_timeout: float) -> None:
+        self._pool = pool
+        self._wanted = wanted
+        self._run = run
+        self._queue_timeout = queue_timeout
+        self._held = ExitStack()
+        self.is_reusable = False
+        self._take(wanted)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._give_back(self.is_reusable)
+
+    def swap_for_clean(self) -> None:
+        """Another worker, in which nothing of any guest has ever been."""
+        self._give_back(is_reusable=True)
+        self._take(Wanted(directories=self._wanted.directories, needs_clean=True))
+
+    def _take(self, wanted: Wanted) -> None:
+        self.worker = self._pool.take(wanted, self._run, self._queue_timeout)
+        self._is_held = True
+        self._held.enter_context(self._run.on_cancel(self.worker.kill))
+
+    def _give_back(self, is_reusable: bool) -> None:
+        if not self._is_held:
+            return
+        self._is_held = False
+        self._held.close()  # first: a cancellation that comes late must not hit whoever gets the worker next
+        self._pool.give_back(self.worker, is_reusable=is_reusable)
+
+    def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
+        """A request. Raises `WorkerUnusable` where the worker died by itself before it could take it."""
+        try:
+            self.worker.channel.send(message, blob, descriptors, timeout=seconds)
+        except WorkerDied:
+            if self.worker.is_killed:
+                raise
+            raise WorkerUnusable from None
+
+    def explain_death(self, what: str) -> Exception:
+        """Why the worker is gone. Disposes of it, so that its status is known."""
+        if self._run.is_cancelled:
+            return RunCancelled()
+        was_killed = self.worker.is_killed
+        status = self.worker.dispose()
+        if was_killed:
+            return BackendUnavailable("the WASM workers were ended during the run")
+        if self.worker.log():
+            _log.warning("a WASM worker died while %s: %s", what, self.worker.log())
+        ended = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
+        return ExecutionFailed(f"the WASM worker died ({ended}) while {what}", hint="other runs are not affected")
+
+
+def keep_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
+    """Has a worker that nobody uses made and prepared by a thread, unless there is one. For when a run has ended."""
+    if pool.claim_spare():
+        threading.Thread(target=_make_spare, args=(pool, prepare), name="warmcell-wasm-spare", daemon=True).start()
+
+
+def _make_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
+    try:
+        with Lease(pool, Wanted(needs_new=True), Run(), queue_timeout=0) as lease:
+            prepare(lease)
+            lease.is_reusable = True
+    except (SandboxError, WorkerUnusable, OSError) as error:
+        _log.debug("no spare WASM worker: %s", error)  # the run that would have had it will say what is wrong
+    finally:
+        pool.spare_is_made()

@@ -1,0 +1,117 @@
+"""Workers that nobody has used yet: what a new sandbox finds ready, and what it can and cannot reach in there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.helpers import require
+
+from warmcell import MountPoint, Sandbox
+from warmcell.backends.wasm.launcher import launcher
+from warmcell.backends.wasm.pool import WorkerPool
+from warmcell.backends.wasm.worker import USUAL_PLACES, Worker
+from warmcell.core.errors import SandboxError
+
+
+@pytest.fixture
+def pool(no_workers: WorkerPool) -> Iterator[WorkerPool]:
+    require(launcher().confines, "workers are not confined here")
+    yield no_workers
+    no_workers.close()
+
+
+def spare_of(pool: WorkerPool) -> Worker:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for worker in list(pool._idle):
+            if worker.is_spare:
+                return worker
+        time.sleep(0.02)
+    raise AssertionError("no spare worker was made")
+
+
+def mounts_of(worker: Worker) -> dict[str, str]:
+    """What the worker sees of the host below /mnt, by place: the options of each mount."""
+    lines = Path(f"/proc/{worker.pid}/mountinfo").read_text().splitlines()
+    fields = [line.split(" ") for line in lines]
+    return {item[4]: item[5] for item in fields if item[4].startswith("/mnt/")}
+
+
+def test_a_new_sandbox_gets_the_worker_that_was_made_ahead(pool: WorkerPool, tmp_path: Path) -> None:
+    with Sandbox(backend="wasm") as first:
+        first.sh("true")
+        spare = spare_of(pool)
+        assert mounts_of(spare) == {}
+        with Sandbox(backend="wasm") as second:
+            second.write_file("file", "second's own")
+            result = second.sh("cat file; echo written > here")
+            assert result.stdout == "second's own"
+            assert second.read_file("here") == b"written\n"
+            assert spare.directories and not spare.is_spare
+            assert {place.rpartition("/")[0] for place in mounts_of(spare)} == {"/mnt/write"}
+            # What the guest did shows in the second sandbox and nowhere else.
+            assert first.sh("ls").stdout == ""
+        assert spare.pid not in pool.pids
+
+
+def test_it_is_never_shown_anything_else(pool: WorkerPool, tmp_path: Path) -> None:
+    with Sandbox(backend="wasm") as first, Sandbox(backend="wasm") as second:
+        for sandbox in (first, second, first, second):
+            assert sandbox.sh("pwd").stdout == "/work\n"
+        shown = [worker.directories for worker in pool._idle if worker.directories]
+        assert len(shown) == len(set(shown)) == 2
+
+
+def test_read_only_directories_stay_so_outside_of_the_runtime_too(pool: WorkerPool, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("x")
+    with Sandbox(backend="wasm", mounts=[MountPoint(str(tmp_path), "/given")]) as sandbox:
+        assert sandbox.sh("cat /given/given; echo y > /given/new").stdout == "x"
+        (worker,) = [worker for worker in pool._idle if worker.directories]
+        options = {place: text.split(",") for place, text in mounts_of(worker).items()}
+        assert "ro" in options["/mnt/read/0"]
+        assert all("nosuid" in words and "nodev" in words for words in options.values())
+    assert not (tmp_path / "new").exists()
+
+
+def test_more_directories_than_usual(pool: WorkerPool, tmp_path: Path) -> None:
+    mounts = []
+    for number in range(USUAL_PLACES + 3):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "name").write_text(f"{number} ")
+        mounts.append(MountPoint(str(directory), f"/m{number}", writable=number % 2 == 0))
+    mounts += [MountPoint(str(tmp_path), f"/again{number}") for number in range(USUAL_PLACES)]
+    with Sandbox(backend="wasm", mounts=mounts) as sandbox:
+        names = " ".join(f"/m{number}/name" for number in range(USUAL_PLACES + 3))
+        assert sandbox.sh(f"cat {names}").stdout == "".join(f"{number} " for number in range(USUAL_PLACES + 3))
+        assert sandbox.sh("echo w > /m2/name; cat /m2/name; echo w > /m1/name").exit_code != 0
+    assert (tmp_path / "1" / "name").read_text() == "1 "
+    assert (tmp_path / "2" / "name").read_text() == "w\n"
+
+
+def test_a_directory_that_was_swapped_is_not_shown(pool: WorkerPool, tmp_path: Path) -> None:
+    from warmcell.backends.wasm.run_request import Preopen, look_at_directories
+
+    (tmp_path / "work").mkdir()
+    (directory,) = look_at_directories([Preopen(tmp_path / "work", "/work", True)])
+    (tmp_path / "work").rename(tmp_path / "was work")
+    (tmp_path / "work").mkdir()
+    worker = Worker()
+    try:
+        with pytest.raises(SandboxError, match="not what it was"):
+            worker.show((directory,))
+        assert mounts_of(worker) == {}
+    finally:
+        worker.dispose()
+
+
+def test_the_last_sandbox_leaves_at_most_the_spare_which_ends_with_the_program(pool: WorkerPool) -> None:
+    with Sandbox(backend="wasm") as sandbox:
+        sandbox.sh("true")
+        spare = spare_of(pool)
+    assert pool.pids == [spare.pid]
+    pool.close()
+    assert pool.pids == []
