@@ -137,11 +137,13 @@ class WorkerPool:
         self._is_making_spare = False
 
     def close(self) -> None:
-        """At exit. Backends have ended their runs by then."""
+        """At exit. Backends have ended their runs by then; whoever still holds a worker sees it die."""
         with self._lock:
-            workers = list(self._all)
-            self._forget(workers)
-        _dispose(workers)
+            idle, busy = list(self._idle), self._all - set(self._idle)
+            self._forget([*idle, *busy])
+        for worker in busy:
+            worker.kill()
+        _dispose(idle)
         launcher().rest()
 
     def _take_idle(self, wanted: Wanted) -> Worker | None:
