@@ -57,7 +57,7 @@ def eventually(condition: Callable[[], object], seconds: float = 10) -> bool:
 
 
 def of_zygotes(backend: Any) -> set[int]:
-    """The guests of a process backend that keeps no cells waiting."""
+    """The guests of a process backend that keeps no cells waiting, and what looks after them."""
     zygotes = set(backend.zygote_pids)
     return set().union(*(descendants(pid) for pid in zygotes)) - zygotes
 
