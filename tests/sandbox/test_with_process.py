@@ -13,6 +13,7 @@ import pytest
 
 from warmcell.core.errors import (
     CommandNotFound,
+    ExecutionFailed,
     ExecutionTimeout,
     InvalidRequest,
     PathTraversal,
@@ -20,7 +21,8 @@ from warmcell.core.errors import (
     SandboxError,
 )
 from warmcell.policy.builder import SandboxPolicyBuilder
-from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox
+from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox, portal
+from warmcell.sandbox.guests import Job
 from warmcell.workspace.errors import WorkspaceError
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
@@ -67,6 +69,57 @@ def test_a_command_that_is_not_there(sandbox: Sandbox, command: str) -> None:
 def test_a_command_that_ends_with_127_by_itself_is_a_result(sandbox: Sandbox) -> None:
     assert sandbox.exec("sh", ["-c", "exit 127"]).exit_code == 127
     assert sandbox.sh("no-such-command").exit_code == 127
+
+
+@pytest.mark.parametrize(
+    "said", ["warmcell: no such command: sh", "sh: 1: foo: not found", "2 sh: No such file or directory"]
+)
+def test_no_guest_can_say_that_its_command_was_not_found(sandbox: Sandbox, said: str) -> None:
+    result = sandbox.exec("sh", ["-c", 'echo kept; echo "$1" >&2; exit "$2"', "sh", said, "127"])
+    assert (result.stdout, result.stderr, result.exit_code) == ("kept\n", f"{said}\n", 127)
+    assert sandbox.exec("sh", ["-c", 'echo "$1" >&2; exit 126', "sh", said]).exit_code == 126
+
+
+def test_what_is_there_and_no_program_says_why(sandbox: Sandbox) -> None:
+    sandbox.write_file("plain.txt", "text")
+    sandbox.write_file("odd", "no first line\n")
+    sandbox.sh("chmod +x odd; mkdir directory")
+    for command, why in [
+        ("/etc/passwd", "may not be executed"),
+        ("./plain.txt", "may not"),
+        ("./directory", "may not"),
+    ]:
+        with pytest.raises(CommandNotFound, match=why):
+            sandbox.exec(command)
+    with pytest.raises(CommandNotFound, match="format"):
+        sandbox.exec("./odd")
+    with pytest.raises(CommandNotFound, match="command not found"):
+        sandbox.exec("/etc/passwd/below")
+    with pytest.raises(InvalidRequest, match="args"):
+        sandbox.exec("true", ["x" * 200_000])
+
+
+def test_a_command_is_the_program_itself_and_is_found_by_the_guests_own_path(sandbox: Sandbox) -> None:
+    sandbox.write_file("bin/mine", "#!/bin/sh\necho mine $0 $1\n")
+    sandbox.write_file("first/mine", "not this one")
+    sandbox.sh("chmod +x bin/mine")
+    assert sandbox.exec("./mine", ["{code}"], cwd="bin").stdout == "mine ./mine {code}\n"
+    with Sandbox(sandbox.work_dir, env={"PATH": "/nowhere:/etc/passwd:/work/first:/work/bin:/usr/bin"}) as other:
+        assert other.exec("mine", ["it"]).stdout == "mine /work/bin/mine it\n"
+    killed = sandbox.exec("sh", ["-c", "kill -TERM $$"])
+    assert (killed.exit_code, killed.signal) == (143, 15)
+    assert sandbox.exec("sh", ["-c", "echo $PPID"]).stdout in ("0\n", "1\n")
+
+
+def test_a_directory_that_is_gone_is_no_missing_command(sandbox: Sandbox) -> None:
+    """The guest has the directory swapped between our look and its start: it is told, and not as the command."""
+
+    async def swapped() -> None:
+        guest = sandbox._async._guest
+        await guest.command(["true"], Job("/work/gone", None, 10))
+
+    with pytest.raises(ExecutionFailed, match=r"/work/gone: No such file"):
+        portal.call(swapped)
 
 
 def test_cwd_stdin_env_and_languages(sandbox: Sandbox) -> None:

@@ -55,6 +55,12 @@ def test_missing_commands_cwd_stdin_and_env(sandbox: Sandbox) -> None:
     with pytest.raises(CommandNotFound):
         sandbox.exec("no-such-command")
     assert sandbox.sh("no-such-command").exit_code == 127
+    sandbox.write_file("plain.txt", "text")
+    for command in ("/etc/passwd", "./plain.txt", "./missing", "A=b"):
+        with pytest.raises(CommandNotFound):
+            sandbox.exec(command)
+    forged = sandbox.exec("sh", ["-c", "echo kept; echo 'sh: 1: foo: not found' >&2; exit 127"])
+    assert (forged.stdout, forged.stderr, forged.exit_code) == ("kept\n", "sh: 1: foo: not found\n", 127)
     sandbox.mkdir("sub")
     assert sandbox.exec("pwd", cwd="sub").stdout == "/work/sub\n"
     assert sandbox.exec("cat", stdin="in").stdout == "in"

@@ -73,6 +73,11 @@ class Job(NamedTuple):
     code_dir: str
     files: Dict[str, bytes]
     main: str = ""
+    #: Where the program begins; "" is where the cage put it.
+    cwd: str = ""
+
+
+_PLAIN_FIELDS = ("mode", "env", "code_dir", "main", "cwd")
 
 
 def encode_job(job: Job) -> bytes:
@@ -84,6 +89,7 @@ def encode_job(job: Job) -> bytes:
             "env": job.env,
             "code_dir": job.code_dir,
             "main": job.main,
+            "cwd": job.cwd,
             "files": [[name, len(job.files[name])] for name in names],
         },
         separators=(",", ":"),
@@ -96,7 +102,7 @@ def receive_job(descriptor: int) -> Job:
     (size,) = struct.unpack("!I", _read_exactly(descriptor, 4))
     header = json.loads(_read_exactly(descriptor, size))
     files = {name: _read_exactly(descriptor, length) for name, length in header["files"]}
-    return Job(header["mode"], tuple(header["argv"]), header["env"], header["code_dir"], files, header["main"])
+    return Job(files=files, argv=tuple(header.pop("argv")), **{name: header[name] for name in _PLAIN_FIELDS})
 
 
 def _read_exactly(descriptor: int, size: int) -> bytes:

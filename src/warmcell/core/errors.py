@@ -247,13 +247,13 @@ class SandboxDestroyed(SandboxError):
 
 
 class CommandNotFound(SandboxError):
-    """The toolbox has no such command."""
+    """The sandbox has no such command, or what goes by that name cannot be run; `str()` says which."""
 
     code = "sandbox.command_not_found"
     fault = "caller"
 
-    def __init__(self, command: str) -> None:
-        super().__init__(f"{command}: command not found")
+    def __init__(self, command: str, reason: str = "command not found", *, hint: str | None = None) -> None:
+        super().__init__(f"{command}: {reason}", hint=hint)
         self.command = command
 
 

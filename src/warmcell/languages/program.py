@@ -38,9 +38,13 @@ class Program:
     worker: str | None = None
     build: Build | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    #: Of a command line that a caller gave word by word: where it begins.
+    cwd: str = ""
 
     def argv_in(self, code_dir: str, out_dir: str = "/out") -> list[str]:
         """The command line for a run that keeps the files in `code_dir`."""
+        if self.cwd:  # "{code}" is then a word of the caller's own
+            return list(self.argv)
         return [place(item, code_dir, out_dir) for item in self.argv]
 
 

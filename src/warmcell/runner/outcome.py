@@ -14,6 +14,14 @@ from warmcell.runner.streams import Capture
 _SIGNAL_BASE = 128
 
 
+class NotStarted(ExecutionFailed):
+    """None of the guest's code ran. `errno` is what exec said, or 0 where it never came to that."""
+
+    def __init__(self, errno: int, reason: str) -> None:
+        super().__init__(f"could not start the program: {reason}")
+        self.errno = errno
+
+
 @dataclass(slots=True)
 class Exit:
     """How a run ended, as facts."""
@@ -34,6 +42,7 @@ class Exit:
     denials: list[list[str]] = field(default_factory=list)
     #: Limits that the kernel keeps by refusing, which the run was seen to have met: "processes", "disk".
     limits_met: list[str] = field(default_factory=list)
+    #: exec's errno, or 0 where it never came to that; a blank; what and why.
     start_failure: str = ""
 
     @property
@@ -80,7 +89,8 @@ class KernelUsage:
 def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
     """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
     if end.start_failure:
-        raise ExecutionFailed(f"could not start the program: {end.start_failure}")
+        number, _, reason = end.start_failure.partition(" ")
+        raise NotStarted(int(number), reason)
     if end.cut_short == "never began" and not end.ended_by_itself:
         raise ExecutionFailed("the guest had its job and never began: this host has no time for it")
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0

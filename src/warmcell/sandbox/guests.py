@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from warmcell.core.errors import CommandNotFound, InvalidRequest
 from warmcell.core.types import ExecRequest, ExecResult, Language, check_text
 from warmcell.languages.registry import canonical, known_language
+from warmcell.lifetime.threads import in_thread
 from warmcell.policy.carried import uncarried
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.workspace.mount_points import WORK, MountPoint
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 #: JSON in, JSON out: what a guest's `fetch` and `curl` ask the host.
 FetchCall = Callable[[bytes], Awaitable[bytes]]
-NOT_FOUND = 127
+#: Program and arguments, directory, and a request for all the rest.
+CommandCall = Callable[[Sequence[str], str, ExecRequest], Awaitable[ExecResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +102,39 @@ class ProcessGuest:
             raise InvalidRequest("this backend cannot count instructions", field="fuel", hint="use backend='wasm'")
         self._config = config
         self._backend = backend or _process_backend(config)
+        self._execute_command: CommandCall | None = None
+        self._is_settled = False
 
     async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
-        if argv[0] in _RESERVED:
+        execute = await self._direct_way()
+        if execute is None:
+            return await self._command_by_shell(argv, job)
+        return await execute(argv, job.cwd, self._request(command_line(argv), Language.COMMAND, job))
+
+    async def _direct_way(self) -> CommandCall | None:
+        """The backend's own way to start a program, where it has one and nothing of another's stands between."""
+        if not self._is_settled:
+            execute = getattr(self._backend, "execute_command", None)
+            if execute is not None and await in_thread(self._backend.takes_commands):  # type: ignore[attr-defined]
+                self._execute_command = execute
+            self._is_settled = True
+        return self._execute_command
+
+    async def _command_by_shell(self, argv: Sequence[str], job: Job) -> ExecResult:
+        """Asks first, in a run of its own: after the command has run, whatever is seen may be its doing."""
+        found = await self.script(f"command -v {quoted(argv[0])} >/dev/null 2>&1", replace(job, stdin=None))
+        if not found.ok:
             raise CommandNotFound(argv[0])
-        result = await self._shell(command_script(argv, job.cwd), job)
-        if result.exit_code == NOT_FOUND and result.stderr.startswith(_MISSING):
-            raise CommandNotFound(argv[0])
-        return result
+        return await self.script(command_line(argv), job)
 
     async def script(self, script: str, job: Job) -> ExecResult:
         return await self._shell(in_directory(script, job.cwd), job)
 
     async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
-        request = ExecRequest(language, code, job.timeout, job.stdin, self._config.memory_limit_mb, self._config.env)
-        return await self._backend.execute(request)
+        return await self._backend.execute(self._request(code, language, job))
+
+    def _request(self, code: str | bytes, language: Language | str, job: Job) -> ExecRequest:
+        return ExecRequest(language, code, job.timeout, job.stdin, self._config.memory_limit_mb, self._config.env)
 
     async def _shell(self, script: str, job: Job) -> ExecResult:
         return await self.code(script, Language.COMMAND, job)
@@ -144,19 +164,9 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
     return replace(policy, allowed_paths=(*policy.allowed_paths, *paths))
 
 
-#: The shell "finds" these, but in quotes they are nothing that can be run.
-_RESERVED = frozenset({"!", "{", "}", "case", "do", "done", "elif", "else", "esac", "fi", "for", "if", "in", "then"})
-_RESERVED |= {"until", "while"}
-#: Written by our own prelude, before the command could have written anything.
-_MISSING = "warmcell: no such command: "
-
-
-def command_script(argv: Sequence[str], cwd: str) -> str:
+def command_line(argv: Sequence[str]) -> str:
     """A script that runs exactly this argv. Every word is quoted, so none is a keyword, an assignment or an option."""
-    words = " ".join(quoted(word) for word in argv)
-    name = quoted(argv[0])
-    missing = f"{{ printf '%s%s\\n' {quoted(_MISSING)} {name} >&2; exit {NOT_FOUND}; }}"
-    return f"cd {quoted(cwd)} || exit 126\ncommand -v {name} >/dev/null 2>&1 || {missing}\n{words}\n"
+    return " ".join(quoted(word) for word in argv)
 
 
 def in_directory(script: str, cwd: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import Denial, Enforced
-from warmcell.runner.outcome import Exit, KernelUsage, Terms, cut_at_character, judge
+from warmcell.runner.outcome import Exit, KernelUsage, NotStarted, Terms, cut_at_character, judge
 from warmcell.runner.streams import Capture
 
 TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
@@ -116,8 +116,9 @@ def test_no_report_and_no_reason_is_a_failure() -> None:
 
 
 def test_a_program_that_could_not_start_says_so() -> None:
-    with pytest.raises(ExecutionFailed, match="could not start the program: nope"):
-        judge(end(start_failure="nope"), TERMS, KernelUsage(), [])
+    with pytest.raises(NotStarted, match=r"could not start the program: /x y: nope") as raised:
+        judge(end(start_failure="13 /x y: nope"), TERMS, KernelUsage(), [])
+    assert raised.value.errno == 13
 
 
 def test_output_is_cut_between_characters_and_says_how_much_is_missing() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import Program
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
+from warmcell.runner.outcome import NotStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.lifetime.run import Run
@@ -113,12 +116,34 @@ class ProcessBackend:
             record.result = await self._runs.run(lambda run: self._execute(request, run))
             return record.result
 
+    async def execute_command(self, argv: Sequence[str], cwd: str, request: ExecRequest) -> ExecResult:
+        """Runs a program with its arguments, no shell in between, with what the request says beside its code.
+
+        `CommandNotFound` is what exec said before any of the guest's code ran; no guest can make it up. Not for
+        enforcers that put a program of their own around the guest: see `takes_commands`.
+        """
+        with RunRecord(self.name, request) as record:
+            record.result = await self._runs.run(lambda run: self._execute_command(tuple(argv), cwd, request, run))
+            return record.result
+
+    def takes_commands(self) -> bool:
+        """Whether `execute_command` can be used with this enforcer. Looks for the enforcer the first time."""
+        return not self._launcher.has_wrapper
+
+    def _execute_command(self, argv: tuple[str, ...], cwd: str, request: ExecRequest, run: Run) -> ExecResult:
+        try:
+            return self._launch(Program(argv, {}, "", cwd=cwd), request, run)
+        except NotStarted as failure:
+            raise _command_refusal(argv[0], failure) from None
+
     def _execute(self, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
         from warmcell.languages.registry import language_runtime
 
         runtime = language_runtime(request.language)
         assert isinstance(request.code, str)  # bytes are for wasm, which has just been refused
-        program = runtime.prepare(request.code, self._config)
+        return self._launch(runtime.prepare(request.code, self._config), request, run, stdin)
+
+    def _launch(self, program: Program, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
         launch = Launch(
             program=program,
             env=request.env,
@@ -156,3 +181,20 @@ class ProcessBackend:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
+
+
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+def _command_refusal(command: str, failure: NotStarted) -> SandboxError:
+    """What exec's errno means to who named the command."""
+    if failure.errno in _NOT_THERE:
+        return CommandNotFound(command)
+    if failure.errno == errno.EACCES:
+        return CommandNotFound(command, "is no program: it may not be executed", hint="chmod +x, or name what reads it")
+    if failure.errno == errno.ENOEXEC:
+        hint = "begin it with a line such as #!/bin/sh, or name what reads it"
+        return CommandNotFound(command, "is no program: the kernel does not know its format", hint=hint)
+    if failure.errno == errno.E2BIG:
+        return InvalidRequest("longer than the kernel passes to a program", field="args", hint="use stdin or a file")
+    return failure

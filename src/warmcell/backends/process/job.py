@@ -38,7 +38,7 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
         argv = [os.path.basename(program.argv[-1])]
     else:
         argv = program.argv_in(directories.code, directories.out)
-    return Job("exec", tuple(argv), env, directories.code, files, program.main_file)
+    return Job("exec", tuple(argv), env, directories.code, files, program.main_file, program.cwd)
 
 
 def warm_worker(launch: Launch, world: World) -> str | None:

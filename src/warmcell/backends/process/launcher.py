@@ -73,6 +73,11 @@ class Launcher:
             self._proved = proved_enforcer(self._asked_for)
         return self._proved
 
+    @property
+    def has_wrapper(self) -> bool:
+        """Whether another program stands around the guest: what exec says then is about that program."""
+        return self.enforcer is not None and self._effective(EffectiveLimits(), ()).isolation == "none"
+
     def describe(self) -> Enforced:
         """What would be enforced for a run under this policy."""
         return self._effective(EffectiveLimits(), ()).enforced

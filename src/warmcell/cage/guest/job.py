@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import os
 import signal
 from types import ModuleType
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, NoReturn, Optional, Tuple
 
 from ..linux import pages
 from ..linux.owned import close_all
@@ -79,10 +80,36 @@ def _become_program(job: Job, job_descriptor: int, go: int) -> None:
             _keep_for_program(job_descriptor, go)
         else:
             os.set_inheritable(job_descriptor, False)
-        os.execve(job.argv[0], list(job.argv), job.env)
+        if job.cwd:
+            os.chdir(job.cwd)
     except OSError as error:
-        os.write(job_descriptor, f"{job.argv[0]}: {error.strerror}".encode())
-        os._exit(126)
+        _tell_failure(job_descriptor, 0, error.filename, error)
+    _tell_failure(job_descriptor, *_exec(job))
+
+
+def _exec(job: Job) -> Tuple[int, str, OSError]:
+    """Returns only with why not. A bare name is looked for as `execvp` does: in the guest's root, by the guest's PATH.
+
+    What is there and was refused says more than that nothing was at the next place.
+    """
+    name = job.argv[0]
+    places = (
+        [name] if "/" in name else [os.path.join(place, name) for place in job.env.get("PATH", os.defpath).split(":")]
+    )
+    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for place in places:
+        try:
+            os.execve(place, list(job.argv), job.env)
+        except OSError as error:
+            if failure.errno == errno.ENOENT and error.errno != errno.ENOTDIR:
+                failure = error
+    return failure.errno or 0, name, failure
+
+
+def _tell_failure(job_descriptor: int, number: int, what: str, error: OSError) -> NoReturn:
+    """`number` is exec's errno; 0 where it never came to that."""
+    os.write(job_descriptor, f"{number} {what}: {error.strerror}".encode("utf-8", "replace"))
+    os._exit(126)
 
 
 def _keep_for_program(job: int, go: int) -> None:
