@@ -168,15 +168,18 @@ class Manager:
         self._control = None
 
     def _hear_watcher(self) -> None:
-        """A verdict on a guest that has ended is what its report waits for. On others it waits for their end."""
         listened_to = self._watcher.listens_to
-        if not self._watcher.hear():
+        self._watcher.hear()
+        self._heed_watcher(listened_to)
+
+    def _heed_watcher(self, listened_to: int) -> None:
+        """After it was heard, for whosever sake: a verdict on a guest that has ended is what its report waits for."""
+        if self._watcher.listens_to < 0 <= listened_to:
             self._poll.unregister(listened_to)
             for guest in self._guests.values():
                 guest.lose_watcher()
             for number in list(self._asked_for):
                 self._asked_for.pop(number).finish(LOST)
-            return
         for number in [number for number in self._watcher.told if number in self._asked_for]:
             self._asked_for.pop(number).finish(self._watcher.told.pop(number))
 
@@ -224,11 +227,16 @@ class Manager:
                 self._finish(guest)
 
     def _finish(self, guest: GuestChild) -> None:
-        verdict = NO_VERDICT if guest.watch is None else self._watcher.end_of(guest.watch)
+        if guest.watch is None:
+            guest.finish(NO_VERDICT)
+            return
+        listened_to = self._watcher.listens_to
+        verdict = self._watcher.end_of(guest.watch)
         if verdict is not None:
             guest.finish(verdict)
-        elif guest.watch is not None:
+        else:
             self._asked_for[guest.watch] = guest
+        self._heed_watcher(listened_to)
 
     def _kill_strays(self) -> None:
         """Whatever is our child and not a cell outlived its keeper (a bare guest may kill its own)."""

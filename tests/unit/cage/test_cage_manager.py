@@ -1,0 +1,101 @@
+"""The manager and its watcher: every guest that has ended is reported on, in whatever order words come."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from warmcell.cage.manager.serve import Manager
+from warmcell.cage.watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
+from warmcell.cage.wire import send_packet
+
+
+class _Guest:
+    """One that has ended, by its number with the watcher."""
+
+    def __init__(self, watch: int | None) -> None:
+        self.watch = watch
+        self.verdicts: list[Verdict] = []
+        self.is_lost = False
+
+    def finish(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+
+    def lose_watcher(self) -> None:
+        self.is_lost = True
+
+
+class _Talk:
+    """A manager that does nothing but finish guests, and the other end of its watcher's channel."""
+
+    def __init__(self) -> None:
+        ours, self.watcher = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.manager: Any = Manager.__new__(Manager)
+        self.manager._watcher = Watcher()
+        self.manager._watcher._channel = ours
+        self.manager._asked_for = {}
+        self.manager._guests = {}
+        self.manager._poll = select.poll()
+        self.manager._poll.register(ours, select.POLLIN)
+
+    def says(self, **message: object) -> None:
+        send_packet(self.watcher, message)
+
+    def says_end(self, number: int, peak: int) -> None:
+        self.says(end=number, reason="", peak=peak, lost=0.0, met=[])
+
+    def is_listening_to_nobody(self) -> bool:
+        return self.manager._poll.poll(0) == []
+
+
+@pytest.fixture
+def talk() -> Iterator[_Talk]:
+    made = _Talk()
+    yield made
+    made.watcher.close()
+    made.manager._watcher.let_go()
+
+
+def test_a_last_word_is_heeded_though_it_was_heard_for_another(talk: _Talk) -> None:
+    """The word on the first comes just when the second ends, of whom there is nothing to say."""
+    first, second = _Guest(1), _Guest(2)
+    talk.says(looks=1)
+    talk.manager._finish(first)
+    assert first.verdicts == []
+    talk.says_end(1, peak=5)
+    talk.manager._finish(second)
+    assert second.verdicts == [NO_VERDICT]
+    assert first.verdicts == [Verdict("", 5, 0.0)] and talk.manager._asked_for == {}
+
+
+def test_a_last_word_that_comes_alone_is_heeded(talk: _Talk) -> None:
+    first = _Guest(1)
+    talk.says(looks=1)
+    talk.manager._finish(first)
+    talk.says_end(1, peak=5)
+    talk.manager._hear_watcher()
+    assert first.verdicts == [Verdict("", 5, 0.0)]
+
+
+@pytest.mark.parametrize("is_noticed_by", ["listening", "an end"])
+def test_nothing_goes_on_without_the_watcher(talk: _Talk, is_noticed_by: str) -> None:
+    asked, running, ending = _Guest(1), _Guest(2), _Guest(3)
+    talk.says(looks=1)
+    talk.manager._finish(asked)
+    talk.manager._guests = {7: running}
+    talk.watcher.close()
+    if is_noticed_by == "listening":
+        talk.manager._hear_watcher()
+    talk.manager._finish(ending)
+    assert asked.verdicts == ending.verdicts == [LOST]
+    assert running.is_lost and talk.is_listening_to_nobody()
+
+
+def test_who_is_not_watched_is_reported_on_at_once(talk: _Talk) -> None:
+    guest = _Guest(None)
+    talk.manager._finish(guest)
+    assert guest.verdicts == [NO_VERDICT]
