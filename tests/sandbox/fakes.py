@@ -43,6 +43,9 @@ class FakeGuest:
         self.on_run(what)
         return ExecResult(stdout=f"{kind} {what}")
 
+    async def tools(self) -> list[str]:
+        return ["fake"]
+
     async def aclose(self) -> None:
         self.closed += 1
 

@@ -111,6 +111,25 @@ def test_a_command_is_the_program_itself_and_is_found_by_the_guests_own_path(san
     assert sandbox.exec("sh", ["-c", "echo $PPID"]).stdout in ("0\n", "1\n")
 
 
+def test_available_tools_are_those_that_exec_finds(sandbox: Sandbox) -> None:
+    tools = sandbox.available_tools()
+    assert tools == sorted(set(tools)) and {"sh", "cat", "env", "["} <= set(tools)
+    sandbox.write_file("bin/mine", "#!/bin/sh\necho mine\n")
+    sandbox.write_file("bin/notes", "no program")
+    sandbox.sh("chmod +x bin/mine; mkdir bin/directory; printf '#!/bin/sh\\n' > 'bin/a\nb *'; chmod +x bin/a*")
+    for policy in (None, SandboxPolicyBuilder().build()):
+        with Sandbox(sandbox.work_dir, env={"PATH": "/work/*:/work/bin:/nowhere"}, policy=policy) as other:
+            assert other.available_tools() == ["a\nb *", "mine"]
+            assert other.exec("mine").stdout == "mine\n"
+
+
+async def test_available_tools_of_an_async_sandbox_and_after_its_end() -> None:
+    async with AsyncSandbox() as sandbox:
+        assert "sh" in await sandbox.available_tools()
+    with pytest.raises(SandboxDestroyed):
+        await sandbox.available_tools()
+
+
 def test_a_directory_that_is_gone_is_no_missing_command(sandbox: Sandbox) -> None:
     """The guest has the directory swapped between our look and its start: it is told, and not as the command."""
 

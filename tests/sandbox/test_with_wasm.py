@@ -66,6 +66,16 @@ def test_missing_commands_cwd_stdin_and_env(sandbox: Sandbox) -> None:
     assert sandbox.exec("cat", stdin="in").stdout == "in"
 
 
+def test_available_tools_are_what_this_installation_has(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = sandbox.available_tools()
+    assert tools == sorted(set(tools)) and {"sh", "cat", "jq", "node", "git"} <= set(tools)
+    assert "no-such-command" not in tools
+    monkeypatch.setattr("warmcell.toolbox.python_component.is_cached", lambda: False)
+    monkeypatch.setattr("warmcell.toolbox.python_component.COMPONENTIZE_PY", "0")
+    assert set(tools) - set(sandbox.available_tools()) <= {"python", "python3"}
+    assert "python3" not in sandbox.available_tools()
+
+
 @pytest.mark.attack("FS-03")
 def test_a_cwd_elsewhere_is_refused(sandbox: Sandbox) -> None:
     for cwd in ("/etc", "/", "..", "/tmp", "/work/../etc"):

@@ -142,6 +142,11 @@ class AsyncSandbox:
         """Runs JavaScript code in the work directory."""
         return await self.run(code, "javascript", stdin=stdin, timeout=timeout)
 
+    async def available_tools(self) -> list[str]:
+        """The commands that `exec` and `sh` find by their names in this sandbox, sorted."""
+        await self.start()
+        return await self._operations.run(self._guest.tools())
+
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:
         """Fetches a URL by the rules of `fetch_policy`; without one, `NetworkingDisabled`."""
         self._operations.check_open()

@@ -92,6 +92,7 @@ class Sandbox:
     run = _blocking(AsyncSandbox.run)
     exec_python = _blocking(AsyncSandbox.exec_python)
     exec_js = _blocking(AsyncSandbox.exec_js)
+    available_tools = _blocking(AsyncSandbox.available_tools)
     fetch = _blocking(AsyncSandbox.fetch)
     read_file = _blocking(AsyncSandbox.read_file)
     read_text = _blocking(AsyncSandbox.read_text)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from warmcell.core.errors import CommandNotFound, InvalidRequest
+from warmcell.core.errors import CommandNotFound, ExecutionFailed, InvalidRequest
 from warmcell.core.types import ExecRequest, ExecResult, Language, check_text
 from warmcell.languages.registry import canonical, known_language
 from warmcell.lifetime.threads import in_thread
@@ -59,6 +59,10 @@ class Guest(Protocol):
     async def script(self, script: str, job: Job) -> ExecResult: ...
 
     async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult: ...
+
+    async def tools(self) -> list[str]:
+        """The commands that `command` finds by a bare name, sorted."""
+        ...
 
     async def aclose(self) -> None: ...
 
@@ -136,6 +140,14 @@ class ProcessGuest:
     def _request(self, code: str | bytes, language: Language | str, job: Job) -> ExecRequest:
         return ExecRequest(language, code, job.timeout, job.stdin, self._config.memory_limit_mb, self._config.env)
 
+    async def tools(self) -> list[str]:
+        """As the guest's own PATH shows them: what lies on the host's may not be in the cage, or be another's."""
+        listed = await self._shell(_LIST_TOOLS, Job())
+        if not listed.ok or listed.stdout_truncated:
+            reason = "more of them than output_bytes allows" if listed.stdout_truncated else listed.stderr.strip()
+            raise ExecutionFailed(f"could not list the commands of the sandbox: {reason}")
+        return sorted({name.decode("utf-8", "replace") for name in listed.stdout_bytes.split(b"\0") if name})
+
     async def _shell(self, script: str, job: Job) -> ExecResult:
         return await self.code(script, Language.COMMAND, job)
 
@@ -162,6 +174,18 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
             mode = AccessMode.READ_WRITE if mount.writable else AccessMode.READ_ONLY
             paths.append(AllowedPath(mount.host, mode, mount.guest_path))
     return replace(policy, allowed_paths=(*policy.allowed_paths, *paths))
+
+
+#: Builtins alone, so that it also works where no process may be made.
+_LIST_TOOLS = """\
+set -f; IFS=:
+for directory in $PATH; do
+    set +f
+    for file in "$directory"/*; do
+        if [ -f "$file" ] && [ -x "$file" ]; then printf '%s\\0' "${file##*/}"; fi
+    done
+done
+"""
 
 
 def command_line(argv: Sequence[str]) -> str:

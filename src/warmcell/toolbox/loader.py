@@ -53,6 +53,23 @@ def toolbox_commands() -> frozenset[str]:
     return frozenset(_manifest("toolbox.json").get("commands", ())) | OWN_MODULES.keys()
 
 
+def present_commands() -> list[str]:
+    """Those of them that this installation can run, sorted."""
+    present = {module: _is_present(module) for module in {TOOLBOX, *OWN_MODULES.values()}}
+    return sorted(name for name in toolbox_commands() if present[OWN_MODULES.get(name, TOOLBOX)])
+
+
+def _is_present(module: str) -> bool:
+    if module == PYTHON:
+        from warmcell.toolbox import python_component
+
+        return python_component.is_available()
+    try:
+        return find_artefact(module).path.is_file()
+    except BackendUnavailable:
+        return False
+
+
 def module_of(command: str) -> str | None:
     """The module that runs a command, given by its name or by a path such as `/usr/bin/sort`."""
     name = command.rpartition("/")[2]

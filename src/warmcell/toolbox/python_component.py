@@ -66,6 +66,16 @@ def is_cached() -> bool:
     return components().has(component_name())
 
 
+def is_available() -> bool:
+    """Whether a run would get it: it is there, or what builds it is."""
+    try:
+        if not is_cached():
+            require_builder()
+    except ComponentUnavailable:
+        return False
+    return True
+
+
 def component_name() -> str:
     """Changes with the sources and with the version of the tool."""
     digest = hashlib.sha256(f"componentize-py {COMPONENTIZE_PY}\0".encode())

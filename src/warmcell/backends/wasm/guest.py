@@ -20,6 +20,7 @@ from warmcell.lifetime.runs import Runs
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
+from warmcell.toolbox.loader import present_commands
 from warmcell.workspace.mount_points import WORK, MountPoint
 from warmcell.workspace.remove import remove_directory
 
@@ -94,6 +95,9 @@ class WasmGuest:
                 f"the wasm sandbox has no {language}", field="language", hint="use Sandbox(backend='process')"
             )
         return await self.command((*_COMMAND_LINES[Language(language)], code), job)
+
+    async def tools(self) -> list[str]:
+        return await in_thread(present_commands)
 
     async def aclose(self) -> None:
         await in_thread(self._close)

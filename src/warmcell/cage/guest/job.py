@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import functools
 import os
 import signal
 from types import ModuleType
-from typing import Callable, List, NoReturn, Optional, Tuple
+from typing import Callable, Dict, List, NoReturn, Optional, Tuple
 
 from ..linux import pages
 from ..linux.owned import close_all
@@ -88,22 +87,23 @@ def _become_program(job: Job, job_descriptor: int, go: int) -> None:
 
 
 def _exec(job: Job) -> Tuple[int, str, OSError]:
-    """Returns only with why not. A bare name is looked for as `execvp` does: in the guest's root, by the guest's PATH.
+    """Returns only with why not."""
+    try:
+        os.execve(_place_of(job.argv[0], job.env), list(job.argv), job.env)
+    except OSError as error:
+        return error.errno or 0, job.argv[0], error
 
-    What is there and was refused says more than that nothing was at the next place.
+
+def _place_of(name: str, env: Dict[str, str]) -> str:
+    """A bare name is looked for in the guest's root, by the guest's PATH. What is there says more than what is not.
+
+    By looking, not by trying as `execvp` does: where no process may be made, the filter allows a single exec.
     """
-    name = job.argv[0]
-    places = (
-        [name] if "/" in name else [os.path.join(place, name) for place in job.env.get("PATH", os.defpath).split(":")]
-    )
-    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for place in places:
-        try:
-            os.execve(place, list(job.argv), job.env)
-        except OSError as error:
-            if failure.errno == errno.ENOENT and error.errno != errno.ENOTDIR:
-                failure = error
-    return failure.errno or 0, name, failure
+    if "/" in name:
+        return name
+    places = [os.path.join(place, name) for place in env.get("PATH", os.defpath).split(":")]
+    there = [place for place in places if os.path.isfile(place)]
+    return next((place for place in there if os.access(place, os.X_OK)), (there or places)[0])
 
 
 def _tell_failure(job_descriptor: int, number: int, what: str, error: OSError) -> NoReturn:
