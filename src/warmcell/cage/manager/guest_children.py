@@ -175,8 +175,7 @@ class GuestChild:
         # As many pids were given out as there may be tasks, and not one more: it was refused the next. Where tasks
         # have come and gone the numbers go on, and only a look at the right time tells. A cgroup counts by itself.
         most_tasks = dict(self._plan.rlimits).get("nproc", 0)
-        is_asked = self._ending.status and self._plan.watch.memory_bytes and most_tasks
-        if is_asked and next_pid(self._init.pidfd) == most_tasks + 1:
+        if self._plan.watch.memory_bytes and most_tasks and next_pid(self._init.pidfd) == most_tasks + 1:
             met.add("processes")
         return sorted(met)
 
