@@ -196,8 +196,8 @@ class Pool:
             del self._ready[kind]
 
     def _make_one(self, kind: CellKind) -> None:
-        # One that will wait rehearses its job, which makes the run shorter and costs as much again. While runs are under
-        # way it will be taken at once, and the processor is better spent on them.
+        # One that will wait rehearses its job, which makes the run shorter and costs as much again. While runs are
+        # under way it will be taken at once, and the processor is better spent on them.
         waits = not self._leased
         try:
             cell = self._make(kind, Run(), waits=waits)

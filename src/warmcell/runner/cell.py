@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from warmcell.cage.linux import kernel_files
 from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
 from warmcell.core.errors import EnforcerFailed, SandboxError
 from warmcell.lifetime.descriptors import Descriptors, host_failure
@@ -42,10 +43,8 @@ class Cell:
         self._has_keeper = has_keeper
         self.group: Group | None = None
         self.group_usage: GroupUsage | None = None
-        self.pid = 0
         self.pidfd = -1
-        #: The guest's own process, where it is a child of the zygote.
-        self.guest = -1
+        self._guest = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
         #: Why the program could not be started, if it could not: only told before the guest's code.
@@ -110,9 +109,9 @@ class Cell:
         if "failed" in message:
             raise self._failure(*message["failed"])
         if "pid" in message:
-            self.pid, self.pidfd = message["pid"], descriptors[0]
+            self.pidfd = descriptors[0]
             # Where init only sleeps it ends, and everything with it, when the third is closed: by us or by our death.
-            self.guest = descriptors[1] if len(descriptors) > 1 else -1
+            self._guest = descriptors[1] if len(descriptors) > 1 else -1
         elif "ready" in message:
             self._is_ready = True
             self.listener = descriptors[0] if descriptors else -1
@@ -133,6 +132,14 @@ class Cell:
             return host_failure(OSError(number, os.strerror(number)), step)
         reason = f": {os.strerror(number)}" if number else ""
         return EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
+
+    @property
+    def guest_pid(self) -> int:
+        """Of the guest's own process, as this one sees it; who made it sees other numbers. 0: without namespaces."""
+        if self._guest < 0:
+            return 0
+        lines = kernel_files.read(f"/proc/self/fdinfo/{self._guest}").splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), 0)
 
     def give_listener(self) -> socket.socket | None:
         """The only way out of the guest's network, where it has one; the caller closes it."""
@@ -208,16 +215,6 @@ class Cell:
             poll.register(descriptor, select.POLLIN)
         return not poll.poll(0)
 
-    def report_orphan(self) -> None:
-        """The guest ended and its zygote is not there to say how."""
-        from warmcell.runner.orphans import exit_status
-
-        self.kill()
-        status = exit_status(self.guest)
-        if status is None:
-            raise CellLost("the zygote died")
-        self.report = {"exit": status}
-
     def close_stdin(self) -> None:
         self._owned.close_only(self.stdin)
         self.stdin = -1
@@ -237,7 +234,7 @@ class Cell:
                 self.kill()
         self.await_gone(10)
         self._owned.close()
-        self.stdin = self.stdout = self.stderr = self.pidfd = self.guest = self.listener = -1
+        self.stdin = self.stdout = self.stderr = self.pidfd = self._guest = self.listener = -1
         if self.group is not None:
             try:
                 self.group_usage = self.group.usage()

@@ -98,8 +98,6 @@ class Pump:
                 self._begin()
         elif descriptor == cell.pidfd:
             self._is_lost = True
-        elif descriptor == cell.guest:
-            self._report_orphan()
         else:
             self._feed.handle(descriptor)
 
@@ -111,15 +109,6 @@ class Pump:
     def _hear(self) -> None:
         try:
             self._cell.hear()
-        except CellLost:
-            self._is_lost = self._cell.guest < 0
-            if not self._is_lost:  # its zygote died, which is no reason for the run to end
-                self._poll.unregister(self._cell.status)
-                self._poll.register(self._cell.guest, select.POLLIN)
-
-    def _report_orphan(self) -> None:
-        try:
-            self._cell.report_orphan()
         except CellLost:
             self._is_lost = True
 

@@ -23,8 +23,8 @@ if os.uname().machine == "aarch64":
 @pytest.fixture(params=["machine code", "Python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "Python":
-        monkeypatch.setattr(call_list, "_run", None)
-    elif call_list._run is None:
+        monkeypatch.setattr(call_list, "_machine_code", lambda: call_list._MachineCode(None, None))
+    elif call_list._machine_code().run is None:
         pytest.skip("memory may not be executed here")
     yield request.param
 

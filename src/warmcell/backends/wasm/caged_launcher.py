@@ -44,7 +44,7 @@ class CagedProcess:
         self._places: dict[Directory, str] = {}
         self._lock = Lock()
         self.is_running = True
-        self.pid = cell.guest_pid or cell.pid
+        self.pid = cell.guest_pid
 
     def kill(self) -> None:
         """Through init, which then still reports how the worker ended if it was dead already."""

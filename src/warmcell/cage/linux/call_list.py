@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import ctypes
+import functools
 import mmap
 import os
 import signal
@@ -154,8 +155,9 @@ class Prepared(NamedTuple):
 
     def run(self) -> None:
         """Carries it out in this process; raises the step that failed."""
-        if _run is not None:
-            done = _run(ctypes.addressof(self.steps), self.length, ctypes.addressof(self.values), self.given)
+        run = _machine_code().run
+        if run is not None:
+            done = run(ctypes.addressof(self.steps), self.length, ctypes.addressof(self.values), self.given)
         else:
             done = _run_plainly(self)
         if done != self.length:
@@ -196,7 +198,7 @@ def _run_plainly(prepared: Prepared) -> int:
 
 
 def can_spawn() -> bool:
-    return _spawn is not None
+    return _machine_code().spawn is not None
 
 
 class Spawned(NamedTuple):
@@ -212,7 +214,8 @@ def spawn(flags: int, prepared: Prepared) -> Spawned:
 
     It starts with all signals blocked: a handler of ours must never run on its small stack.
     """
-    assert _spawn is not None
+    start = _machine_code().spawn
+    assert start is not None
     stack = ctypes.create_string_buffer(_STACK)
     top = (ctypes.addressof(stack) + _STACK) & ~15
     pidfd = ctypes.c_int(-1)
@@ -222,7 +225,7 @@ def spawn(flags: int, prepared: Prepared) -> Spawned:
     before = _signal.pthread_sigmask(_signal.SIG_SETMASK, _ALL_SIGNALS)
     try:
         flags |= _CLONE_VM | _CLONE_PIDFD | signal.SIGCHLD
-        pid = _spawn(flags, top, ctypes.addressof(pidfd), ctypes.addressof(arguments))
+        pid = start(flags, top, ctypes.addressof(pidfd), ctypes.addressof(arguments))
     finally:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
     if pid < 0:
@@ -239,25 +242,31 @@ _libc.syscall.restype = ctypes.c_long
 _Function = Callable[[int, int, int, int], int]
 
 
-def _executable(machine: str) -> Tuple[Optional[_Function], Optional[_Function]]:
-    """The machine code as functions; nothing where there is none for this machine or memory may not be executed."""
-    offset, *text = MACHINE_CODE.get(machine, (0, ""))
-    code = bytes.fromhex("".join(text))
+class _MachineCode(NamedTuple):
+    """The functions; None where there are none for this machine, or memory may not be executed."""
+
+    run: Optional[_Function]
+    spawn: Optional[_Function]
+
+
+@functools.lru_cache(maxsize=1)
+def _machine_code() -> _MachineCode:
+    offset, *text = MACHINE_CODE.get(MACHINE, (0, ""))
+    code = bytes.fromhex("".join(str(line) for line in text))
     if not code or struct.calcsize("P") != 8:
-        return None, None
+        return _MachineCode(None, None)
     try:
         memory = mmap.mmap(-1, mmap.PAGESIZE)
     except OSError:
-        return None, None
+        return _MachineCode(None, None)
     memory.write(code)
     _keep_mapped.append(memory)
     place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     if _libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
-        return None, None  # SELinux and others forbid it
+        return _MachineCode(None, None)  # SELinux and others forbid it
     # PYFUNCTYPE: the interpreter's lock is kept, as there is nobody else in a zygote or its child to give it to.
     function = ctypes.PYFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 4)
-    return function(place), function(place + offset)
+    return _MachineCode(function(place), function(place + int(offset)))
 
 
 _keep_mapped: List[mmap.mmap] = []
-_run, _spawn = _executable(MACHINE)

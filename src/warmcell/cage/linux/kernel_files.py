@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from .call_list import CallList
+if TYPE_CHECKING:
+    from .call_list import CallList
 
 
 def read(path: str) -> str:
