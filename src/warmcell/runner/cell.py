@@ -133,14 +133,6 @@ class Cell:
         reason = f": {os.strerror(number)}" if number else ""
         return EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
 
-    @property
-    def guest_pid(self) -> int:
-        """Of the guest's own process, as this one sees it; who made it sees other numbers. 0: without namespaces."""
-        if self._guest < 0:
-            return 0
-        lines = kernel_files.read(f"/proc/self/fdinfo/{self._guest}").splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), 0)
-
     def give_listener(self) -> socket.socket | None:
         """The only way out of the guest's network, where it has one; the caller closes it."""
         if self.listener < 0:
@@ -174,11 +166,10 @@ class Cell:
     @property
     def guest_pid(self) -> int:
         """The guest's own process as this host numbers it; 0 where only its keeper knows, or it is gone."""
-        if self.guest < 0:
+        if self._guest < 0:
             return 0
-        with open(f"/proc/self/fdinfo/{self.guest}") as file:
-            fields = dict(line.split(":\t", 1) for line in file)
-        return max(0, int(fields["Pid"]))
+        rows = (line.split() for line in kernel_files.read(f"/proc/self/fdinfo/{self._guest}").splitlines())
+        return max(0, next((int(row[1]) for row in rows if row[0] == "Pid:"), 0))
 
     def cpu_seconds(self) -> float:
         """What the whole group has used so far."""

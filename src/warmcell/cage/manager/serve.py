@@ -186,16 +186,19 @@ class Manager:
     def _attend(self, ready: Dict[int, int]) -> None:
         """One word of each guest that has one: a guest that is refused without end holds up no other."""
         for guest in [guest for guest in (*self._guests.values(), *self._ended) if guest.listens_to in ready]:
-            watched, event = guest.listens_to, ready[guest.listens_to]
-            if event & select.POLLIN or guest.is_being_made:
-                self._with_watcher(guest.attend)
-            if guest.listens_to == watched and event == select.POLLIN:
-                continue
-            # It listens to something else now, or nobody is left at the other end, which poll would tell for ever.
-            if guest.listens_to != watched or not guest.is_being_made:
-                self._poll.unregister(watched)
-            if guest.listens_to >= 0 and guest.listens_to != watched:
-                self._poll.register(guest.listens_to, select.POLLIN)
+            if guest.is_being_made:
+                self._attend_while_made(guest)
+            elif ready[guest.listens_to] & select.POLLIN:
+                guest.attend(self._watcher)
+            else:  # nobody is left at the other end, which poll would tell for ever
+                self._poll.unregister(guest.listens_to)
+
+    def _attend_while_made(self, guest: GuestChild) -> None:
+        """What it listens to may be closed meanwhile, and the number be another's: so it is let go of first."""
+        self._poll.unregister(guest.listens_to)
+        self._with_watcher(guest.attend)
+        if guest.listens_to >= 0:
+            self._poll.register(guest.listens_to, select.POLLIN)
 
     def _reap(self) -> None:
         lost = False
