@@ -146,7 +146,7 @@ class ZygoteProcess:
         with Descriptors() as owned:
             ours, theirs = owned.socketpair(socket.SOCK_SEQPACKET)
             try:
-                self._send({"attach": encode_binds(binds), "cell": cell.pid, "disk_bytes": disk_bytes}, [theirs])
+                self._send({"attach": encode_binds(binds), "cell": cell.number, "disk_bytes": disk_bytes}, [theirs])
                 owned.close_only(theirs)
                 ours.settimeout(timeout)
                 answer, _ = receive_packet(ours)

@@ -43,6 +43,8 @@ class Cell:
         self._has_keeper = has_keeper
         self.group: Group | None = None
         self.group_usage: GroupUsage | None = None
+        #: What whoever made it calls its first process.
+        self.number = 0
         self.pidfd = -1
         self._guest = -1
         self.listener = -1
@@ -109,7 +111,7 @@ class Cell:
         if "failed" in message:
             raise self._failure(*message["failed"])
         if "pid" in message:
-            self.pidfd = descriptors[0]
+            self.number, self.pidfd = message["pid"], descriptors[0]
             # Where init only sleeps it ends, and everything with it, when the third is closed: by us or by our death.
             self._guest = descriptors[1] if len(descriptors) > 1 else -1
         elif "ready" in message:
