@@ -52,7 +52,6 @@ NOT_YET = {
     "S2-20",  # a cache without an end
     "S2-21",  # what kill -9 leaves
     "S2-22",  # address rules by name
-    "S2-28",  # forged verdicts
     "S2-29",  # path rules of URLs
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports

@@ -10,6 +10,7 @@ import pytest
 
 from warmcell import BackendUnavailable, CommandNotFound, FakeBackend, FetchPolicy, InvalidRequest, Sandbox
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
+from warmcell.languages.config import ProcessConfig
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.resolve import effective_limits
@@ -110,6 +111,23 @@ def test_a_sandbox_over_another_packages_backend(monkeypatch: pytest.MonkeyPatch
         Sandbox(backend="docker")
     with pytest.raises(BackendUnavailable, match="fetch_policy"):
         Sandbox(backend="mine", fetch_policy=FetchPolicy(allowed_domains=("x.org",)))
+
+
+@pytest.mark.parametrize("backend", ["wasm", "fake"])
+@pytest.mark.parametrize(("field", "value"), [("config", ProcessConfig()), ("enforcer", "native")])
+def test_what_is_for_processes_is_refused_by_other_backends(backend: str, field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match="is for the process backend") as caught:
+        Sandbox(backend=backend, **{field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("config", {"pool_size": 0}), ("enforcer", None), ("limits", {"memory_mb": 9})]
+)
+def test_settings_of_another_kind_are_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Sandbox(**{field: value})
+    assert caught.value.field == field
 
 
 def test_a_policy_that_says_nothing_of_processes_allows_none_and_the_denial_says_so() -> None:

@@ -234,6 +234,7 @@ OPERATIONS = {
     "run": ("1",),
     "exec_python": ("1",),
     "exec_js": ("1",),
+    "available_tools": (),
     "fetch": ("http://127.0.0.1/",),
     "read_file": ("a",),
     "read_text": ("a",),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.helpers import require
 
+from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
 from warmcell.core.errors import (
     CommandNotFound,
+    EnforcerUnavailable,
     ExecutionFailed,
     ExecutionTimeout,
     InvalidRequest,
@@ -20,7 +24,11 @@ from warmcell.core.errors import (
     SandboxDestroyed,
     SandboxError,
 )
+from warmcell.core.types import Limits
+from warmcell.enforcers.bubblewrap import BubblewrapEnforcer
+from warmcell.languages.config import ProcessConfig
 from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox, portal
 from warmcell.sandbox.guests import Job
 from warmcell.workspace.errors import WorkspaceError
@@ -71,6 +79,7 @@ def test_a_command_that_ends_with_127_by_itself_is_a_result(sandbox: Sandbox) ->
     assert sandbox.sh("no-such-command").exit_code == 127
 
 
+@pytest.mark.attack("S2-28")
 @pytest.mark.parametrize(
     "said", ["warmcell: no such command: sh", "sh: 1: foo: not found", "2 sh: No such file or directory"]
 )
@@ -128,6 +137,49 @@ async def test_available_tools_of_an_async_sandbox_and_after_its_end() -> None:
         assert "sh" in await sandbox.available_tools()
     with pytest.raises(SandboxDestroyed):
         await sandbox.available_tools()
+
+
+class _Counting(BubblewrapEnforcer):
+    """Another's enforcer, as a sandbox sees it: a program around the guest."""
+
+    name = "counting"
+    wrapped = 0
+
+    def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
+        _Counting.wrapped += 1
+        return super().wrap_command(program, args, policy)
+
+
+@pytest.mark.parametrize("enforcer", ["bubblewrap", _Counting()], ids=["by name", "an object"])
+def test_a_sandbox_of_another_enforcer_answers_alike(enforcer: str | SandboxEnforcer) -> None:
+    try:
+        BubblewrapEnforcer().probe()
+    except EnforcerUnavailable as reason:
+        require(False, str(reason))
+    name = enforcer if isinstance(enforcer, str) else enforcer.name
+    with Sandbox(enforcer=enforcer) as sandbox:
+        sandbox.mkdir("sub dir")
+        result = sandbox.exec("pwd", cwd="sub dir")
+        assert (result.stdout, result.enforced.enforcer) == ("/work/sub dir\n", name)
+        forged = sandbox.exec("sh", ["-c", "echo kept; echo 'sh: 1: foo: not found' >&2; exit 127"])
+        assert (forged.stdout, forged.exit_code) == ("kept\n", 127)
+        with pytest.raises(CommandNotFound):
+            sandbox.exec("no-such-command")
+    assert isinstance(enforcer, str) or _Counting.wrapped >= 5
+
+
+def test_config_and_limits_reach_the_backend_and_forks() -> None:
+    interpreter = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    config = ProcessConfig(python_path=interpreter, preload=["colorsys"], pool_size=0)
+    policy = SandboxPolicy(allow_process_spawn=True, limits=Limits(output_bytes=4, open_files=90))
+    with (
+        Sandbox(config=config, policy=policy, limits=Limits(output_bytes=9, open_files=70)) as sandbox,
+        sandbox.fork() as fork,
+    ):
+        for each in (sandbox, fork):
+            assert each.exec("echo", ["123456"]).stdout_bytes == b"1234"
+            assert each.sh("ulimit -n").stdout == "70\n"
+            assert each.exec_python("import sys; print('colorsys' in sys.modules)").stdout.startswith("True")
 
 
 def test_a_directory_that_is_gone_is_no_missing_command(sandbox: Sandbox) -> None:

@@ -15,12 +15,23 @@ from warmcell.core.errors import InvalidRequest, NetworkingDisabled
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.sandbox.guests import GuestConfig, GuestFactory, Job, checked_argv, language_for, make_guest
+from warmcell.sandbox.guests import (
+    GuestConfig,
+    GuestFactory,
+    Job,
+    check_process_settings,
+    checked_argv,
+    language_for,
+    make_guest,
+    with_limits,
+)
 from warmcell.sandbox.operations import Operations, in_thread
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
+    from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
 
 P = ParamSpec("P")
@@ -59,9 +70,14 @@ class AsyncSandbox:
         fuel: int | None = None,
         fetch_policy: FetchPolicy | None = None,
         policy: SandboxPolicy | None = None,
+        config: ProcessConfig | None = None,
+        enforcer: str | SandboxEnforcer = "auto",
+        limits: Limits | None = None,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
+        check_process_settings(config, enforcer)
+        policy = with_limits(policy, limits)
         self.id = secrets.token_hex(16)
         self._settings: dict[str, Any] = {
             "backend": backend,
@@ -72,6 +88,8 @@ class AsyncSandbox:
             "fuel": fuel,
             "fetch_policy": fetch_policy,
             "policy": policy,
+            "config": config,
+            "enforcer": enforcer,
             "track_changes": track_changes,
             "guest_factory": guest_factory,
         }
@@ -252,6 +270,8 @@ class AsyncSandbox:
             policy=settings["policy"],
             fetch=self._fetch_json if settings["fetch_policy"] is not None else None,
             fetch_policy=settings["fetch_policy"],
+            process_config=settings["config"],
+            enforcer=settings["enforcer"],
         )
 
     def _fetch_client(self) -> SafeClient | None:

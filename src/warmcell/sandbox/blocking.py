@@ -18,6 +18,9 @@ from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
+    from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.core.types import Limits
+    from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy
 
 __all__ = ["ArchiveLimits", "AsyncSandbox", "DirEntry", "FileStat", "FsChange", "MountPoint", "Sandbox", "SnapshotId"]
@@ -53,6 +56,9 @@ class Sandbox:
         fuel: int | None = None,
         fetch_policy: FetchPolicy | None = None,
         policy: SandboxPolicy | None = None,
+        config: ProcessConfig | None = None,
+        enforcer: str | SandboxEnforcer = "auto",
+        limits: Limits | None = None,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
@@ -66,6 +72,9 @@ class Sandbox:
             fuel=fuel,
             fetch_policy=fetch_policy,
             policy=policy,
+            config=config,
+            enforcer=enforcer,
+            limits=limits,
             track_changes=track_changes,
             guest_factory=guest_factory,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from warmcell.core.errors import CommandNotFound, ExecutionFailed, InvalidRequest
-from warmcell.core.types import ExecRequest, ExecResult, Language, check_text
+from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_text
 from warmcell.languages.registry import canonical, known_language
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.carried import uncarried
@@ -16,9 +16,12 @@ from warmcell.workspace.mount_points import WORK, MountPoint
 
 if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
-    from warmcell.core.contracts import SandboxBackend
+    from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
+    from warmcell.languages.config import ProcessConfig
     from warmcell.net.types import FetchPolicy
 
+#: What holds for a sandbox whose caller gave no policy.
+OWN_POLICY = SandboxPolicy(allow_process_spawn=True)
 #: JSON in, JSON out: what a guest's `fetch` and `curl` ask the host.
 FetchCall = Callable[[bytes], Awaitable[bytes]]
 #: Program and arguments, directory, and a request for all the rest.
@@ -38,6 +41,8 @@ class GuestConfig:
     policy: SandboxPolicy | None = None
     fetch: FetchCall | None = None
     fetch_policy: FetchPolicy | None = None
+    process_config: ProcessConfig | None = None
+    enforcer: str | SandboxEnforcer = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ def make_guest(backend: str, config: GuestConfig) -> Guest:
     """The adapter for a backend by its name."""
     if backend == "process":
         return ProcessGuest(config)
+    _refuse_process_settings(backend, config)
     if backend == "wasm":
         _refuse_process_policy(config.policy)
         from warmcell.backends.wasm.guest import WasmGuest
@@ -89,6 +95,15 @@ def language_for(backend: str, name: str) -> Language | str:
     """A language's own name. One that nobody here knows is refused, unless the backend is another package's."""
     row = known_language(name) if isinstance(name, str) else None
     return canonical(name) if row is not None or backend in ("process", "wasm") else name
+
+
+def _refuse_process_settings(backend: str, config: GuestConfig) -> None:
+    """Whoever names an interpreter or an enforcer must not get a sandbox that has neither."""
+    hint = f"leave it out, or use another backend than {backend!r}"
+    if config.process_config is not None:
+        raise InvalidRequest("is for the process backend", field="config", hint=hint)
+    if config.enforcer != "auto":
+        raise InvalidRequest("is for the process backend", field="enforcer", hint=hint)
 
 
 def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
@@ -161,12 +176,13 @@ def _process_backend(config: GuestConfig) -> ProcessBackend:
 
     policy = sandbox_policy(config)
     has_own_rules = policy.allow_network or bool(policy.network_rules)
-    return ProcessBackend(policy=policy, fetch_policy=None if has_own_rules else config.fetch_policy)
+    fetch_policy = None if has_own_rules else config.fetch_policy
+    return ProcessBackend(config.process_config, config.enforcer, policy, fetch_policy=fetch_policy)
 
 
 def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
     """The caller's policy with the workspace and the mounts added. Without one, processes are allowed, nothing else."""
-    policy = config.policy or SandboxPolicy(allow_process_spawn=True)
+    policy = config.policy or OWN_POLICY
     mode = AccessMode.READ_WRITE if config.is_work_writable else AccessMode.READ_ONLY
     paths = [AllowedPath(config.work_dir, mode, WORK)]
     for mount in config.mounts:
@@ -201,6 +217,26 @@ def in_directory(script: str, cwd: str) -> str:
 def quoted(word: str) -> str:
     """A word for a POSIX shell, always in quotes: `shlex.quote` leaves "A=b" bare, which would be an assignment."""
     return "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+def with_limits(policy: SandboxPolicy | None, limits: object) -> SandboxPolicy | None:
+    """The policy with the sandbox's own limits in it; of two figures the smaller holds."""
+    if limits is None:
+        return policy
+    if not isinstance(limits, Limits):
+        raise InvalidRequest(f"must be Limits, not {type(limits).__name__}", field="limits")
+    policy = policy or OWN_POLICY
+    return replace(policy, limits=limits.capped_by(policy.limits or Limits()))
+
+
+def check_process_settings(config: object, enforcer: object) -> None:
+    """A sandbox always has a cage: the bare class is for `ProcessBackend`, by name."""
+    from warmcell.languages.config import ProcessConfig
+
+    if config is not None and not isinstance(config, ProcessConfig):
+        raise InvalidRequest(f"must be a ProcessConfig, not {type(config).__name__}", field="config")
+    if enforcer is None:
+        raise InvalidRequest("a sandbox has one", field="enforcer", hint="'auto', a name, or a SandboxEnforcer")
 
 
 def checked_argv(command: object, args: object) -> list[str]:
