@@ -333,9 +333,11 @@ class BackendCapabilities:
     """What a backend can run on this host and what it really enforces.
 
     `network` names what its guests may reach by rule, where the network is isolated; nothing, unless rules say so.
+    `versions` says for a language what runs it, in one line; a toolchain is asked when somebody wants to know.
     """
 
     supported_languages: tuple[Language | str, ...]
     isolation_class: str
     enforced_limits: EnforcedLimits
     network: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)

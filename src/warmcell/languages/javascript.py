@@ -20,7 +20,6 @@ from warmcell.languages.toolchain import beside_usr, configured_program, shown_f
 Version = tuple[int, int, int]
 Suits = Callable[[Version], bool]
 
-_REMEDY = REMEDIES["typescript"]
 _JAVASCRIPT_NEEDS = "JavaScript needs Node.js 18 or newer"
 _TYPESCRIPT_NEEDS = "TypeScript needs Node.js 22.18 or newer"
 _EXECUTABLE_FORMATS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"MZ")
@@ -41,10 +40,10 @@ class JavaScriptRuntime:
     name = "javascript"
 
     def version(self, config: ProcessConfig) -> str:
-        return _version(find_node(config, runs_javascript, _JAVASCRIPT_NEEDS))
+        return _version(find_node(config, runs_javascript, _JAVASCRIPT_NEEDS, remedy=REMEDIES["javascript"]))
 
     def prepare(self, code: str, config: ProcessConfig) -> Program:
-        node = find_node(config, runs_javascript, _JAVASCRIPT_NEEDS)
+        node = find_node(config, runs_javascript, _JAVASCRIPT_NEEDS, remedy=REMEDIES["javascript"])
         return _program(node, code, "js")
 
 
@@ -109,7 +108,13 @@ def transforms_types(version: Version) -> bool:
     return runs_typescript(version) and version < (26, 0, 0)
 
 
-def find_node(config: ProcessConfig, suits: Suits, need: str, prefer: Suits | None = None) -> Node:
+def find_node(
+    config: ProcessConfig,
+    suits: Suits,
+    need: str,
+    prefer: Suits | None = None,
+    remedy: str = REMEDIES["typescript"],
+) -> Node:
     """The configured Node if there is one, else the first of PATH and wheel that suits, best one first."""
     seen: list[Node] = []
     for path in _candidates(config):
@@ -122,7 +127,7 @@ def find_node(config: ProcessConfig, suits: Suits, need: str, prefer: Suits | No
             return node
     found = ", ".join(f"{node.path} is {'.'.join(map(str, node.version))}" for node in seen) or "none was found"
     hint = "correct ProcessConfig(node_path=...), or " if config.node_path is not None else ""
-    raise BackendUnavailable(f"{need}; {found}", hint=hint + _REMEDY)
+    raise BackendUnavailable(f"{need}; {found}", hint=hint + remedy)
 
 
 def _candidates(config: ProcessConfig) -> Iterator[str]:
@@ -152,5 +157,5 @@ def parse_version(text: str) -> Version:
     """`v22.18.0` as numbers. Suffixes (nightlies) count as the release that they lead to."""
     match = re.match(r"v(\d+)\.(\d+)\.(\d+)", text)
     if match is None:
-        raise BackendUnavailable(f"not a Node.js version: {text[:40]!r}", hint=_REMEDY)
+        raise BackendUnavailable(f"not a Node.js version: {text[:40]!r}", hint=REMEDIES["typescript"])
     return (int(match[1]), int(match[2]), int(match[3]))

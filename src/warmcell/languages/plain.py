@@ -29,7 +29,7 @@ class PlainRuntime:
         row = self._row
         program = found_program(row)
         build = self._build(code, program) if row.build else None
-        shown = [*shown_for(program), *(path for path in row.shows if os.path.exists(path))]
+        shown = [*shown_for(program), *existing(row.shows)]
         return Program(
             argv=_filled(row.start, program),
             files={row.main_file: code.encode()},
@@ -46,6 +46,13 @@ class PlainRuntime:
         """Kept by all that the result depends on: the text, the command, and the very compiler that was found."""
         argv = _filled(self._row.build, program)
         return Build(argv, ARTEFACT, build_key(self.name, code, argv, stamp(os.path.realpath(program))))
+
+
+def existing(patterns: tuple[str, ...]) -> list[str]:
+    """The host's paths that match."""
+    from glob import glob
+
+    return [path for pattern in patterns for path in sorted(glob(pattern))]
 
 
 def found_program(row: LanguageRow) -> str:

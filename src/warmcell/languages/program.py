@@ -8,6 +8,8 @@ from warmcell.core.records import dataclass, field
 
 #: Stands for the directory that holds the program's files, wherever the run puts it ("/code" in a cage).
 CODE_DIR = "{code}"
+#: Stands for the memory, in MiB, that the run may use, for programs that must be told.
+MEMORY = "{memory_mb}"
 #: Stands for the directory that a build writes into and a run finds the artefact in.
 OUT_DIR = "{out}"
 
@@ -41,11 +43,11 @@ class Program:
     #: Of a command line that a caller gave word by word: where it begins.
     cwd: str = ""
 
-    def argv_in(self, code_dir: str, out_dir: str = "/out") -> list[str]:
+    def argv_in(self, code_dir: str, out_dir: str = "/out", memory_mb: int = 512) -> list[str]:
         """The command line for a run that keeps the files in `code_dir`."""
         if self.cwd:  # "{code}" is then a word of the caller's own
             return list(self.argv)
-        return [place(item, code_dir, out_dir) for item in self.argv]
+        return [place(item, code_dir, out_dir).replace(MEMORY, str(memory_mb)) for item in self.argv]
 
 
 def place(item: str, code_dir: str, out_dir: str) -> str:

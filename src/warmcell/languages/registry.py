@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from warmcell.languages.row import LanguageRow, LanguageRuntime
 from warmcell.languages.table import ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from importlib.metadata import EntryPoint
 
 GROUP = "warmcell.languages"
@@ -90,7 +91,9 @@ def available_languages(config: ProcessConfig) -> tuple[Language | str, ...]:
 def why_missing(language: str, config: ProcessConfig) -> SandboxError | None:
     """What stands in the way of running the language here, or None. A program is prepared, not run, to find out."""
     try:
-        language_runtime(language).prepare("0", config)
+        runtime = language_runtime(language)
+        check = getattr(runtime, "check", None)
+        check(config) if callable(check) else runtime.prepare("0", config)
     except SandboxError as error:
         return error
     return None
@@ -101,6 +104,28 @@ def language_version(language: str, config: ProcessConfig) -> str:
     runtime = language_runtime(language)
     tell = getattr(runtime, "version", None)
     return str(tell(config)).strip().partition("\n")[0] if callable(tell) else ""
+
+
+class LanguageVersions(Mapping[str, str]):
+    """What runs each of these languages. A toolchain is asked when its language is looked up, and only once."""
+
+    def __init__(self, languages: tuple[str, ...], config: ProcessConfig) -> None:
+        self._languages = languages
+        self._config = config
+        self._known: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self._languages:
+            raise KeyError(name)
+        if name not in self._known:
+            self._known[name] = language_version(name, self._config)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._languages)
+
+    def __len__(self) -> int:
+        return len(self._languages)
 
 
 @lru_cache(maxsize=64)

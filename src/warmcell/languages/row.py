@@ -44,7 +44,7 @@ class LanguageRuntime(Protocol):
     (and may remember where they are) but never runs, compiles or parses the guest's text there. It raises
     `BackendUnavailable`, saying what to install, when the toolchain is missing; that is also how the registry learns
     which languages this host can run. A runtime may have `version(config)`, which says in one line what runs the code,
-    and `aliases` and `suffixes`.
+    `aliases`, `suffixes` and, if preparing takes long the first time, `check(config)`, which raises the same at once.
 
     A third-party package registers a factory (a class, usually), or a `LanguageRow`, in its own metadata::
 

@@ -30,7 +30,16 @@ from warmcell.languages.row import LanguageRow, LanguageRuntime
 from warmcell.languages.table import ROWS
 
 DEFAULT = ProcessConfig()
-ALIASES = "py js ts bash sh shell rs node nodejs"
+ALIASES = {
+    "python": "py",
+    "javascript": "js node nodejs",
+    "typescript": "ts",
+    "command": "bash sh shell",
+    "rust": "rs",
+    "cpp": "c++",
+    "go": "golang",
+}
+DESIGNED = "python javascript typescript rust command wasm c cpp go java ruby php perl lua r sql"
 
 
 class Fortran:
@@ -88,9 +97,14 @@ def test_every_member_of_the_enumeration_has_a_row() -> None:
     assert set(Language) <= {row.name for row in ROWS}
 
 
-@pytest.mark.parametrize("alias", ALIASES.split())
-def test_the_usual_short_names_work_in_any_case(alias: str) -> None:
-    assert canonical(alias) == canonical(alias.upper()) in set(Language)
+@pytest.mark.parametrize(("name", "aliases"), ALIASES.items())
+def test_the_usual_short_names_work_in_any_case(name: str, aliases: str) -> None:
+    for alias in (name, *aliases.split()):
+        assert canonical(alias) == canonical(alias.upper()) == canonical(alias.title()) == name
+
+
+def test_every_designed_language_is_there() -> None:
+    assert {row.name for row in ROWS} == set(DESIGNED.split())
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.backend == "process"], ids=lambda row: row.name)

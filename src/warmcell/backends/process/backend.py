@@ -86,10 +86,16 @@ class ProcessBackend:
             output_limit=True,
             cpu=enforced.cpu is not None,
         )
-        from warmcell.languages.registry import available_languages
+        from warmcell.languages.registry import LanguageVersions, available_languages
 
         languages = available_languages(self._config)
-        return BackendCapabilities(languages, enforced.isolation_class, limits, self._launcher.egress.destinations)
+        return BackendCapabilities(
+            supported_languages=languages,
+            isolation_class=enforced.isolation_class,
+            enforced_limits=limits,
+            network=self._launcher.egress.destinations,
+            versions=LanguageVersions(languages, self._config),
+        )
 
     @property
     def ready_cells(self) -> int:

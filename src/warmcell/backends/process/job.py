@@ -37,7 +37,7 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
     if warm == "node":
         argv = [os.path.basename(program.argv[-1])]
     else:
-        argv = program.argv_in(directories.code, directories.out)
+        argv = program.argv_in(directories.code, directories.out, launch.limits.memory_mb)
     return Job("exec", tuple(argv), env, directories.code, files, program.main_file, program.cwd)
 
 
@@ -83,7 +83,7 @@ def _wrapped_job(launch: Launch, enforcer: SandboxEnforcer, directories: Directo
         allowed_paths=_paths_of_the_run(launch, directories, policy),
         allow_process_spawn=policy.allow_process_spawn or launch.is_build,
     )
-    program_path, *args = program.argv_in(CODE_DIR, OUT_DIR)
+    program_path, *args = program.argv_in(CODE_DIR, OUT_DIR, launch.limits.memory_mb)
     try:
         wrapped = enforcer.wrap_command(program_path, args, policy)
         env = _configured_env(enforcer, wrapped, policy)

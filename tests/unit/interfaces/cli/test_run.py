@@ -212,7 +212,7 @@ def test_json_of_what_did_not_end_well(warmcell: Any, process: Any, reply: Reply
         ["run", "python", "-c", "1", "--backend", "wasm", "--allow-read", "/"],
         ["run", "python", "-c", "1", "--backend", "wasm", "--enforcer", "native"],
         ["run", "python", "-c", "1", "--tim", "5"],
-        ["run", "perl", "-c", "1"],
+        ["run", "cobol", "-c", "1"],
         ["run", "missing.py"],
         ["run", "python", "-c", "1", "extra", "words"],
     ],
