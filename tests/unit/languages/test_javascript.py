@@ -16,6 +16,7 @@ from warmcell.enforcers.host import find_in_wheel, find_program
 from warmcell.languages import javascript
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.javascript import JavaScriptRuntime, Node, TypeScriptRuntime, parse_version
+from warmcell.languages.table import REMEDIES
 
 DEFAULT = ProcessConfig()
 #: More Nodes to run these tests with, old ones above all: paths separated by colons.
@@ -89,7 +90,7 @@ def test_too_old_names_what_was_found_and_the_remedy(host: dict[str, tuple[int, 
     for runtime in (JavaScriptRuntime(), TypeScriptRuntime()):
         with pytest.raises(BackendUnavailable, match=r"/nodes/path is 16\.3\.1") as caught:
             runtime.prepare("1", DEFAULT)
-        assert caught.value.hint and 'pip install "warmcell[js]"' in caught.value.hint and "22.18" in caught.value.hint
+        assert caught.value.hint == REMEDIES[runtime.name] and 'pip install "warmcell[js]"' in caught.value.hint
 
 
 def test_no_node_at_all(host: dict[str, tuple[int, int, int]]) -> None:
