@@ -50,7 +50,7 @@ class BubblewrapEnforcer:
         from warmcell.enforcers.bubblewrap_probe import probe
 
         bwrap = find_bwrap()
-        probe(stamp(bwrap.path))
+        probe(stamp(bwrap.path), _wrapped)
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
         check_carried(NAME, policy)
@@ -65,6 +65,10 @@ class BubblewrapEnforcer:
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
         """For `subprocess`. The empty environment matters: bwrap's own is readable in the cage as /proc/1/environ."""
         return {"env": dict(command.env), "pass_fds": command.pass_fds, "close_fds": True, "cwd": "/"}
+
+
+def _wrapped(command: Sequence[str]) -> list[str]:
+    return BubblewrapEnforcer().wrap_command(command[0], command[1:], SandboxPolicy(allow_process_spawn=True)).argv
 
 
 def refuse_unless_spawn_allowed(policy: SandboxPolicy) -> None:

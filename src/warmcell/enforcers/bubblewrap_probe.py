@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from warmcell.core.errors import EnforcerUnavailable
-from warmcell.enforcers.bubblewrap import NAME, BubblewrapEnforcer
 from warmcell.enforcers.host import FileStamp
-from warmcell.policy.model import SandboxPolicy
 
+NAME = "bubblewrap"
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
 _DEADLINE = 15.0
 
@@ -40,13 +39,17 @@ _REMEDIES = (
 )
 
 
+#: A command as it is to be started to run in the cage.
+Wrap = Callable[[Sequence[str]], list[str]]
+
+
 @lru_cache(maxsize=8)
-def probe(identity: FileStamp) -> None:
+def probe(identity: FileStamp, wrap: Wrap) -> None:
     """Once per installation of bwrap; a failure is not remembered, since its remedy may have been applied."""
     with tempfile.TemporaryDirectory(prefix="warmcell-probe-") as directory:
         canary = Path(directory, "canary")
         canary.write_text("the guest must not see this")
-        report = _run(str(canary))
+        report = _run(wrap(["/bin/sh", "-c", _LOOK_AROUND, "sh", str(canary)]))
     problems = find_problems(report, host_namespaces())
     if problems:
         raise EnforcerUnavailable(
@@ -58,12 +61,10 @@ def host_namespaces() -> dict[str, str]:
     return {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
 
 
-def _run(canary: str) -> str:
-    enforcer, policy = BubblewrapEnforcer(), SandboxPolicy(allow_process_spawn=True)
-    command = enforcer.wrap_command("/bin/sh", ["-c", _LOOK_AROUND, "sh", canary], policy)
+def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(
-            command.argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE, check=False, env={}, cwd="/"
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE, check=False, env={}, cwd="/"
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnforcerUnavailable(NAME, f"the probe did not run: {error}", hint="reinstall bubblewrap") from None

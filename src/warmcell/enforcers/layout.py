@@ -1,4 +1,7 @@
-"""The part of the host's system that every caged program needs: /usr, a little of /etc, nothing personal."""
+"""What of the host a guest sees: the system that every program needs, nothing personal, and the policy's own paths.
+
+The latter as they are now: a later swap of what stands there is noticed, never followed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import os
 from functools import cache
 
 from warmcell.core.records import dataclass
-from warmcell.enforcers.mounts import Mount
+from warmcell.enforcers.mounts import Mount, resolve_mounts
+from warmcell.policy.model import SandboxPolicy, check_places
+from warmcell.policy.resolve import ResolvedPath
 
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 #: What the dynamic loader, TLS and alternatives need. Keys, users and host names are not among it.
@@ -53,3 +58,23 @@ def resolver_mounts() -> tuple[Mount, ...]:
     """How names are resolved, for a guest that shares the host's network."""
     path = "/etc/resolv.conf"
     return (Mount(os.path.realpath(path), path),) if os.path.exists(path) else ()
+
+
+def pinned_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
+    """Resolved once. Raises `PolicyViolation` for what is missing or cannot be shown."""
+    if not policy.allowed_paths:
+        return ()
+    check_places(policy)
+    layout = system_layout()
+    mounts = resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)
+    return tuple(pin(mount.source, mount.target, mount.writable) for mount in mounts)
+
+
+def pin(source: str, target: str, writable: bool = False) -> ResolvedPath:
+    """One path with the identity of what stands there, for the cage to compare."""
+    descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        return ResolvedPath(source, target, writable, f"{status.st_dev}:{status.st_ino}")
+    finally:
+        os.close(descriptor)

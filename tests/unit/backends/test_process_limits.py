@@ -82,7 +82,7 @@ class TestWhatIsKept:
 
 
 def _launch(backend: ProcessBackend, request: ExecRequest) -> launcher.Launch:
-    from warmcell.backends.process.launch import Launch
+    from warmcell.backends.process.job import Launch
     from warmcell.languages.registry import language_runtime
     from warmcell.lifetime.run import Run
     from warmcell.policy.resolve import effective_limits

@@ -16,7 +16,7 @@ import pytest
 from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
 from warmcell.backends.process import launcher
 from warmcell.backends.process.builds import Artefacts
-from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.job import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.cage.linux.processes import children
 from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionTimeout, InvalidRequest

@@ -9,7 +9,6 @@ import pytest
 
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.enforcers import bubblewrap_probe
-from warmcell.enforcers.bubblewrap import Bwrap
 from warmcell.enforcers.bubblewrap_probe import NAMESPACES, find_problems, probe, remedy
 
 HOST = {name: f"{name}:[1]" for name in NAMESPACES}
@@ -83,7 +82,6 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A bwrap that answers as this says."""
     answer: dict[str, Any] = {"returncode": 0, "stdout": b"", "stderr": b""}
     probe.cache_clear()
-    monkeypatch.setattr("warmcell.enforcers.bubblewrap.find_bwrap", lambda: Bwrap("/fake/bwrap", frozenset()))
     monkeypatch.setattr(
         bubblewrap_probe.subprocess,
         "run",
@@ -95,17 +93,17 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_bwrap_that_does_not_isolate_is_unavailable(broken: dict[str, Any]) -> None:
     broken["stdout"] = (GOOD + "\ncanary /x").encode()
     with pytest.raises(EnforcerUnavailable, match=r"does not isolate: .*canary /x"):
-        probe(("/fake/bwrap", 1, 1, 1))
+        probe(("/fake/bwrap", 1, 1, 1), list)
 
 
 def test_a_bwrap_that_fails_is_unavailable_and_asked_again(broken: dict[str, Any]) -> None:
     broken.update(returncode=1, stderr=b"bwrap: setting up uid map: Permission denied\n")
     with pytest.raises(EnforcerUnavailable, match="uid map") as caught:
-        probe(("/fake/bwrap", 1, 1, 1))
+        probe(("/fake/bwrap", 1, 1, 1), list)
     assert caught.value.hint and "kernel.unprivileged_userns_clone" in caught.value.hint
     names = "\n".join(f"namespace {name} other" for name in NAMESPACES)
     broken.update(returncode=0, stdout=(names + "\n" + GOOD.split("uts:[2]\n")[1]).encode())
-    probe(("/fake/bwrap", 1, 1, 1))
+    probe(("/fake/bwrap", 1, 1, 1), list)
 
 
 def test_a_bwrap_that_hangs_is_unavailable(broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,4 +112,4 @@ def test_a_bwrap_that_hangs_is_unavailable(broken: dict[str, Any], monkeypatch: 
 
     monkeypatch.setattr(bubblewrap_probe.subprocess, "run", hang)  # type: ignore[attr-defined]
     with pytest.raises(EnforcerUnavailable, match="did not run"):
-        probe(("/fake/bwrap", 1, 1, 1))
+        probe(("/fake/bwrap", 1, 1, 1), list)

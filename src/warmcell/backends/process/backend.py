@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.job import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError
 from warmcell.core.run_record import RunRecord

@@ -1,4 +1,4 @@
-"""What a waiting cell is told: how to start the program, with which environment, and the files that it starts from."""
+"""From a run as it was asked for (`Launch`) to what a waiting cell is told (`Job`): program, environment, files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Mapping
 
 import warmcell.guest
 from warmcell.backends.process.egress import WayOut
-from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.world import CAGED_ENV, Directories, World
 from warmcell.cage.wire import Job
 from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
-from warmcell.core.records import replace
+from warmcell.core.records import dataclass, replace
+from warmcell.core.types import EffectiveLimits
+from warmcell.languages.program import Program
+from warmcell.lifetime.run import Run
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import CODE_DIR, OUT_DIR
+from warmcell.policy.resolve import ResolvedPath
 
 NODE_WORKER = os.path.join(warmcell.guest.__path__[0], "node_worker.cjs")
 
@@ -22,6 +25,24 @@ NODE_WORKER = os.path.join(warmcell.guest.__path__[0], "node_worker.cjs")
 _START_VARIABLES = {"python": ("PYTHON",), "node": ("NODE", "TZ", "SSL_CERT", "OPENSSL")}
 #: What an enforcer may ask of `subprocess` that holds for every cell, or says nothing about protection.
 _HOLDS_ANYWAY = frozenset({"env", "close_fds", "start_new_session", "cwd", "pass_fds"})
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`timeout` counts from the moment that the guest can run; a build has already `spent` some of it."""
+
+    program: Program
+    env: Mapping[str, str]
+    #: Bytes, or a descriptor to pass on.
+    stdin: bytes | int
+    timeout: float
+    limits: EffectiveLimits
+    run: Run
+    spent: float = 0.0
+    #: More of the host for this run: a build's output directory, an artefact.
+    extra_paths: tuple[ResolvedPath, ...] = ()
+    #: Compilers need processes of their own, whatever the program may do.
+    is_build: bool = False
 
 
 def job_for(launch: Launch, world: World, directories: Directories, way_out: WayOut, policy: SandboxPolicy) -> Job:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from warmcell.backends.process.builds import Artefacts
 from warmcell.backends.process.egress import Egress
-from warmcell.backends.process.job import job_for, prelude_for, warm_worker
-from warmcell.backends.process.launch import Launch
+from warmcell.backends.process.job import Launch, job_for, prelude_for, warm_worker
 from warmcell.backends.process.world import PreparedWorld, World, world_for
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
-from warmcell.enforcers.pinned import pin, pinned_paths
+from warmcell.enforcers.layout import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.ownership import Lock
