@@ -24,6 +24,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits
 from warmcell.languages.program import Build, Program
 from warmcell.lifetime.run import Run
+from warmcell.pool.start import CAGE_DIR
 from warmcell.pool.zygote import ZygoteProcess
 from warmcell.runner.cell import Cell
 
@@ -156,14 +157,14 @@ class TestTheQueue:
 
 class TestCancelling:
     async def test_a_run_whose_cell_is_still_made_ends_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        await_answer, entered = ZygoteProcess._await_answer, threading.Event()
+        answer, entered = ZygoteProcess._answer, threading.Event()
 
-        def never_ready(self: ZygoteProcess, cancelled: int) -> None:
+        def never_ready(self: ZygoteProcess, cancelled: int) -> Any:
             os.kill(self.pid, signal.SIGSTOP)
             entered.set()
-            await_answer(self, cancelled)
+            return answer(self, cancelled)
 
-        monkeypatch.setattr(ZygoteProcess, "_await_answer", never_ready)
+        monkeypatch.setattr(ZygoteProcess, "_answer", never_ready)
         backend = ProcessBackend(ProcessConfig(pool_size=0))
         task = asyncio.create_task(backend.execute(ExecRequest("python", SMALL, 20)))
         await asyncio.to_thread(entered.wait)
@@ -195,43 +196,45 @@ class TestClosing:
     def test_closing_during_a_run_leaves_no_zygote(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entered = slow_zygotes(monkeypatch, 0.5)
         backend = ProcessBackend()
-        outcome: list[str] = []
-        caller = threading.Thread(
-            target=lambda: outcome.append(backend.execute_blocking(ExecRequest("python", SMALL, 20)).stdout)
-        )
-        caller.start()
+        caller, outcome = _call(backend)
         entered.wait()
         backend.close()
         caller.join()
-        assert outcome == ["42\n"] and not _zygotes_below(os.getpid())
+        assert isinstance(outcome[0], BackendUnavailable) and not _managers_below(os.getpid())
         with pytest.raises(BackendUnavailable):
             backend.execute_blocking(ExecRequest("python", SMALL, 20))
 
     def test_a_zygote_that_is_ready_too_late_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entered = slow_zygotes(monkeypatch, 0.5)
         backend = ProcessBackend()
-        outcome: list[object] = []
-
-        def call() -> None:
-            try:
-                backend.execute_blocking(ExecRequest("python", SMALL, 20))
-            except BackendUnavailable as error:
-                outcome.append(error)
-
-        caller = threading.Thread(target=call)
-        caller.start()
+        caller, outcome = _call(backend)
         entered.wait()
         backend._launcher.pool.close()
         caller.join()
-        assert len(outcome) == 1 and not _zygotes_below(os.getpid())
+        assert isinstance(outcome[0], BackendUnavailable) and not _managers_below(os.getpid())
 
 
-def _zygotes_below(pid: int) -> list[int]:
+def _call(backend: ProcessBackend) -> tuple[threading.Thread, list[object]]:
+    outcome: list[object] = []
+
+    def call() -> None:
+        try:
+            outcome.append(backend.execute_blocking(ExecRequest("python", SMALL, 20)))
+        except BackendUnavailable as error:
+            outcome.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    return caller, outcome
+
+
+def _managers_below(pid: int) -> list[int]:
+    """By what they were started with: the directory of the cage is their last argument."""
     found = []
     for child in children(pid):
         try:
             with open(f"/proc/{child}/cmdline", "rb") as file:
-                found += [child] if file.read().startswith(b"python3\0main.py\0") else []
+                found += [child] if file.read().rstrip(b"\0").endswith(CAGE_DIR.encode()) else []
         except OSError:
             continue
     return found
