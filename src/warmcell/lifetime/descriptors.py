@@ -83,12 +83,12 @@ class Descriptors:
 
 def is_exhaustion(error: OSError) -> bool:
     """Whether descriptors ran out, which says nothing about what was tried."""
-    return error.errno in (errno.EMFILE, errno.ENFILE)
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
 def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxError:
     """The typed error for a call of the kernel's that failed on our side; never the guest's fault."""
-    if error.errno == errno.EMFILE:
+    if error.errno in (errno.EMFILE, errno.ETOOMANYREFS):  # open here, or sent and not received yet
         return ExecutionFailed(
             f"could not {doing}: this process has as many open descriptors as its limit allows{_soft_limit()}",
             hint="raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run less at once",

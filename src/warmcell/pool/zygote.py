@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from warmcell.runner.cgroup_parent import GroupParent
 from warmcell.runner.cgroups import GroupLimits
 
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
+_IN_FLIGHT_SECONDS = 5.0
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
 START_SECONDS = 60.0  # a preload such as pandas may take its time
@@ -160,13 +162,19 @@ class ZygoteProcess:
             raise CellLost("the zygote is gone")
 
     def _send(self, order: dict[str, Any], descriptors: list[int]) -> None:
-        try:
-            with self._lock:
-                send_packet(self._control, order, descriptors)
-        except OSError as error:
-            if error.errno in _GONE:
-                raise CellLost(f"the zygote is gone: {error}") from None
-            raise
+        deadline = time.monotonic() + _IN_FLIGHT_SECONDS
+        while True:
+            try:
+                with self._lock:
+                    send_packet(self._control, order, descriptors)
+                return
+            except OSError as error:
+                if error.errno in _GONE:
+                    raise CellLost(f"the zygote is gone: {error}") from None
+                # Descriptors that were sent and not yet received count against the user's limit: they get fewer.
+                if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.005)
 
     def is_alive(self) -> bool:
         return self._process.is_running()

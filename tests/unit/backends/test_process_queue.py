@@ -195,23 +195,23 @@ class TestCancelling:
 class TestClosing:
     def test_closing_during_a_run_leaves_no_zygote(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entered = slow_zygotes(monkeypatch, 0.5)
-        backend = ProcessBackend()
+        backend, others = ProcessBackend(), _managers_below(os.getpid())
         caller, outcome = _call(backend)
         entered.wait()
         backend.close()
         caller.join()
-        assert isinstance(outcome[0], BackendUnavailable) and not _managers_below(os.getpid())
+        assert isinstance(outcome[0], BackendUnavailable) and _managers_below(os.getpid()) == others
         with pytest.raises(BackendUnavailable):
             backend.execute_blocking(ExecRequest("python", SMALL, 20))
 
     def test_a_zygote_that_is_ready_too_late_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entered = slow_zygotes(monkeypatch, 0.5)
-        backend = ProcessBackend()
+        backend, others = ProcessBackend(), _managers_below(os.getpid())
         caller, outcome = _call(backend)
         entered.wait()
         backend._launcher.pool.close()
         caller.join()
-        assert isinstance(outcome[0], BackendUnavailable) and not _managers_below(os.getpid())
+        assert isinstance(outcome[0], BackendUnavailable) and _managers_below(os.getpid()) == others
 
 
 def _call(backend: ProcessBackend) -> tuple[threading.Thread, list[object]]:
@@ -228,13 +228,13 @@ def _call(backend: ProcessBackend) -> tuple[threading.Thread, list[object]]:
     return caller, outcome
 
 
-def _managers_below(pid: int) -> list[int]:
+def _managers_below(pid: int) -> set[int]:
     """By what they were started with: the directory of the cage is their last argument."""
-    found = []
+    found: set[int] = set()
     for child in children(pid):
         try:
             with open(f"/proc/{child}/cmdline", "rb") as file:
-                found += [child] if file.read().rstrip(b"\0").endswith(CAGE_DIR.encode()) else []
+                found |= {child} if file.read().rstrip(b"\0").endswith(CAGE_DIR.encode()) else set()
         except OSError:
             continue
     return found
