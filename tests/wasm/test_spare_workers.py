@@ -13,7 +13,7 @@ from warmcell import MountPoint, Sandbox
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.worker import USUAL_PLACES, Worker
-from warmcell.core.errors import SandboxError
+from warmcell.core.errors import ExecutionFailed, SandboxError
 
 
 @pytest.fixture
@@ -115,3 +115,18 @@ def test_the_last_sandbox_leaves_at_most_the_spare_which_ends_with_the_program(p
     assert pool.pids == [spare.pid]
     pool.close()
     assert pool.pids == []
+
+
+def test_what_is_written_to_a_shown_directory_is_watched(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ceiling of a worker's life, made small: many files, each within the limit of a single one."""
+    from dataclasses import replace
+
+    from warmcell.backends.wasm import caged_launcher
+
+    monkeypatch.setattr(caged_launcher, "WORKER_LIMITS", replace(caged_launcher.WORKER_LIMITS, disk_mb=8))
+    with Sandbox(tmp_path, backend="wasm", timeout=60) as sandbox:
+        with pytest.raises(ExecutionFailed, match="worker died"):
+            sandbox.sh("for i in $(seq 1 12); do head -c 2000000 /dev/zero > f$i; done; sleep 30")
+        assert sandbox.sh("echo still here").stdout == "still here\n"
