@@ -8,10 +8,9 @@ from __future__ import annotations
 import array
 import errno
 import json
-import os
 import socket
 import struct
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from .linux.owned import close_all
 
@@ -97,18 +96,18 @@ def encode_job(job: Job) -> bytes:
     return b"".join([struct.pack("!I", len(header)), header, *(job.files[name] for name in names)])
 
 
-def receive_job(descriptor: int) -> Job:
-    """Blocks until a whole job arrived; raises EOFError when the supervisor let go of the cell instead."""
-    (size,) = struct.unpack("!I", _read_exactly(descriptor, 4))
-    header = json.loads(_read_exactly(descriptor, size))
-    files = {name: _read_exactly(descriptor, length) for name, length in header["files"]}
+def receive_job(read: Callable[[int], bytes]) -> Job:
+    """Reads until a whole job arrived; raises EOFError when the supervisor let go of the cell instead."""
+    (size,) = struct.unpack("!I", _read_exactly(read, 4))
+    header = json.loads(_read_exactly(read, size))
+    files = {name: _read_exactly(read, length) for name, length in header["files"]}
     return Job(files=files, argv=tuple(header.pop("argv")), **{name: header[name] for name in _PLAIN_FIELDS})
 
 
-def _read_exactly(descriptor: int, size: int) -> bytes:
+def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
     chunks = []
     while size:
-        chunk = os.read(descriptor, min(size, 1 << 20))
+        chunk = read(min(size, 1 << 20))
         if not chunk:
             raise EOFError("the supervisor closed the job channel")
         chunks.append(chunk)

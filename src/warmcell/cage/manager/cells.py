@@ -7,6 +7,7 @@ leaves behind.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -98,8 +99,10 @@ class CellMaker:
             self._make_keeper(wanted, status, owned)
         except CageError as failure:
             tell(status, failure)
-        except plans.PlanError as problem:
+        except ValueError as problem:  # not JSON, or not a plan
             tell(status, CageError("read plan", 0, str(problem)))
+        except MemoryError:
+            tell(status, CageError("make cell", errno.ENOMEM, "the manager"))
         except OSError as error:  # one cell's trouble must not end the others' manager
             tell(status, CageError("make cell", error.errno or 0, str(error.filename or error.strerror)))
         finally:

@@ -140,7 +140,19 @@ class GuestChild:
     def ended(self, ending: Ending) -> None:
         """It was reaped. What it left behind, now children of init, may still be about something: see `is_over`."""
         self._ending = ending
+        if self.is_being_made and self._handoff.fileno() >= 0:
+            self._tell_last_words()
         self.leftovers = Leftovers()
+
+    def _tell_last_words(self) -> None:
+        """It died before its cage stood; what it said of that may not have been heard yet."""
+        try:
+            self._handoff.setblocking(False)
+            if not self._given:
+                self._given = take_over(self._handoff)
+            self._fail(CageError("lock guest", 0, "its process died"))
+        except (CageError, OSError) as error:
+            self._fail(error)
 
     def is_over(self) -> bool:
         """Whether nothing is left in the cell that deserves more time."""

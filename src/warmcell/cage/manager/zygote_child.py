@@ -46,10 +46,9 @@ class ZygoteChild:
 
     def order(self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int]) -> int:
         """The pid of the new process, a child of ours."""
-        message = ORDER.pack(self._recipe(shape), may_exec, waits)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
-            self._channel.sendmsg([message], rights)
+            self._channel.sendmsg([ORDER.pack(self._recipe(shape), may_exec, waits)], rights)
             answer = self._channel.recv(ANSWER.size)
         except (BrokenPipeError, ConnectionResetError):
             answer = b""

@@ -30,6 +30,7 @@ from .prepare import forget_callers_signals, hide_command_line, load_worker
 
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
 _PR_GET_TID_ADDRESS = 40
+_ASTRAY = 70
 
 #: An order: the number of its recipe, whether its job will be a program, whether its job comes later.
 ORDER = struct.Struct("=H??")
@@ -111,11 +112,17 @@ class _Zygote:
             pid = self._fork()
         finally:
             if pid:
-                namespaces.send_children_to(self._own_pids)
+                self._return()
         if pid == 0:
             return functools.partial(_be_guest, prepared, given)
         self._channel.send(ANSWER.pack(pid))
         return None
+
+    def _return(self) -> None:
+        try:
+            namespaces.send_children_to(self._own_pids)
+        except OSError:
+            os._exit(_ASTRAY)  # every later guest would be forked into the wrong namespace
 
 
 Droppable = Optional[List[Tuple[int, int]]]
