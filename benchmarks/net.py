@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-from warmcell.net.client import SafeClient
-from warmcell.net.proxy import EgressProxy
-from warmcell.net.types import FetchPolicy
+from warmcell.net.fetch.safe_client import SafeClient
+from warmcell.net.proxy.egress_proxy import EgressProxy
+from warmcell.net.rules.fetch_policy import FetchPolicy
 
 BODY = b"x" * 1024
 PIECE = b"\0" * (1 << 18)

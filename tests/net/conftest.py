@@ -12,9 +12,9 @@ from tests.helpers import require
 from tests.net.servers import StubResolver
 
 from warmcell.core.types import Denial
-from warmcell.net.authority import SandboxAuthority
-from warmcell.net.hosts import Host
-from warmcell.net.proxy import EgressProxy, Rules
+from warmcell.net.proxy.certificate_authority import SandboxAuthority
+from warmcell.net.proxy.egress_proxy import EgressProxy, Rules
+from warmcell.net.rules.hosts import Host
 
 AMBIENT = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 

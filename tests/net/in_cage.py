@@ -18,11 +18,11 @@ from tests.helpers import has_user_namespaces, require
 from tests.net.servers import StubResolver
 from tests.net.site import Site
 
-import warmcell.net.dial
+import warmcell.net.connect.dial
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.net.hosts import IPAddress
+from warmcell.net.rules.hosts import IPAddress
 from warmcell.policy.builder import SandboxPolicyBuilder
 
 OURS = ("warmcell egress proxy", "resolve ")
@@ -136,7 +136,7 @@ class World:
         return backend
 
 
-_CONNECT = warmcell.net.dial._connect
+_CONNECT = warmcell.net.connect.dial._connect
 
 
 @contextlib.contextmanager
@@ -145,8 +145,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     require(sys.platform == "linux" and has_user_namespaces(), "this host has no user namespaces")
     with ExitStack() as cleanup:
         made = World(cleanup)
-        monkeypatch.setattr("warmcell.net.gate.system_resolver", made.resolver)
-        monkeypatch.setattr("warmcell.net.dial._connect", made.connect)
+        monkeypatch.setattr("warmcell.net.connect.admission.system_resolver", made.resolver)
+        monkeypatch.setattr("warmcell.net.connect.dial._connect", made.connect)
         yield made
     assert our_threads() == []
     assert {address for address, _ in made.dialled} <= {"127.0.0.1"}

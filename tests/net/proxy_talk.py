@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 
-from warmcell.net.proxy import EgressProxy
+from warmcell.net.proxy.egress_proxy import EgressProxy
 
 
 @dataclass

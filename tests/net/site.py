@@ -7,7 +7,7 @@ import http.server
 import threading
 from pathlib import Path
 
-from warmcell.net.types import FetchPolicy
+from warmcell.net.rules.fetch_policy import FetchPolicy
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

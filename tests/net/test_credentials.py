@@ -10,9 +10,9 @@ import pytest
 from tests.net.servers import StubResolver, policy_for, redirect, reply, serving
 
 from warmcell.core.errors import FetchFailed
-from warmcell.net.client import SafeClient
-from warmcell.net.secrets import SecretRef
-from warmcell.net.types import FetchRequest
+from warmcell.net.credentials import SecretRef
+from warmcell.net.fetch.messages import FetchRequest
+from warmcell.net.fetch.safe_client import SafeClient
 
 SECRET = "canary-s3cr3t-value"
 INJECT = {"site.test": {"Authorization": SecretRef(lambda: SECRET, format="Bearer {}")}}

@@ -18,10 +18,11 @@ from tests.net.servers import StubResolver, policy_for, reply, serving
 
 from warmcell.core.errors import FetchFailed
 from warmcell.core.types import Denial
-from warmcell.net.authority import SandboxAuthority
-from warmcell.net.client import SafeClient
-from warmcell.net.hosts import Host
-from warmcell.net.types import FetchPolicy, FetchRequest, RateLimit
+from warmcell.net.fetch.messages import FetchRequest
+from warmcell.net.fetch.safe_client import SafeClient
+from warmcell.net.proxy.certificate_authority import SandboxAuthority
+from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
+from warmcell.net.rules.hosts import Host
 from warmcell.policy.model import NetworkRule
 
 

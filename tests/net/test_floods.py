@@ -18,7 +18,7 @@ import zstandard
 from tests.net.servers import Handler, StubResolver, policy_for, serving
 
 from warmcell.core.errors import FetchFailed
-from warmcell.net.client import SafeClient
+from warmcell.net.fetch.safe_client import SafeClient
 
 MEGABYTE = 1 << 20
 
@@ -174,7 +174,8 @@ async def test_ten_thousand_headers(resolver: StubResolver) -> None:
 
 @pytest.mark.attack("SS-17")
 async def test_a_peer_that_never_reads_cannot_hold_an_upload(resolver: StubResolver) -> None:
-    from warmcell.net.types import FetchPolicy, FetchRequest
+    from warmcell.net.fetch.messages import FetchRequest
+    from warmcell.net.rules.fetch_policy import FetchPolicy
 
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -19,8 +19,8 @@ from tests.net.test_real_clients import _has, node_with_env_proxy, program, whee
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.net.authority import SandboxAuthority
-from warmcell.net.hosts import Host
+from warmcell.net.proxy.certificate_authority import SandboxAuthority
+from warmcell.net.rules.hosts import Host
 from warmcell.policy.builder import SandboxPolicyBuilder
 
 NOT_ALLOWED = "default: what is not allowed is denied"

@@ -15,10 +15,10 @@ from tests.net.test_real_clients import _has, node_with_env_proxy, program
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.net.authority import SandboxAuthority
-from warmcell.net.hosts import Host
-from warmcell.net.secrets import SecretRef
-from warmcell.net.types import FetchPolicy
+from warmcell.net.credentials import SecretRef
+from warmcell.net.proxy.certificate_authority import SandboxAuthority
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.hosts import Host
 
 SECRET = "canary-s3cr3t-value-0123456789"
 HEADER = f"Bearer {SECRET}"
@@ -55,7 +55,7 @@ print("keys", keys)
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch, client_tls: ssl.SSLContext) -> Iterator[World]:
-    monkeypatch.setattr("warmcell.net.proxy.client_tls", lambda: client_tls)
+    monkeypatch.setattr("warmcell.net.proxy.egress_proxy.client_tls", lambda: client_tls)
     monkeypatch.setenv("CANARY_TOKEN", SECRET)
     with world(monkeypatch) as made:
         yield made

@@ -17,8 +17,8 @@ from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import EnforcerUnavailable, ExecutionTimeout
 from warmcell.core.types import ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.net.proxy_limits import ProxyLimits
-from warmcell.net.types import FetchPolicy, RateLimit
+from warmcell.net.proxy.limits import ProxyLimits
+from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
 from warmcell.policy.builder import SandboxPolicyBuilder
 
 NOT_ALLOWED = "default: what is not allowed is denied"
@@ -193,7 +193,7 @@ def test_a_slow_name_does_not_hold_up_the_end(outside: World, monkeypatch: pytes
         await asyncio.sleep(60)
         return []
 
-    monkeypatch.setattr("warmcell.net.gate.system_resolver", never)
+    monkeypatch.setattr("warmcell.net.connect.admission.system_resolver", never)
     backend = outside.backend(named(80).build())
     result = run(backend, f"{TALK}\ns = to_proxy(b'GET http://site.test/ HTTP/1.1\\r\\nHost: site.test\\r\\n\\r\\n')")
     assert result.exit_code == 0 and result.duration < 5

@@ -15,7 +15,7 @@ from tests.helpers import ALONE, ALONE_IN_SHELL
 from tests.net.in_cage import PROXY_PORT, Ear, World, named, refused, run, world
 
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.net.types import FetchPolicy
+from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.policy.builder import SandboxPolicyBuilder
 
 CONNECT = """

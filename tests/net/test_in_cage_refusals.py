@@ -14,7 +14,7 @@ from tests.net.test_real_clients import program
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.net.types import FetchPolicy
+from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.policy.builder import SandboxPolicyBuilder
 
 NOT_ALLOWED = "default: what is not allowed is denied"

@@ -16,8 +16,8 @@ from tests.net.servers import StubResolver
 from tests.net.site import Site
 
 from warmcell.core.types import Denial
-from warmcell.net.guest_env import proxy_environment
-from warmcell.net.proxy import EgressProxy
+from warmcell.net.proxy.egress_proxy import EgressProxy
+from warmcell.net.proxy.guest_environment import proxy_environment
 
 # Runs inside the namespace: loopback up, listen, hand the listener out, wait for the word, become the program.
 INSIDE = """

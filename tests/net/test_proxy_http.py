@@ -14,10 +14,10 @@ from tests.net.conftest import Proxies
 from tests.net.proxy_talk import connected, get, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
-from warmcell.net.proxy import EgressProxy
-from warmcell.net.proxy_limits import ProxyLimits
-from warmcell.net.secrets import SecretRef
-from warmcell.net.types import FetchPolicy
+from warmcell.net.credentials import SecretRef
+from warmcell.net.proxy.egress_proxy import EgressProxy
+from warmcell.net.proxy.limits import ProxyLimits
+from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.policy.model import NetworkRule
 
 Start = Callable[..., EgressProxy]

@@ -15,12 +15,12 @@ from tests.net.proxy_talk import Talk, connected
 from tests.net.servers import Server, policy_for, reply, serving
 
 from warmcell.core.errors import PolicyViolation
-from warmcell.net.authority import SandboxAuthority
-from warmcell.net.hosts import Host
-from warmcell.net.proxy import EgressProxy
-from warmcell.net.proxy_limits import ProxyLimits
-from warmcell.net.secrets import SecretRef
-from warmcell.net.types import FetchPolicy
+from warmcell.net.credentials import SecretRef
+from warmcell.net.proxy.certificate_authority import SandboxAuthority
+from warmcell.net.proxy.egress_proxy import EgressProxy
+from warmcell.net.proxy.limits import ProxyLimits
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.hosts import Host
 from warmcell.policy.model import NetworkRule
 
 Start = Callable[..., EgressProxy]

@@ -22,12 +22,12 @@ from tests.net.conftest import Proxies
 from tests.net.servers import StubResolver
 from tests.net.site import Site
 
-from warmcell.net.authority import SandboxAuthority
-from warmcell.net.guest_env import authority_environment, proxy_environment
-from warmcell.net.hosts import Host
-from warmcell.net.proxy import EgressProxy
-from warmcell.net.secrets import SecretRef
-from warmcell.net.types import FetchPolicy
+from warmcell.net.credentials import SecretRef
+from warmcell.net.proxy.certificate_authority import SandboxAuthority
+from warmcell.net.proxy.egress_proxy import EgressProxy
+from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.hosts import Host
 
 Start = Callable[..., EgressProxy]
 

@@ -9,8 +9,9 @@ import pytest
 from tests.net.servers import StubResolver, policy_for, redirect, reply, serving
 
 from warmcell.core.errors import FetchFailed
-from warmcell.net.client import SafeClient
-from warmcell.net.types import FetchPolicy, FetchRequest
+from warmcell.net.fetch.messages import FetchRequest
+from warmcell.net.fetch.safe_client import SafeClient
+from warmcell.net.rules.fetch_policy import FetchPolicy
 
 
 async def refused(client: SafeClient, request: FetchRequest | str) -> FetchFailed:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
 from warmcell.core.errors import FetchFailed
-from warmcell.net.client import SafeClient
-from warmcell.net.hosts import IPAddress
-from warmcell.net.types import FetchPolicy, FetchRequest
+from warmcell.net.fetch.messages import FetchRequest
+from warmcell.net.fetch.safe_client import SafeClient
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.hosts import IPAddress
 
 PUBLIC = "93.184.216.34"
 
@@ -193,8 +194,8 @@ async def _write(writer: asyncio.StreamWriter, text: str) -> None:
 @pytest.mark.attack("SS-07")
 async def test_this_machines_own_public_address_is_blocked(resolver: StubResolver) -> None:
     # As if the machine had that public address: the kernel says so, not a table.
-    from warmcell.net.gate import Gate
-    from warmcell.net.rules import compile_rules
+    from warmcell.net.connect.admission import Gate
+    from warmcell.net.rules.rule_book import compile_rules
 
     dialled = Dialled()
     resolver.add("me.test", [PUBLIC])

@@ -9,32 +9,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from warmcell.net.authority import SandboxAuthority as SandboxAuthority
-    from warmcell.net.client import SafeClient as SafeClient
-    from warmcell.net.guest_env import proxy_environment as proxy_environment
-    from warmcell.net.hostcall import handle_fetch_json as handle_fetch_json
-    from warmcell.net.proxy import EgressProxy as EgressProxy
-    from warmcell.net.rules import RuleBook as RuleBook
-    from warmcell.net.rules import compile_rules as compile_rules
-    from warmcell.net.secrets import SecretRef as SecretRef
-    from warmcell.net.types import FetchPolicy as FetchPolicy
-    from warmcell.net.types import FetchRequest as FetchRequest
-    from warmcell.net.types import FetchResponse as FetchResponse
-    from warmcell.net.types import RateLimit as RateLimit
+    from warmcell.net.credentials import SecretRef as SecretRef
+    from warmcell.net.fetch.guest_fetch import handle_fetch_json as handle_fetch_json
+    from warmcell.net.fetch.messages import FetchRequest as FetchRequest
+    from warmcell.net.fetch.messages import FetchResponse as FetchResponse
+    from warmcell.net.fetch.safe_client import SafeClient as SafeClient
+    from warmcell.net.proxy.certificate_authority import SandboxAuthority as SandboxAuthority
+    from warmcell.net.proxy.egress_proxy import EgressProxy as EgressProxy
+    from warmcell.net.proxy.guest_environment import proxy_environment as proxy_environment
+    from warmcell.net.rules.fetch_policy import FetchPolicy as FetchPolicy
+    from warmcell.net.rules.fetch_policy import RateLimit as RateLimit
+    from warmcell.net.rules.rule_book import RuleBook as RuleBook
+    from warmcell.net.rules.rule_book import compile_rules as compile_rules
 
 _HOMES = {
-    "EgressProxy": "proxy",
-    "FetchPolicy": "types",
-    "FetchRequest": "types",
-    "FetchResponse": "types",
-    "RateLimit": "types",
-    "RuleBook": "rules",
-    "SafeClient": "client",
-    "SandboxAuthority": "authority",
-    "SecretRef": "secrets",
-    "compile_rules": "rules",
-    "handle_fetch_json": "hostcall",
-    "proxy_environment": "guest_env",
+    "EgressProxy": "proxy.egress_proxy",
+    "FetchPolicy": "rules.fetch_policy",
+    "FetchRequest": "fetch.messages",
+    "FetchResponse": "fetch.messages",
+    "RateLimit": "rules.fetch_policy",
+    "RuleBook": "rules.rule_book",
+    "SafeClient": "fetch.safe_client",
+    "SandboxAuthority": "proxy.certificate_authority",
+    "SecretRef": "credentials",
+    "compile_rules": "rules.rule_book",
+    "handle_fetch_json": "fetch.guest_fetch",
+    "proxy_environment": "proxy.guest_environment",
 }
 
 

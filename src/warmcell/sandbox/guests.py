@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
     from warmcell.languages.config import ProcessConfig
-    from warmcell.net.types import FetchPolicy
+    from warmcell.net.rules.fetch_policy import FetchPolicy
 
 #: What holds for a sandbox whose caller gave no policy.
 OWN_POLICY = SandboxPolicy(allow_process_spawn=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.net.addresses import Category, classify, embedded, is_own
+from warmcell.net.rules.addresses import Category, classify, embedded, is_own
 
 NOT_PUBLIC = {
     "127.0.0.1": Category.LOOPBACK,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.net.hellos import real_hello, records
 
-from warmcell.net.client_hello import MAX_HELLO_BYTES, NotTlsError, looks_like_tls, parse_client_hello
+from warmcell.net.proxy.client_hello import MAX_HELLO_BYTES, NotTlsError, looks_like_tls, parse_client_hello
 
 HELLO = real_hello("api.example.com")
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
-from warmcell.net.types import FetchPolicy, FetchRequest, FetchResponse, Headers
+from warmcell.net.fetch.messages import FetchRequest, FetchResponse
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.headers import Headers
 
 BAD: list[dict[str, Any]] = [
     {"allowed_domains": "example.com"},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from warmcell.net.heads import HeadError, RequestHead
-from warmcell.net.hosts import Host
-from warmcell.net.proxy_http import Pinned, target_of
-from warmcell.net.urls import UrlError
+from warmcell.net.proxy.request_head import HeadError, RequestHead
+from warmcell.net.proxy.serve_http import Pinned, target_of
+from warmcell.net.rules.hosts import Host
+from warmcell.net.rules.urls import UrlError
 
 PINNED = Pinned("https", Host("site.test"), 443)
 

@@ -7,9 +7,9 @@ import ipaddress
 import pytest
 
 from warmcell.core.errors import PolicyViolation
-from warmcell.net.hosts import parse_host
-from warmcell.net.rules import Ask, Decision, RuleBook, compile_rules
-from warmcell.net.types import FetchPolicy
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.hosts import parse_host
+from warmcell.net.rules.rule_book import Ask, Decision, RuleBook, compile_rules
 from warmcell.policy.model import NetworkRule
 
 

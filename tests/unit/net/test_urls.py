@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmcell.net.hosts import parse_host
-from warmcell.net.urls import Target, UrlError, parse_url, redirect_target, split_authority
+from warmcell.net.rules.hosts import parse_host
+from warmcell.net.rules.urls import Target, UrlError, parse_url, redirect_target, split_authority
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.lifetime.run import Run
-    from warmcell.net.types import FetchPolicy
+    from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
 
 
@@ -162,7 +162,7 @@ class ProcessBackend:
 
     def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
         """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""
-        from warmcell.net.types import FetchPolicy
+        from warmcell.net.rules.fetch_policy import FetchPolicy
 
         self._launcher.egress.set_rules(rules if isinstance(rules, FetchPolicy) else tuple(rules))
 

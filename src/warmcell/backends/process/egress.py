@@ -17,10 +17,10 @@ from warmcell.policy.places import CODE_DIR
 from warmcell.runner.cell import Cell
 
 if TYPE_CHECKING:
-    from warmcell.net.authority import SandboxAuthority
-    from warmcell.net.proxy import EgressProxy
-    from warmcell.net.rate import RateLimiter
-    from warmcell.net.types import FetchPolicy, RateLimit
+    from warmcell.net.connect.rate_limiter import RateLimiter
+    from warmcell.net.proxy.certificate_authority import SandboxAuthority
+    from warmcell.net.proxy.egress_proxy import EgressProxy
+    from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
 
 _BUNDLE, _CERTIFICATE = "ca-bundle.pem", "ca.pem"
 
@@ -78,8 +78,8 @@ class Egress:
         listener = cell.give_listener()
         if listener is None:
             return WayOut()
-        from warmcell.net.guest_env import authority_environment, proxy_environment
-        from warmcell.net.proxy import EgressProxy
+        from warmcell.net.proxy.egress_proxy import EgressProxy
+        from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
 
         with self._lock:
             authority = self._certificate_authority()
@@ -99,7 +99,7 @@ class Egress:
     def _shared_limiter(self) -> RateLimiter:
         """One budget for all runs: a model that makes many of them must not multiply its allowance."""
         if self._limiter is None:
-            from warmcell.net.rate import RateLimiter
+            from warmcell.net.connect.rate_limiter import RateLimiter
 
             self._limiter = RateLimiter(_rate(self._rules))
         return self._limiter
@@ -108,7 +108,7 @@ class Egress:
         """Only where credentials are to be put into encrypted requests, and only for those hosts."""
         inject = _injected(self._rules)
         if inject and self._authority is None:
-            from warmcell.net.authority import SandboxAuthority
+            from warmcell.net.proxy.certificate_authority import SandboxAuthority
 
             self._authority = SandboxAuthority.for_policy(self._rules)  # type: ignore[arg-type]
         return self._authority if inject else None

@@ -29,7 +29,7 @@ from warmcell.runner.pump import Bounds, Pump
 
 if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxEnforcer
-    from warmcell.net.types import FetchPolicy
+    from warmcell.net.rules.fetch_policy import FetchPolicy
 
 _ATTEMPTS = 3
 _MOST_WORLDS = 32

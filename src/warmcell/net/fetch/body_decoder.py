@@ -1,0 +1,181 @@
+"""Content-Encoding, decoded in small steps so that a bomb costs its cap and not its size.
+
+Every layer yields bounded pieces, and the bytes of every layer are counted, not only those of the last one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, Protocol
+
+from warmcell.core.errors import FetchFailed
+from warmcell.net.optional_packages import optional
+
+MAX_LAYERS = 2
+PIECE = 64 * 1024
+# 32 run-length blocks of 128 KiB at most: zstandard has no limit on what one call gives back, so its input is sliced.
+ZSTD_SLICE = 128
+ZSTD_MAX_WINDOW = 8 * 1024 * 1024
+
+
+class Layer(Protocol):
+    """One coding. `feed` yields pieces; `finish` raises `ValueError` when the stream stopped short."""
+
+    def feed(self, data: bytes) -> Iterator[bytes]: ...
+
+    def finish(self) -> None: ...
+
+
+class ZlibLayer:
+    """gzip (members one after another) and deflate, in both of the shapes in which servers send it."""
+
+    def __init__(self, coding: str) -> None:
+        self._gzip = coding == "gzip"
+        self._inner: Any = None
+        self._started = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        piece = b""
+        # A full piece means that more may be waiting inside zlib, although all input is gone.
+        while data or len(piece) == PIECE:
+            if self._inner is None:
+                if not data:
+                    return
+                self._inner = zlib.decompressobj(self._window_bits(data[0]))
+                self._started = True
+            piece = self._inner.decompress(data, PIECE)
+            data = self._inner.unconsumed_tail
+            if self._inner.eof:
+                data = self._inner.unused_data if self._gzip else b""
+                self._inner = None if self._gzip else self._inner
+            if piece:
+                yield piece
+
+    def _window_bits(self, first: int) -> int:
+        if self._gzip:
+            if self._started and first != 0x1F:
+                raise ValueError("garbage after the compressed data")
+            return 16 + zlib.MAX_WBITS
+        return zlib.MAX_WBITS if first & 0x0F == 8 else -zlib.MAX_WBITS
+
+    def finish(self) -> None:
+        if self._inner is not None and not self._inner.eof:
+            raise ValueError("the compressed data ends early")
+
+
+class BrotliLayer:
+    """br, with the output limit that brotli has since 1.2."""
+
+    def __init__(self, brotli: Any) -> None:
+        self._inner = brotli.Decompressor()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        if self._inner.is_finished():
+            return
+        # Output may be waiting inside although all input is gone, so it is asked until it has nothing more to say.
+        while piece := self._inner.process(data, output_buffer_limit=PIECE):
+            yield piece
+            if self._inner.is_finished():
+                return
+            data = b""
+
+    def finish(self) -> None:
+        if not self._inner.is_finished():
+            raise ValueError("the compressed data ends early")
+
+
+class ZstdLayer:
+    """zstd, with the window that RFC 9659 allows on the web."""
+
+    def __init__(self, zstandard: Any) -> None:
+        self._module = zstandard
+        self._inner = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW).decompressobj()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        for start in range(0, len(data), ZSTD_SLICE):
+            if self._inner.eof:
+                return
+            piece = self._inner.decompress(data[start : start + ZSTD_SLICE])
+            if piece:
+                yield piece
+
+    def finish(self) -> None:
+        if not self._inner.eof:
+            raise ValueError("the compressed data ends early")
+
+
+@cache
+def _modules() -> dict[str, Any]:
+    found = {"zstd": optional("zstandard")}
+    brotli = optional("brotli")
+    # An older brotli gives back whatever one call makes of its input, however much that is: do without.
+    if brotli is not None and hasattr(brotli.Decompressor, "can_accept_more_data"):
+        found["br"] = brotli
+    return {coding: module for coding, module in found.items() if module is not None}
+
+
+def accepted_codings() -> str:
+    """The Accept-Encoding header: what can be decoded safely here."""
+    return ", ".join(["gzip", "deflate", *sorted(_modules())])
+
+
+def _layer(coding: str) -> Layer | None:
+    if coding in ("gzip", "x-gzip", "deflate"):
+        return ZlibLayer(coding.removeprefix("x-"))
+    module = _modules().get(coding)
+    if module is None:
+        return None
+    return BrotliLayer(module) if coding == "br" else ZstdLayer(module)
+
+
+class BodyDecoder:
+    """A response body on its way in: give it what arrives, it gives back what may be kept."""
+
+    def __init__(self, content_encoding: str, max_bytes: int) -> None:
+        codings = [part.strip().lower() for part in content_encoding.split(",")]
+        wanted = [coding for coding in codings if coding not in ("", "identity")]
+        if len(wanted) > MAX_LAYERS:
+            raise FetchFailed(f"the response is encoded {len(wanted)} times over", reason="too_large")
+        layers = [_layer(coding) for coding in reversed(wanted)]
+        # What cannot be decoded is handed on as it came, with its header.
+        self.is_decoding = bool(wanted) and None not in layers
+        self._layers = [layer for layer in layers if layer is not None] if self.is_decoding else []
+        self._counts = [0] * (len(self._layers) + 1)
+        self._max_bytes = max_bytes
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        try:
+            yield from self._through(0, [data])
+        except FetchFailed:
+            raise
+        except Exception as error:
+            # Each library has errors of its own, and they all mean that the server sent garbage.
+            raise FetchFailed(f"the response body cannot be decoded: {error}", reason="connect") from None
+
+    def _through(self, depth: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self._counts[depth] += len(piece)
+            # Compressed data may be a little larger than what it holds.
+            slack = PIECE if depth < len(self._layers) else 0
+            if self._counts[depth] > self._max_bytes + slack:
+                raise FetchFailed(
+                    f"the response body is larger than {self._max_bytes} bytes",
+                    reason="too_large",
+                    hint="raise max_body_bytes",
+                )
+            if depth == len(self._layers):
+                yield piece
+            else:
+                yield from self._through(depth + 1, self._layers[depth].feed(piece))
+
+    def finish(self) -> None:
+        """Raises when any layer stopped in the middle: half a body must not pass for a whole one."""
+        if not self._counts[0]:
+            return
+        try:
+            for layer in self._layers:
+                layer.finish()
+        except ValueError as error:
+            raise FetchFailed(f"the response body cannot be decoded: {error}", reason="connect") from None

@@ -1,0 +1,140 @@
+"""URLs, read strictly. Pure.
+
+Parsers disagree about odd URLs, and attackers live in the disagreement. So this one accepts only what every parser
+reads alike: no userinfo, no backslash, no control characters or spaces, no empty or odd port.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, urljoin
+
+from warmcell.net.rules.hosts import Host, HostError, parse_host
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+MAX_URL_LENGTH = 16 * 1024
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_URL = re.compile(r"[A-Za-z]+://([^/?#]+)(/[^?#]*)?(\?[^#]*)?(#.*)?", re.DOTALL)
+_AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([1-9][0-9]{0,4}))?")
+_FORBIDDEN = re.compile("[\x00-\x20\x7f\\\\\x80-\x9f\u2028\u2029\ufeff]")
+_DOT = re.compile(r"(?:\.|%2e)", re.IGNORECASE)
+_SAFE_IN_PATH = "/:@!$&'()*+,;=-._~%[]|"
+_SAFE_IN_QUERY = _SAFE_IN_PATH + "?"
+
+
+class UrlError(ValueError):
+    """The URL is refused before anything is looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes, taken apart once. `path` and `query` are what is sent on the wire."""
+
+    scheme: str
+    host: Host
+    port: int
+    path: str = "/"
+    query: str = ""
+
+    @property
+    def authority(self) -> str:
+        """The Host header: the port only where it is not the scheme's own."""
+        return self.host.in_url if DEFAULT_PORTS[self.scheme] == self.port else f"{self.host.in_url}:{self.port}"
+
+    @property
+    def request_target(self) -> str:
+        return self.path + self.query
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        return (self.scheme, self.host.name, self.port)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.request_target}"
+
+
+def parse_url(text: str) -> Target:
+    """The target of an absolute http or https URL, or `UrlError` that says what is wrong with it."""
+    _check_characters(text)
+    scheme = _scheme(text)
+    parts = _URL.fullmatch(text)
+    if parts is None:
+        raise UrlError("the URL has no host")
+    authority, path, query, _fragment = parts.groups()
+    host, port = split_authority(authority, DEFAULT_PORTS[scheme])
+    return Target(scheme, host, port, normal_path(path or "/"), _quoted(query or "", _SAFE_IN_QUERY))
+
+
+def _check_characters(text: str) -> None:
+    if not isinstance(text, str):
+        raise UrlError(f"a URL is text, not {type(text).__name__}")
+    if len(text) > MAX_URL_LENGTH:
+        raise UrlError(f"the URL is longer than {MAX_URL_LENGTH} characters")
+    found = _FORBIDDEN.search(text)
+    if found:
+        raise UrlError(f"the URL holds {found.group()!r}; percent-encode it")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UrlError("the URL holds a lone surrogate") from None
+
+
+def _scheme(text: str) -> str:
+    found = _SCHEME.match(text)
+    scheme = found.group(1).lower() if found else ""
+    if scheme not in DEFAULT_PORTS:
+        raise UrlError(f"only http and https URLs can be fetched, not {scheme or 'a URL without a scheme'}")
+    return scheme
+
+
+def split_authority(text: str, default_port: int | None) -> tuple[Host, int]:
+    """`host` or `host:port`; with no default the port must be written (CONNECT)."""
+    if "@" in text:
+        raise UrlError("a user name in the URL is refused; send an Authorization header")
+    found = _AUTHORITY.fullmatch(text)
+    if found is None:
+        raise UrlError(f"{text!r} is not a host with an optional port")
+    port = int(found.group(2)) if found.group(2) else default_port
+    if port is None or port > 65535:
+        raise UrlError(f"{text!r} has no port between 1 and 65535")
+    try:
+        return parse_host(found.group(1)), port
+    except HostError as error:
+        raise UrlError(str(error)) from None
+
+
+def normal_path(path: str) -> str:
+    """The path without `.` and `..` segments, however these are spelt, so that rules see what the server sees."""
+    kept: list[str] = []
+    segments = path.split("/")[1:]
+    for position, segment in enumerate(segments):
+        plain = _DOT.sub(".", segment) if len(segment) <= 6 else segment
+        is_last = position == len(segments) - 1
+        if plain in (".", ".."):
+            if plain == ".." and kept:
+                kept.pop()
+            if is_last:
+                kept.append("")
+        else:
+            kept.append(segment)
+    return _quoted("/" + "/".join(kept), _SAFE_IN_PATH)
+
+
+def _quoted(text: str, safe: str) -> str:
+    return quote(text, safe=safe)
+
+
+def redirect_target(base: Target, location: str) -> Target:
+    """Where a Location header leads, judged as strictly as a URL that a caller wrote."""
+    _check_characters(location)
+    if not location:
+        raise UrlError("the redirect names no place")
+    try:
+        return parse_url(urljoin(base.url, location))
+    except UrlError:
+        raise
+    except ValueError as error:
+        raise UrlError(f"the redirect's place cannot be read: {error}") from None
