@@ -22,6 +22,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+#: The snapshot is taken as that of the other modules is.
+SHARED = HERE.parent / "modules"
 ARTEFACT = HERE.parent / "src" / "warmcell" / "toolbox" / "toolbox.wasm"
 MANIFEST = ARTEFACT.with_name("toolbox.json")
 PATCHED_MODULES = {"goawk": "github.com/benhoyt/goawk", "gojq": "github.com/itchyny/gojq"}
@@ -45,14 +47,18 @@ def source_files() -> list[Path]:
         and not path.name.endswith("_test.go")
         and path.suffix in {".go", ".mod", ".sum", ".patch", ".py", ".txt"}
     ]
-    return sorted(kept, key=lambda path: path.relative_to(HERE).as_posix())
+    return sorted([*kept, SHARED / "snapshot.py"], key=relative_name)
+
+
+def relative_name(path: Path) -> str:
+    return path.relative_to(HERE.parent).as_posix()
 
 
 def source_hash() -> str:
     digest = hashlib.sha256()
     for path in source_files():
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(HERE).as_posix()}\0{len(content)}\0".encode())
+        digest.update(f"{relative_name(path)}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
 
@@ -117,13 +123,38 @@ def compile_reactor(modfile: Path, output: Path) -> bytes:
 def build() -> tuple[bytes, list[str]]:
     """Return the snapshotted module and the names of its commands."""
     try:
-        import snapshot
+        from snapshot import snapshot
     except ImportError as problem:
         raise BuildError(f"the snapshot needs the Python package wasmtime ({problem})") from None
     with tempfile.TemporaryDirectory(prefix="toolbox-") as scratch:
         plain = compile_reactor(write_modfile(Path(scratch)), Path(scratch) / "plain.wasm")
-    module = snapshot.take(plain)
-    return module, snapshot.command_names(module)
+    module = snapshot(plain, ("_initialize",), "run")
+    return module, command_names(module)
+
+
+def command_names(module: bytes) -> list[str]:
+    """Ask the finished module which commands it has."""
+    import wasmtime
+
+    engine = wasmtime.Engine()
+    compiled = wasmtime.Module(engine, module)
+    linker = wasmtime.Linker(engine)
+    linker.define_wasi()
+    for one in compiled.imports:
+        if one.module == "sandbox":
+            assert isinstance(one.type, wasmtime.FuncType)
+            linker.define_func("sandbox", one.name or "", one.type, lambda *_: -1)
+    with tempfile.TemporaryDirectory(prefix="toolbox-") as scratch:
+        output = Path(scratch) / "names"
+        wasi = wasmtime.WasiConfig()
+        wasi.argv = ["toolbox", "--list"]
+        wasi.stdout_file = str(output)
+        store = wasmtime.Store(engine)
+        store.set_wasi(wasi)
+        run = linker.instantiate(store, compiled).exports(store)["run"]
+        assert isinstance(run, wasmtime.Func)
+        run(store)
+        return output.read_text().split()
 
 
 def manifest(module: bytes, commands: list[str]) -> str:
@@ -153,7 +184,7 @@ def main() -> int:
     choice.add_argument("--modfile", type=Path)
     choice.add_argument("--native", type=Path)
     options = parser.parse_args()
-    sys.path.insert(0, str(HERE))
+    sys.path.insert(0, str(SHARED))
     try:
         if options.check:
             check()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -292,7 +293,7 @@ func short(hash plumbing.Hash) string { return hash.String()[:7] }
 
 // ---- identity ----
 
-// ident is the author or committer; without one, Git's advice and 128.
+// ident is the author or committer; Git's advice and 128 for one that cannot be used.
 func (r *repo) ident(role string) object.Signature {
 	sig, problem := r.lookupIdent(role)
 	if problem != "" {
@@ -303,11 +304,15 @@ func (r *repo) ident(role string) object.Signature {
 	return sig
 }
 
+// Who commits when nobody said: the same name as in the /etc/gitconfig of the process cage, so that an agent's first
+// commit works in both.
+const defaultName, defaultEmail = "sandbox", "sandbox@localhost"
+
 // identOr never fails: reflogs may carry a made-up name.
 func (r *repo) identOr(role string) object.Signature {
 	sig, problem := r.lookupIdent(role)
 	if problem != "" {
-		sig.Name, sig.Email = "unknown", "unknown@sandbox"
+		sig.Name, sig.Email = defaultName, defaultEmail
 	}
 	return sig
 }
@@ -325,22 +330,25 @@ func (r *repo) lookupIdent(role string) (object.Signature, string) {
 	}
 	name, hasName := pick("NAME", "name")
 	email, hasEmail := pick("EMAIL", "email")
-	if !hasEmail {
-		email = cleanIdent(os.Getenv("EMAIL"))
+	isStrict := r.config.isTrue("user.useconfigonly", false)
+	switch {
+	case !hasEmail && isStrict:
+		return object.Signature{}, "no email was given and auto-detection is disabled"
+	case !hasName && isStrict:
+		return object.Signature{}, "no name was given and auto-detection is disabled"
+	case !hasEmail:
+		email = cmp.Or(cleanIdent(os.Getenv("EMAIL")), defaultEmail)
+	}
+	if !hasName {
+		name = defaultName
 	}
 	sig := object.Signature{Name: name, Email: email, When: time.Now()}
-	if hasName && name == "" {
-		return sig, fmt.Sprintf("empty ident name (for <%s>) not allowed", email)
-	}
 	if date := os.Getenv("GIT_" + role + "_DATE"); date != "" {
 		when, err := parseDate(date)
 		if err != nil {
 			return sig, fmt.Sprintf("invalid date format: %s", date)
 		}
 		sig.When = when
-	}
-	if sig.Email == "" && !hasEmail {
-		return sig, "unable to auto-detect email address (got 'user@sandbox.(none)')"
 	}
 	if sig.Name == "" {
 		return sig, fmt.Sprintf("empty ident name (for <%s>) not allowed", sig.Email)

@@ -490,13 +490,34 @@ def test_outside_a_repository(git: Guest, tmp_path: Path) -> None:
     assert git.run("nope", work=tmp_path).code == 1
 
 
-def test_no_identity(git: Guest, tmp_path: Path) -> None:
+def test_the_first_commit_needs_no_identity(git: Guest, tmp_path: Path) -> None:
     git.run("init", work=tmp_path)
     (tmp_path / "x").write_text("x")
     git.run("add", "x", work=tmp_path)
     outcome = git.run("commit", "-m", "x", work=tmp_path)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    show = ("log", "-1", "--format=%an <%ae> %cn <%ce>")
+    assert git.run(*show, work=tmp_path).stdout == "sandbox <sandbox@localhost> sandbox <sandbox@localhost>\n"
+    git.run("config", "user.name", "Ada", work=tmp_path)
+    git.run("commit", "--amend", "--reset-author", "-m", "y", work=tmp_path, env={"EMAIL": "ada@example.com"})
+    assert git.run(*show, work=tmp_path).stdout == "Ada <ada@example.com> Ada <ada@example.com>\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["user.name=", "user.email=a@example.com"], "empty ident name (for <a@example.com>) not allowed"),
+        (["user.useConfigOnly=true"], "no email was given and auto-detection is disabled"),
+        (["user.useConfigOnly=true", "user.email=a@b"], "no name was given and auto-detection is disabled"),
+    ],
+)
+def test_an_identity_that_cannot_be_used(git: Guest, tmp_path: Path, settings: list[str], reason: str) -> None:
+    git.run("init", work=tmp_path)
+    options = [part for setting in settings for part in ("-c", setting)]
+    outcome = git.run(*options, "commit", "--allow-empty", "-m", "x", work=tmp_path)
     assert outcome.code == 128
     assert "Please tell me who you are." in outcome.stderr
+    assert outcome.stderr.endswith(f"fatal: {reason}\n")
 
 
 @pytest.mark.parametrize(

@@ -184,3 +184,55 @@ def test_more_stack_when_the_host_gives_it(node: Guest) -> None:
     small = node.run("-e", count, env={"WARMCELL_WASM_STACK": str(1 << 20)}).stdout.split()
     usual = node.run("-e", count).stdout.split()
     assert int(small[0]) < int(usual[0]) and small[1] == "false"
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("console.log(await 1)", "1\n"),
+        (
+            "const os = require('os'); const { promises } = await import('fs'); console.log(typeof os.EOL, typeof promises)",
+            "string object\n",
+        ),
+        ("for await (const x of [1, Promise.resolve(2)]) console.log(x)", "1\n2\n"),
+        ("import path from 'path'; console.log(path.join('a', await 'b'))", "a/b\n"),
+        ("await null; setTimeout(() => console.log('later'), 1); console.log(typeof require)", "function\nlater\n"),
+        ("console.log(1); try { JSON.parse('{') } catch { console.log(await 2) }", "1\n2\n"),
+    ],
+)
+def test_top_level_await(node: Guest, code: str, printed: str) -> None:
+    assert (outcome := node.run("-e", code)).stdout == printed, outcome.stderr
+    assert node.run("-", stdin=code).stdout == printed
+
+
+def test_top_level_await_in_the_main_file_only(node: Guest, tmp_path: Path) -> None:
+    (tmp_path / "main.js").write_text("const os = require('os'); console.log(await Promise.resolve(typeof os.EOL))")
+    (tmp_path / "other.js").write_text("require('./main.js')")
+    (tmp_path / "returns.js").write_text("console.log(1); return new Promise(() => {})")
+    assert node.run("main.js", work=tmp_path).stdout == "string\n"
+    assert "SyntaxError" in node.run("other.js", work=tmp_path).stderr
+    outcome = node.run("returns.js", work=tmp_path)
+    assert (outcome.code, outcome.stdout) == (0, "1\n")
+
+
+def test_what_top_level_await_ends_with(node: Guest) -> None:
+    assert node.run("-p", "const x = await 5; x * 2").stdout == "10\n"
+    failed = node.run("-e", "await Promise.reject(new TypeError('late'))")
+    assert (failed.code, "TypeError: late" in failed.stderr) == (1, True)
+    assert node.run("-e", "await new Promise(() => {})").code == 13
+    assert node.run("-e", "await 1; process.exitCode = 3").code == 3
+
+
+@pytest.mark.parametrize("code", ["let x = ; await 1", "await 1; return 5", "console.log(1; await 2"])
+def test_what_is_no_program_runs_not_even_in_part(node: Guest, code: str) -> None:
+    outcome = node.run("-e", f"console.log('begun');\n{code}")
+    assert (outcome.code, outcome.stdout, "SyntaxError" in outcome.stderr) == (1, "", True)
+
+
+def test_a_syntax_error_while_running_does_not_start_it_again(node: Guest) -> None:
+    outcome = node.run("-e", "console.log('once'); JSON.parse('{')")
+    assert (outcome.code, outcome.stdout) == (1, "once\n")
+
+
+def test_the_user_is_that_of_the_process_cage(node: Guest) -> None:
+    assert node.run("-p", "os.userInfo().username").stdout == "sandbox\n"

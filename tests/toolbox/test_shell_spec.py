@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import toolbox_harness as harness
 
-SUITE = harness.ROOT.parent / "shared" / "suites" / "shell-spec"
+#: Beside the checkout, or wherever the variable says.
+SUITE = Path(os.environ.get("WARMCELL_SHELL_SPEC") or harness.ROOT.parent / "shared" / "suites" / "shell-spec")
 GROUPS = ("bash", "awk", "sed", "grep", "jq")
+OPTIONAL_TOOLS = ("jq", "rg")
 REQUIRED_SHARE = 0.95
 DIRECTIVE = re.compile(r"^(exit_code|skip|bash_diff)\s*:?\s*(.*)$")
 
@@ -111,9 +113,17 @@ def suite() -> Path:
     return SUITE
 
 
+def is_comparable(case: Case) -> bool:
+    """A case about a tool that this host lacks says nothing about ours."""
+    return not any(re.search(rf"\b{tool}\b", case.script) for tool in OPTIONAL_TOOLS if shutil.which(tool) is None)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_share_of_cases(suite: Path, group: str) -> None:
     cases = [case for path in sorted((suite / group).glob("*.sh")) for case in parse(path) if case.counts]
+    cases = [case for case in cases if is_comparable(case)]
+    if not cases:
+        pytest.skip(f"the real {group} is not installed")
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2)) as pool:
         real = list(pool.map(passes_on_real_tools, cases))
         counted = [case for case, good in zip(cases, real, strict=True) if good]

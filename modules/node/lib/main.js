@@ -75,16 +75,31 @@ directories, no processes, network by fetch() only where the host allows it.
     Object.defineProperties(globalThis, options.preload.length ? without(evalGlobals, globalThis) : evalGlobals);
     Object.defineProperties(globalThis, { module: hidden(own), exports: hidden(own.exports), require: hidden(require), __filename: hidden(name), __dirname: hidden('.') });
     if (options.isModule) return runModule(code, name + '1');
-    const result = binding.evalScript(code, name, 1);
-    if (options.isPrinting) process.stdout.write((typeof result === 'string' ? result : inspect(result)) + '\n');
-    return undefined;
+    const print = (result) => { if (options.isPrinting) process.stdout.write((typeof result === 'string' ? result : inspect(result)) + '\n'); };
+    let result;
+    try { result = binding.evalScript(code, name, 1, false); } catch (error) {
+      if (!(error instanceof SyntaxError) || modules.compiles(code)) throw error;
+      return runAsModule(code, name, print);
+    }
+    return print(result);
+  }
+
+  // What is no script has imports, or awaits at its top level. The latter still is a script in all but that: `require` and
+  // the value of its last statement are there.
+  function runAsModule(code, name, print) {
+    if (modules.looksLikeModule(code)) return runModule(code, name + '1');
+    return finish(binding.evalScript(code, name, 1, true), ({ value }) => print(value));
   }
 
   let unfinished;
+  function finish(promise, next) {
+    unfinished = promise;
+    promise.then((value) => { unfinished = undefined; next?.(value); }).catch((error) => { unfinished = undefined; fatal(error); });
+  }
+
   function runModule(source, name) {
     sources.set(name, source);
-    unfinished = binding.evalModule(source, name);
-    unfinished.then(() => { unfinished = undefined; }, (error) => { unfinished = undefined; fatal(error); });
+    finish(binding.evalModule(source, name));
   }
 
   function runFile(name) {
@@ -100,6 +115,7 @@ directories, no processes, network by fetch() only where the host allows it.
     if (modules.isEsm(file)) return runModule(modules.readSource(file), file);
     if (file.endsWith('.js') && modules.looksLikeModule(modules.readSource(file))) return runModule(modules.readSource(file), file);
     modules.loadFile(file, true);
+    if (modules.running()) finish(modules.running());
   }
 
   function checkFile(name) {
@@ -239,7 +255,7 @@ directories, no processes, network by fetch() only where the host allows it.
     parse(['node', '-p', '0']);
     modules.makeRequire({ filename: modules.makeModule(path.join(process.cwd(), '[eval]')).filename, directory: process.cwd() });
     Object.defineProperties({}, { ...evalGlobals, module: hidden({}) });
-    inspect(binding.evalScript('0', '[eval]', 1));
+    inspect(binding.evalScript('0', '[eval]', 1, false));
     attempt(loop);
     process.emit('exit', process.listenerCount('beforeExit'));
   }

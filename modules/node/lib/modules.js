@@ -125,12 +125,28 @@
   }
 
   // Two lines before the file's first, which therefore are numbers -1 and 0 (QuickJS takes 0 itself for "not given").
-  const WRAPPER = '(function (exports, require, module, __filename, __dirname) {\n\n';
-  const compileWrapped = (source, filename) => binding.evalScript(`${WRAPPER}${source}\n})`, filename, -1);
+  const PARAMETERS = '(exports, require, module, __filename, __dirname) {\n\n';
+  const wrapped = (keyword, source, filename) => binding.evalScript(`(${keyword} ${PARAMETERS}${source}\n})`, filename, -1, false);
+  const compileWrapped = (source, filename) => wrapped('function', source, filename);
+
+  function compiles(source) {
+    try { compileWrapped(source, ''); return true; } catch { return false; }
+  }
+
+  // The main file may await at its top level; what is required may not, since nobody would wait for it.
+  const AsyncFunction = (async () => {}).constructor;
+  let running;
+  function compileMain(source, filename) {
+    try { return compileWrapped(source, filename); } catch (error) {
+      try { return wrapped('async function', source, filename); } catch { throw error; }
+    }
+  }
+
   function runCommonJs(own, source) {
-    const wrapper = compileWrapped(source, own.filename);
+    const wrapper = (own === mainModule ? compileMain : compileWrapped)(source, own.filename);
     Object.defineProperty(wrapper, 'name', { value: '<moduleWrapper>' });
-    Reflect.apply(wrapper, own.exports, [own.exports, makeRequire({ filename: own.filename, directory: own.path }), own, own.filename, own.path]);
+    const result = Reflect.apply(wrapper, own.exports, [own.exports, makeRequire({ filename: own.filename, directory: own.path }), own, own.filename, own.path]);
+    if (wrapper instanceof AsyncFunction) running = result;
   }
 
   // ---- ES modules; main.c calls the three below ----
@@ -194,5 +210,5 @@
     if (load) meta.warmcellExports = load;
   }
 
-  Object.assign(exports, { compileWrapped, makeRequire, createRequire, makeModule, loadFile, resolveImport, loadImport, fillImportMeta, isEsm, readSource, looksLikeModule, asFile, asDirectory });
+  Object.assign(exports, { compileWrapped, compiles, running: () => running, makeRequire, createRequire, makeModule, loadFile, resolveImport, loadImport, fillImportMeta, isEsm, readSource, looksLikeModule, asFile, asDirectory });
 })

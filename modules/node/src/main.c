@@ -97,17 +97,18 @@ static JSValue native_eval_module(JSContext *ctx, JSValueConst this_val, int arg
 
 /* ---- scripts and jobs ---- */
 
-/* evalScript(source, filename, firstLine) -> completion value */
+/* evalScript(source, filename, firstLine, isAsync) -> completion value, or the promise of { value } where await is allowed */
 static JSValue native_eval_script(JSContext *ctx, JSValueConst this_val, int argc, JSValueConst *argv)
 {
     size_t length;
     int32_t line = 1;
     JS_ToInt32(ctx, &line, argv[2]);
+    int flags = JS_EVAL_TYPE_GLOBAL | (JS_ToBool(ctx, argv[3]) ? JS_EVAL_FLAG_ASYNC : 0);
     const char *source = JS_ToCStringLen(ctx, &length, argv[0]);
     const char *name = JS_ToCString(ctx, argv[1]);
     JSValue result = JS_EXCEPTION;
     if (source && name) {
-        JSEvalOptions options = {.version = JS_EVAL_OPTIONS_VERSION, .eval_flags = JS_EVAL_TYPE_GLOBAL, .filename = name, .line_num = line};
+        JSEvalOptions options = {.version = JS_EVAL_OPTIONS_VERSION, .eval_flags = flags, .filename = name, .line_num = line};
         result = JS_Eval2(ctx, source, length, &options);
     }
     JS_FreeCString(ctx, source);
@@ -168,7 +169,7 @@ static JSValue make_binding(JSContext *ctx)
     host_add_bindings(ctx, binding);
     digest_add_bindings(ctx, binding);
     BIND(ctx, binding, "evalModule", native_eval_module, 2);
-    BIND(ctx, binding, "evalScript", native_eval_script, 3);
+    BIND(ctx, binding, "evalScript", native_eval_script, 4);
     BIND(ctx, binding, "runJobs", native_run_jobs, 0);
     BIND(ctx, binding, "gc", native_gc, 0);
     BIND(ctx, binding, "heapUsed", native_heap_used, 0);

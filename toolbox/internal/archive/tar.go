@@ -297,7 +297,7 @@ func (t *archiver) add(writer *tar.Writer, dir, name string) {
 	if !t.absolute {
 		stored = strings.TrimLeft(name, "/")
 	}
-	header := &tar.Header{Name: stored, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime().Truncate(time.Second), Uid: 1000, Gid: 1000, Uname: "user", Gname: "user", Format: tar.FormatGNU}
+	header := &tar.Header{Name: stored, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime().Truncate(time.Second), Uid: 1000, Gid: 1000, Uname: core.UserName, Gname: core.UserName, Format: tar.FormatGNU}
 	switch {
 	case info.IsDir():
 		header.Typeflag = tar.TypeDir

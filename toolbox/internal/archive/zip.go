@@ -3,309 +3,368 @@ package archive
 import (
 	"archive/zip"
 	"bytes"
+	"compress/flate"
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"warmcell/toolbox/internal/core"
 	"warmcell/toolbox/internal/shell"
-	"warmcell/toolbox/internal/strftime"
 )
 
 func init() {
-	core.Register(
-		&core.Command{Name: "zip", Summary: "Package files in a zip archive.", Usage: "zip [-rqjumd0..9] [-x GLOB] archive file...", Run: zipCommand},
-		&core.Command{Name: "unzip", Summary: "List or extract a zip archive.", Usage: "unzip [-lpqontvj] [-d DIR] [-x GLOB] archive [member...]", Run: unzip},
-	)
+	core.Register(&core.Command{Name: "zip", Summary: "Package files in a zip archive.", Usage: "zip [-rqjDmufdT@0..9] [-i GLOB] [-x GLOB] archive [file...]", Run: zipCommand})
+}
+
+// Exit statuses of Info-ZIP.
+const (
+	zipBadParameters = 16
+	zipNothingToDo   = 12
+	zipCannotCreate  = 15
+	zipBadArchive    = 3
+)
+
+type zipJob struct {
+	c                *core.Ctx
+	on               map[string]bool
+	level            int
+	include, exclude []string
+	archive          string
+	old              []*zip.File
+	found            []zipSource // in the order in which they were named
+	talk             io.Writer   // standard error when the archive goes to standard output
+	out              bytes.Buffer
+	writer           *zip.Writer
+}
+
+// zipSource is a file that was found for the archive.
+type zipSource struct {
+	name, stored string
+	info         fs.FileInfo
 }
 
 func zipCommand(c *core.Ctx) int {
-	options, operands, ok := core.Options{Short: "rqjumdTvyoDX0123456789i:x:@", Long: "recurse-paths/r quiet/q junk-paths/j exclude=/x include=/i"}.Parse(c)
+	c.Args = spreadLists(c.Args)
+	options, operands, ok := core.Options{Short: "rqjumfdTvyoDX0123456789i:x:@", Long: "recurse-paths/r quiet/q junk-paths/j no-dir-entries/D move/m update/u freshen/f delete/d test/T exclude=/x include=/i names-stdin/@"}.Parse(c)
 	if !ok {
-		return 16
+		return zipBadParameters
 	}
-	on := map[string]bool{}
-	var exclude []string
+	z := &zipJob{c: c, on: map[string]bool{}, level: 6, talk: c.Out}
 	for _, option := range options {
-		on[option.Name] = true
-		if option.Name == "x" {
-			exclude = append(exclude, option.Value)
-		}
+		z.set(option)
 	}
 	if len(operands) == 0 {
-		return c.Fail(16, "error: nothing to do")
+		return c.Fail(zipBadParameters, "error: nothing to do")
 	}
-	archive := operands[0]
-	if path.Ext(archive) == "" && archive != "-" {
-		archive += ".zip"
+	z.archive = operands[0]
+	if z.archive == "-" {
+		z.talk = c.Stderr
+	} else if path.Ext(z.archive) == "" {
+		z.archive += ".zip"
 	}
-	var out bytes.Buffer
-	writer := zip.NewWriter(&out)
-	existing := copyOld(c, archive, writer, operands[1:], on["d"])
-	added := 0
-	var add func(name string)
-	add = func(name string) {
-		info, err := core.Stat(c.Path(name))
-		if err != nil {
-			fmt.Fprintf(c.Stderr, "\tzip warning: name not matched: %s\n", name)
-			return
-		}
-		stored := strings.TrimPrefix(strings.TrimLeft(name, "/"), "./")
-		if on["j"] {
-			stored = path.Base(name)
-		}
-		for _, pattern := range exclude {
-			if shell.Glob(pattern, false)(stored) {
-				return
-			}
-		}
-		if info.IsDir() {
-			if !on["D"] && !on["j"] && stored != "." && stored != "" {
-				writer.CreateHeader(&zip.FileHeader{Name: strings.TrimRight(stored, "/") + "/", Modified: info.ModTime()})
-				added++
-				if !on["q"] {
-					c.Out.WriteString("  adding: " + strings.TrimRight(stored, "/") + "/ (stored 0%)\n")
-				}
-			}
-			if on["r"] {
-				entries, _ := core.ReadDir(c.Path(name))
-				for _, entry := range entries {
-					add(strings.TrimRight(name, "/") + "/" + entry.Name())
-				}
-			}
-			return
-		}
-		data, err := os.ReadFile(c.Path(name))
-		if err != nil {
-			fmt.Fprintf(c.Stderr, "\tzip warning: could not open for reading: %s\n", name)
-			return
-		}
-		header := &zip.FileHeader{Name: stored, Method: zip.Deflate, Modified: info.ModTime()}
-		header.SetMode(info.Mode())
-		verb, note := "adding", "deflated"
-		if existing[stored] {
-			verb = "updating"
-		}
-		if on["0"] || len(data) < 32 {
-			header.Method, note = zip.Store, "stored"
-		}
-		if entry, err := writer.CreateHeader(header); err == nil {
-			entry.Write(data)
-			added++
-			if !on["q"] {
-				fmt.Fprintf(c.Out, "  %s: %s (%s %d%%)\n", verb, stored, note, 0)
-			}
-		}
+	names := operands[1:]
+	if z.on["@"] {
+		names = append(names, z.namesFromInput()...)
 	}
-	if !on["d"] {
-		for _, name := range operands[1:] {
-			add(name)
-		}
-		if added == 0 {
-			return c.Fail(12, "error: Nothing to do! (%s)", archive)
-		}
-	}
-	writer.Close()
-	if archive == "-" {
-		c.Out.Write(out.Bytes())
-		return 0
-	}
-	file, err := c.Create(archive)
-	if err != nil {
-		return c.Fail(15, "I/O error: %s", core.Reason(err))
-	}
-	defer file.Close()
-	file.Write(out.Bytes())
-	return 0
+	return z.run(names)
 }
 
-// copyOld keeps the members of an existing archive that are not replaced or deleted.
-func copyOld(c *core.Ctx, archive string, writer *zip.Writer, names []string, deleting bool) map[string]bool {
-	existing := map[string]bool{}
-	data, err := os.ReadFile(c.Path(archive))
-	if err != nil {
-		return existing
+// spreadLists gives every pattern its own option: -x and -i take all that follows, up to an option or "@".
+func spreadLists(args []string) []string {
+	var out []string
+	option := ""
+	for _, arg := range args {
+		switch {
+		case option != "" && arg == "@":
+			option = ""
+		case option != "" && !strings.HasPrefix(arg, "-"):
+			out = append(out, option, arg)
+		case arg == "-x" || arg == "-i":
+			option = arg
+		default:
+			out, option = append(out, arg), ""
+		}
+	}
+	return out
+}
+
+func (z *zipJob) set(option core.Option) {
+	z.on[option.Name] = true
+	switch {
+	case option.Name == "x":
+		z.exclude = append(z.exclude, option.Value)
+	case option.Name == "i":
+		z.include = append(z.include, option.Value)
+	case option.Name >= "0" && option.Name <= "9":
+		z.level = int(option.Name[0] - '0')
+	}
+}
+
+func (z *zipJob) namesFromInput() []string {
+	var names []string
+	core.Lines(z.c.Stdin, '\n', func(line []byte, _ bool) bool {
+		names = append(names, string(line))
+		return true
+	})
+	return names
+}
+
+func (z *zipJob) run(names []string) int {
+	if err := z.readOld(); err != nil {
+		return z.fail(zipBadArchive, "Zip file structure invalid (%s)", z.archive)
+	}
+	if z.on["T"] && len(names) == 0 && len(z.old) > 0 {
+		return z.test()
+	}
+	z.writer = zip.NewWriter(&z.out)
+	work := z.update
+	if z.on["d"] {
+		work = z.remove
+	}
+	if !work(names) {
+		if z.on["u"] || z.on["f"] {
+			return zipNothingToDo // what is there is not older: no news is no error to speak of
+		}
+		return z.fail(zipNothingToDo, "Nothing to do! (%s)", z.archive)
+	}
+	return z.save()
+}
+
+func (z *zipJob) readOld() error {
+	data, err := os.ReadFile(z.c.Path(z.archive))
+	if err != nil || z.archive == "-" {
+		return nil
 	}
 	reader, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
-	if err != nil {
-		return existing
+	if err == nil {
+		z.old = reader.File
 	}
-	for _, member := range reader.File {
-		existing[member.Name] = true
-		dropped := false
-		for _, name := range names {
-			dropped = dropped || member.Name == name || deleting && shell.Glob(name, false)(member.Name)
-		}
-		if !dropped {
-			writer.Copy(member)
-		}
-	}
-	return existing
+	return err
 }
 
-type unzipper struct {
-	c                                   *core.Ctx
-	dir                                 string
-	list, pipe, quiet, overwrite, never bool
-	test, junk                          bool
-	exclude, members                    []string
+func (z *zipJob) say(format string, args ...any) {
+	if !z.on["q"] {
+		fmt.Fprintf(z.talk, format+"\n", args...)
+	}
 }
 
-func unzip(c *core.Ctx) int {
-	options, operands, ok := core.Options{Short: "lpqontvjcaLUCd:x:", Long: ""}.Parse(c)
-	if !ok {
-		return 10
-	}
-	u := &unzipper{c: c}
-	for _, option := range options {
-		switch option.Name {
-		case "l", "v":
-			u.list = true
-		case "p", "c":
-			u.pipe = true
-		case "q":
-			u.quiet = true
-		case "o":
-			u.overwrite = true
-		case "n":
-			u.never = true
-		case "t":
-			u.test = true
-		case "j":
-			u.junk = true
-		case "d":
-			u.dir = option.Value
-		case "x":
-			u.exclude = append(u.exclude, option.Value)
-		}
-	}
-	if len(operands) == 0 {
-		return c.Usage(10, "missing archive")
-	}
-	archive := operands[0]
-	u.members = operands[1:]
-	data, err := os.ReadFile(c.Path(archive))
-	if err != nil {
-		if data, err = os.ReadFile(c.Path(archive + ".zip")); err != nil {
-			fmt.Fprintf(c.Stderr, "unzip:  cannot find or open %s, %s.zip or %s.ZIP.\n", archive, archive, archive)
-			return 9
-		}
-	}
-	reader, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
-	if err != nil {
-		fmt.Fprintf(c.Stderr, "  End-of-central-directory signature not found.\nunzip:  cannot find zipfile directory in %s\n", archive)
-		return 9
-	}
-	if !u.quiet && !u.pipe {
-		c.Out.WriteString("Archive:  " + archive + "\n")
-	}
-	if u.list {
-		u.table(reader)
-		return 0
-	}
-	return u.extract(reader)
+func (z *zipJob) fail(code int, format string, args ...any) int {
+	fmt.Fprintf(z.talk, "\nzip error: "+format+"\n", args...)
+	return code
 }
 
-func (u *unzipper) selected(name string) bool {
-	for _, pattern := range u.exclude {
-		if shell.Glob(pattern, false)(name) {
-			return false
+// remove keeps the members that no pattern names; false when none is named.
+func (z *zipJob) remove(patterns []string) bool {
+	if len(z.old) == 0 {
+		z.say("\tzip warning: %s not found or empty", z.archive)
+	}
+	removed := map[string]bool{}
+	for _, pattern := range patterns {
+		matches, isMatched := shell.Glob(pattern, false), false
+		for _, member := range z.old {
+			if member.Name == pattern || matches(member.Name) {
+				isMatched, removed[member.Name] = true, true
+			}
+		}
+		if !isMatched {
+			z.say("\tzip warning: name not matched: %s", pattern)
 		}
 	}
-	for _, pattern := range u.members {
+	for _, member := range z.old {
+		if removed[member.Name] {
+			z.say("deleting: %s", member.Name)
+		} else {
+			z.writer.Copy(member)
+		}
+	}
+	if len(removed) > 0 && len(removed) == len(z.old) {
+		z.say("\tzip warning: zip file empty")
+	}
+	return len(removed) > 0
+}
+
+// update puts what was found in the place of the members of the same names, and the rest behind them.
+func (z *zipJob) update(names []string) bool {
+	for _, name := range names {
+		z.find(name)
+	}
+	wanted := map[string]zipSource{}
+	for _, source := range z.found {
+		wanted[source.stored] = source
+	}
+	written := 0
+	for _, member := range z.old {
+		source, isNamed := wanted[member.Name]
+		delete(wanted, member.Name)
+		if !isNamed || (z.on["u"] || z.on["f"]) && !isNewer(source.info, member) {
+			z.writer.Copy(member)
+		} else if z.put("updating", source) {
+			written++
+		}
+	}
+	for _, source := range z.found {
+		if _, isLeft := wanted[source.stored]; !isLeft || z.on["f"] {
+			continue
+		}
+		delete(wanted, source.stored)
+		if z.put("  adding", source) {
+			written++
+		}
+	}
+	return written > 0
+}
+
+// isNewer compares as the archive can: it keeps time in steps of two seconds.
+func isNewer(info fs.FileInfo, member *zip.File) bool {
+	return info.ModTime().Truncate(2 * time.Second).After(member.Modified.Truncate(2 * time.Second))
+}
+
+func (z *zipJob) find(name string) {
+	info, err := core.Stat(z.c.Path(name))
+	if err != nil {
+		z.say("\tzip warning: name not matched: %s", name)
+		return
+	}
+	stored := strings.TrimPrefix(strings.TrimLeft(name, "/"), "./")
+	if z.on["j"] {
+		stored = path.Base(name)
+	}
+	if !info.IsDir() {
+		z.note(zipSource{name, stored, info})
+		return
+	}
+	stored = strings.TrimRight(stored, "/")
+	if !z.on["D"] && !z.on["j"] && stored != "." && stored != "" {
+		z.note(zipSource{name, stored + "/", info})
+	}
+	if !z.on["r"] {
+		return
+	}
+	entries, _ := core.ReadDir(z.c.Path(name))
+	for _, entry := range entries {
+		z.find(strings.TrimRight(name, "/") + "/" + entry.Name())
+	}
+}
+
+func (z *zipJob) note(source zipSource) {
+	isOwn := z.c.Path(source.name) == z.c.Path(z.archive)
+	if isOwn || matchesAny(z.exclude, source.stored) || len(z.include) > 0 && !matchesAny(z.include, source.stored) {
+		return
+	}
+	z.found = append(z.found, source)
+}
+
+func matchesAny(patterns []string, name string) bool {
+	for _, pattern := range patterns {
 		if shell.Glob(pattern, false)(name) {
 			return true
 		}
 	}
-	return len(u.members) == 0
+	return false
 }
 
-func (u *unzipper) table(reader *zip.Reader) {
-	u.c.Out.WriteString("  Length      Date    Time    Name\n---------  ---------- -----   ----\n")
-	total, count := uint64(0), 0
-	for _, member := range reader.File {
-		if !u.selected(member.Name) {
-			continue
-		}
-		fmt.Fprintf(u.c.Out, "%9d  %s   %s\n", member.UncompressedSize64, strftime.Format("%Y-%m-%d %H:%M", member.Modified.UTC()), member.Name)
-		total += member.UncompressedSize64
-		count++
-	}
-	fmt.Fprintf(u.c.Out, "---------                     -------\n%9d                     %d file%s\n", total, count, map[bool]string{true: "", false: "s"}[count == 1])
-}
-
-func (u *unzipper) extract(reader *zip.Reader) int {
-	matched, status := 0, 0
-	for _, member := range reader.File {
-		if !u.selected(member.Name) {
-			continue
-		}
-		matched++
-		name := member.Name
-		if u.junk {
-			name = path.Base(name)
-		}
-		if strings.Contains("/"+name+"/", "/../") {
-			fmt.Fprintf(u.c.Stderr, "warning:  skipped \"../\" path component(s) in %s\n", member.Name)
-			status = 1
-			continue
-		}
-		shown := path.Join(u.dir, strings.TrimLeft(name, "/"))
-		if strings.HasSuffix(member.Name, "/") {
-			if !u.pipe && !u.test && !u.junk {
-				core.MkdirAll(u.c.Path(shown))
-				u.say("   creating: " + shown + "/")
-			}
-			continue
-		}
-		content, err := member.Open()
-		if err != nil {
-			status = 3
-			continue
-		}
-		switch {
-		case u.pipe:
-			io.Copy(u.c.Out, content)
-		case u.test:
-			_, err = io.Copy(io.Discard, content)
-			u.say("    testing: " + member.Name + "   OK")
-		default:
-			err = u.write(shown, content)
-		}
-		content.Close()
-		if err != nil {
-			fmt.Fprintf(u.c.Stderr, "error:  cannot create %s: %s\n", shown, core.Reason(err))
-			status = 50
+// put writes one member: deflated where that makes it smaller.
+func (z *zipJob) put(verb string, source zipSource) bool {
+	header := newHeader(source)
+	var data []byte
+	if !source.info.IsDir() {
+		var err error
+		if data, err = os.ReadFile(z.c.Path(source.name)); err != nil {
+			z.say("\tzip warning: could not open for reading: %s", source.name)
+			return false
 		}
 	}
-	if matched == 0 && len(u.members) > 0 {
-		fmt.Fprintf(u.c.Stderr, "caution: filename not matched:  %s\n", u.members[0])
-		return 11
+	packed, note := data, "stored"
+	if smaller := z.deflated(data); len(smaller) < len(data) {
+		packed, note, header.Method = smaller, "deflated", zip.Deflate
 	}
-	return status
-}
-
-func (u *unzipper) say(text string) {
-	if !u.quiet {
-		u.c.Out.WriteString(text + "  \n")
-	}
-}
-
-func (u *unzipper) write(shown string, content io.Reader) error {
-	if _, err := core.Stat(u.c.Path(shown)); err == nil && u.never {
-		return nil
-	}
-	if err := core.MkdirAll(path.Dir(u.c.Path(shown))); err != nil {
-		return err
-	}
-	file, err := u.c.Create(shown)
+	header.CRC32 = crc32.ChecksumIEEE(data)
+	header.UncompressedSize64, header.CompressedSize64 = uint64(len(data)), uint64(len(packed))
+	entry, err := z.writer.CreateRaw(header)
 	if err != nil {
-		return err
+		z.say("\tzip warning: could not store: %s", source.name)
+		return false
+	}
+	entry.Write(packed)
+	z.say("%s: %s (%s %d%%)", verb, source.stored, note, saved(len(data), len(packed)))
+	return true
+}
+
+// newHeader keeps the time twice, as Info-ZIP does: in steps of two seconds, and to the second since 1970.
+func newHeader(source zipSource) *zip.FileHeader {
+	header := &zip.FileHeader{Name: source.stored}
+	header.SetMode(source.info.Mode())
+	header.SetModTime(source.info.ModTime())
+	extra := []byte{'U', 'T', 5, 0, 1}
+	header.Extra = binary.LittleEndian.AppendUint32(extra, uint32(source.info.ModTime().Unix()))
+	return header
+}
+
+func (z *zipJob) deflated(data []byte) []byte {
+	if z.level == 0 || len(data) == 0 {
+		return data
+	}
+	var out bytes.Buffer
+	compressor, _ := flate.NewWriter(&out, z.level) // fails for levels past 9 only
+	compressor.Write(data)
+	compressor.Close()
+	return out.Bytes()
+}
+
+// saved is the share that packing saved, in per cent, rounded.
+func saved(before, after int) int {
+	if after >= before {
+		return 0
+	}
+	return (1 + 200*(before-after)/before) / 2
+}
+
+func (z *zipJob) save() int {
+	z.writer.Close()
+	if z.archive == "-" {
+		z.c.Out.Write(z.out.Bytes())
+		return 0
+	}
+	file, err := z.c.Create(z.archive)
+	if err != nil {
+		return z.fail(zipCannotCreate, "Could not create output file (%s): %s", z.archive, core.Reason(err))
 	}
 	defer file.Close()
-	u.say("  inflating: " + shown)
-	_, err = io.Copy(struct{ io.Writer }{file}, content)
-	return err
+	if _, err := file.Write(z.out.Bytes()); err != nil {
+		return z.fail(zipCannotCreate, "Output file write failure: %s", core.Reason(err))
+	}
+	if z.on["m"] {
+		z.removeSources()
+	}
+	return 0
+}
+
+// removeSources is what -m asks for once the archive stands; directories go last, and only empty ones.
+func (z *zipJob) removeSources() {
+	for i := len(z.found) - 1; i >= 0; i-- {
+		if err := core.Remove(z.c.Path(z.found[i].name)); err != nil && !z.found[i].info.IsDir() {
+			z.say("\tzip warning: could not remove %s: %s", z.found[i].name, core.Reason(err))
+		}
+	}
+}
+
+func (z *zipJob) test() int {
+	for _, member := range z.old {
+		content, err := member.Open()
+		if err == nil {
+			_, err = io.Copy(io.Discard, content)
+			content.Close()
+		}
+		if err != nil {
+			return z.fail(8, "Zip file invalid (%s: %s)", member.Name, core.Reason(err))
+		}
+	}
+	z.say("test of %s OK", z.archive)
+	return 0
 }

@@ -210,7 +210,11 @@ func (v virtualDir) ModTime() time.Time { return time.Unix(0, 0) }
 func (v virtualDir) IsDir() bool        { return v.mode.IsDir() }
 func (v virtualDir) Sys() any           { return nil }
 
-var devices = []string{"null", "zero", "full", "random", "urandom", "stdin", "stdout", "stderr", "fd"}
+// In name order, as every listing is.
+var (
+	devices         = []string{"fd", "full", "null", "random", "stderr", "stdin", "stdout", "urandom", "zero"}
+	standardStreams = []string{"0", "1", "2"}
+)
 
 // virtualInfo knows the names that exist without being in any mount: "/", parents of mounts, and /dev.
 func virtualInfo(name string) fs.FileInfo {
@@ -261,18 +265,25 @@ func ReadDir(name string) ([]fs.DirEntry, error) {
 	if len(Mounts) > 0 && hasMountBelow(clean) {
 		return virtualEntries(clean), nil
 	}
-	if clean == "/dev" && len(Mounts) > 0 {
-		var entries []fs.DirEntry
-		for _, device := range devices {
-			entries = append(entries, fs.FileInfoToDirEntry(virtualInfo("/dev/"+device)))
-		}
-		return entries, nil
+	if len(Mounts) > 0 && clean == "/dev" {
+		return virtualList(clean, devices), nil
+	}
+	if len(Mounts) > 0 && clean == "/dev/fd" {
+		return virtualList(clean, standardStreams), nil
 	}
 	entries, err := os.ReadDir(clean)
 	if err != nil {
 		return nil, missing(clean, err)
 	}
 	return entries, nil
+}
+
+func virtualList(dir string, names []string) []fs.DirEntry {
+	entries := make([]fs.DirEntry, len(names))
+	for i, name := range names {
+		entries[i] = fs.FileInfoToDirEntry(virtualInfo(dir + "/" + name))
+	}
+	return entries
 }
 
 func virtualEntries(dir string) []fs.DirEntry {

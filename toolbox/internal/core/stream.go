@@ -2,9 +2,11 @@ package core
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"os"
 	"sync"
 	"syscall"
 )
@@ -255,15 +257,27 @@ func Lines(reader io.Reader, delimiter byte, fn func(line []byte, terminated boo
 // Unwrapper is a stream around another one.
 type Unwrapper interface{ Unwrap() io.Reader }
 
-// IsNull tells whether a stream is known to be empty from the start.
-func IsNull(reader io.Reader) bool {
+// HasInput tells whether there is something on standard input that a command without operands should read. What the host
+// gives is a pipe or a file even when the caller gave nothing: only looking tells.
+func (c *Ctx) HasInput() bool {
+	switch unwrapped(c.Stdin) {
+	case nil, io.Reader(Null):
+		return false
+	case io.Reader(os.Stdin):
+	default:
+		return true
+	}
+	first := make([]byte, 1)
+	n, _ := io.ReadFull(c.Stdin, first)
+	c.Stdin = io.MultiReader(bytes.NewReader(first[:n]), c.Stdin)
+	return n > 0
+}
+
+func unwrapped(reader io.Reader) io.Reader {
 	for {
-		if reader == nil || reader == io.Reader(Null) {
-			return true
-		}
 		wrapped, ok := reader.(Unwrapper)
 		if !ok {
-			return false
+			return reader
 		}
 		reader = wrapped.Unwrap()
 	}

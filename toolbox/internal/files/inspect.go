@@ -133,9 +133,9 @@ func statText(c *core.Ctx, layout, name string, info fs.FileInfo) string {
 			kind := map[bool]uint64{true: 0o040000, false: 0o100000}[info.IsDir()]
 			value = strconv.FormatUint(kind|uint64(info.Mode().Perm()), 16)
 		case 'u', 'g':
-			value = "1000"
+			value = core.UserID
 		case 'U', 'G':
-			value = "user"
+			value = core.UserName
 		case 'h':
 			value = strconv.Itoa(linkCount(info))
 		case 'i':

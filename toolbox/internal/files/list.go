@@ -463,9 +463,9 @@ func (l *lister) printLong(entries []entry) {
 		}
 		width = max(width, len(sizes[i]))
 	}
-	owner := "user"
+	owner := core.UserName
 	if l.numeric {
-		owner = "1000"
+		owner = core.UserID
 	}
 	for i, one := range entries {
 		line := modeText(one.info.Mode()) + " " + strconv.Itoa(linkCount(one.info))

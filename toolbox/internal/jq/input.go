@@ -1,8 +1,6 @@
 package jq
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -12,13 +10,13 @@ import (
 	"warmcell/toolbox/internal/core"
 )
 
-// inputs yields the program's inputs across files, in the mode that the options ask for.
+// inputs yields the program's inputs, in the mode that the options ask for. All files are one text: a value or a line
+// that one file begins goes on in the next.
 type inputs struct {
 	p       *program
 	names   []string
 	reader  io.ReadCloser
 	source  *decoder
-	lines   *bufio.Reader
 	name    string
 	failed  bool
 	slurped bool
@@ -31,7 +29,9 @@ func newInputs(p *program) *inputs {
 	if len(names) == 0 {
 		names = []string{"-"}
 	}
-	return &inputs{p: p, names: names}
+	i := &inputs{p: p, names: names}
+	i.source = newDecoder(i)
+	return i
 }
 
 func (i *inputs) currentName() any {
@@ -41,28 +41,46 @@ func (i *inputs) currentName() any {
 	return i.name
 }
 
+// lineNumber counts the end of line behind a value, too, but looks only at what was read already: asking for more could
+// turn to the next file.
 func (i *inputs) lineNumber() int {
-	if i.source == nil {
-		return 0
-	}
-	if peek, err := i.source.in.Peek(1); err == nil && peek[0] == '\n' {
-		return i.source.line
+	if !i.p.rawInput && i.source.in.Buffered() > 0 {
+		if peek, _ := i.source.in.Peek(1); peek[0] == '\n' {
+			return i.source.line
+		}
 	}
 	return i.source.line - 1
 }
 
 func (i *inputs) position() string {
-	name := i.name
-	if name == "" || name == "-" {
-		name = "<stdin>"
-	}
-	if i.source == nil {
-		if len(i.p.files) == 0 && !i.p.null {
-			return "<stdin>:0"
-		}
+	switch {
+	case i.name == "" && (len(i.p.files) > 0 || i.p.null):
 		return "<unknown>"
+	case i.name == "" || i.name == "-":
+		return fmt.Sprintf("<stdin>:%d", i.source.line-1)
 	}
-	return fmt.Sprintf("%s:%d", name, i.source.line-1)
+	return fmt.Sprintf("%s:%d", i.name, i.source.line-1)
+}
+
+// Read gives the decoder one file after the other, never two at once, so that the name is right.
+func (i *inputs) Read(into []byte) (int, error) {
+	for {
+		if i.reader == nil && !i.open() {
+			return 0, io.EOF
+		}
+		n, err := i.reader.Read(into)
+		if n > 0 {
+			return n, nil
+		}
+		if err != nil {
+			i.reader.Close()
+			i.reader = nil
+		}
+		if err != nil && err != io.EOF {
+			i.failed = true
+			i.p.c.Errorf("error: Could not read %s: %s", i.name, core.Reason(err))
+		}
+	}
 }
 
 func (i *inputs) open() bool {
@@ -70,32 +88,15 @@ func (i *inputs) open() bool {
 		name := i.names[0]
 		i.names = i.names[1:]
 		reader, err := i.p.c.Open(name)
-		if err == nil {
-			if probe, ok := reader.(interface{ Read([]byte) (int, error) }); ok && name != "-" {
-				if info, statErr := core.Stat(i.p.c.Path(name)); statErr == nil && info.IsDir() {
-					err = errors.New("Is a directory")
-					_ = probe
-				}
-			}
-		}
 		if err != nil {
 			i.failed = true
 			i.p.c.Errorf("error: Could not open %s: %s", name, core.Reason(err))
 			continue
 		}
-		i.reader, i.name = reader, name
-		i.source = newDecoder(reader)
-		i.lines = i.source.in
+		i.reader, i.name, i.source.line = reader, name, 1
 		return true
 	}
 	return false
-}
-
-func (i *inputs) close() {
-	if i.reader != nil {
-		i.reader.Close()
-		i.reader = nil
-	}
 }
 
 // Next implements gojq.Iter.
@@ -115,34 +116,32 @@ func (i *inputs) one() (any, bool) {
 	if i.ended {
 		return nil, false
 	}
-	for {
-		if i.reader == nil && !i.open() {
-			return nil, false
-		}
-		if i.p.rawInput {
-			line, err := i.lines.ReadString('\n')
-			if line == "" && err != nil {
-				i.close()
-				continue
-			}
-			i.source.line++
-			return strings.TrimSuffix(line, "\n"), true
-		}
-		value, err := i.source.next()
-		if err == io.EOF {
-			i.close()
-			continue
-		}
-		if err != nil {
-			i.ended = true
-			return err, true
-		}
-		if i.p.stream {
-			i.pending = streamEvents(nil, []any{}, value, true)
-			return i.one()
-		}
-		return value, true
+	if i.p.rawInput {
+		return i.rawLine()
 	}
+	value, err := i.source.next()
+	switch {
+	case err == io.EOF:
+		return nil, false
+	case err != nil:
+		i.ended = true
+		return err, true
+	case i.p.stream:
+		i.pending = streamEvents(nil, []any{}, value, true)
+		return i.one()
+	}
+	return value, true
+}
+
+func (i *inputs) rawLine() (any, bool) {
+	line, err := i.source.in.ReadString('\n')
+	if line == "" && err != nil {
+		return nil, false
+	}
+	if err == nil {
+		i.source.line++
+	}
+	return strings.TrimSuffix(line, "\n"), true
 }
 
 func (i *inputs) slurpAll() (any, bool) {
@@ -152,10 +151,7 @@ func (i *inputs) slurpAll() (any, bool) {
 	i.slurped = true
 	if i.p.rawInput {
 		var all strings.Builder
-		for i.reader != nil || i.open() {
-			io.Copy(&all, i.lines)
-			i.close()
-		}
+		io.Copy(&all, i.source.in)
 		return all.String(), true
 	}
 	items := []any{}

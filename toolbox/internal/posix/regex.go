@@ -3,7 +3,6 @@
 package posix
 
 import (
-	"bytes"
 	"errors"
 	"regexp"
 	"regexp/syntax"
@@ -11,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/dlclark/regexp2"
+
+	"warmcell/toolbox/internal/bytescan"
 )
 
 // Options choose the dialect.
@@ -31,16 +32,23 @@ type Regex struct {
 	fast      *regexp.Regexp
 	positions *regexp.Regexp // leftmost-longest
 	slow      *regexp2.Regexp
-	literal   []byte // the whole expression is this text
-	required  []byte // every match contains this text
+	required  *bytescan.Finder // every match contains this text
+	isLiteral bool             // the whole expression is that text
 	wholeWord bool
 	groups    int
+	states    *dfa
+	asked     int // how often Match ran the engine: states pay when there are many lines
 }
+
+const timesUntilStatesPay = 16
 
 // Compile translates and compiles.
 func Compile(source string, o Options) (*Regex, error) {
 	if o.Fixed && !o.IgnoreCase && !o.WholeLine && !o.WholeWord {
-		return &Regex{literal: []byte(source), required: []byte(source), fast: regexp.MustCompile(regexp.QuoteMeta(source))}, nil
+		r := &Regex{fast: regexp.MustCompile(regexp.QuoteMeta(source))}
+		r.require(source, false)
+		r.isLiteral = true
+		return r, nil
 	}
 	translated, backrefs, err := translate(source, o)
 	if err != nil {
@@ -83,24 +91,29 @@ func (r *Regex) setFast(compiled *regexp.Regexp, o Options) {
 		longest.Longest()
 		r.positions = longest
 	}
-	if o.IgnoreCase {
+	parsed, err := syntax.Parse(compiled.String(), syntax.Perl)
+	if err != nil {
 		return
 	}
-	if parsed, err := syntax.Parse(compiled.String(), syntax.Perl); err == nil {
-		r.required = []byte(requiredLiteral(parsed))
-		if parsed.Op == syntax.OpLiteral && !r.wholeWord {
-			r.literal = r.required
-		}
+	text, folded := requiredLiteral(parsed)
+	r.require(text, folded)
+	r.isLiteral = parsed.Op == syntax.OpLiteral && !r.wholeWord && len(text) == len(string(parsed.Rune))
+}
+
+func (r *Regex) require(text string, folded bool) {
+	if text != "" {
+		r.required = bytescan.NewFinder([]byte(text), folded)
 	}
 }
 
-// requiredLiteral finds the longest text that every match must contain.
-func requiredLiteral(re *syntax.Regexp) string {
+// requiredLiteral finds the longest text that every match must contain, in any case of its letters if folded.
+func requiredLiteral(re *syntax.Regexp) (text string, folded bool) {
 	switch re.Op {
 	case syntax.OpLiteral:
 		if re.Flags&syntax.FoldCase == 0 {
-			return string(re.Rune)
+			return string(re.Rune), false
 		}
+		return longestFoldable(re.Rune), true
 	case syntax.OpCapture, syntax.OpPlus:
 		return requiredLiteral(re.Sub[0])
 	case syntax.OpRepeat:
@@ -108,15 +121,29 @@ func requiredLiteral(re *syntax.Regexp) string {
 			return requiredLiteral(re.Sub[0])
 		}
 	case syntax.OpConcat:
-		best := ""
 		for _, sub := range re.Sub {
-			if text := requiredLiteral(sub); len(text) > len(best) {
-				best = text
+			if other, isOtherFolded := requiredLiteral(sub); len(other) > len(text) {
+				text, folded = other, isOtherFolded
 			}
 		}
-		return best
 	}
-	return ""
+	return text, folded
+}
+
+// longestFoldable is the longest part of which only ASCII characters are other cases: K and S have one more each, the
+// Kelvin sign and the long s.
+func longestFoldable(text []rune) string {
+	best, start := "", 0
+	for i := 0; i <= len(text); i++ {
+		if i < len(text) && text[i] < utf8.RuneSelf && !strings.ContainsRune("KkSs", text[i]) {
+			continue
+		}
+		if part := string(text[start:i]); len(part) > len(best) {
+			best = part
+		}
+		start = i + 1
+	}
+	return best
 }
 
 func (r *Regex) setSlow(translated string, o Options) error {
@@ -196,26 +223,44 @@ func clarify(err error) error {
 // Groups returns the number of sub-expressions.
 func (r *Regex) Groups() int { return r.groups }
 
-// Literal returns the text when the expression is nothing but text.
-func (r *Regex) Literal() []byte { return r.literal }
+// Literal looks for the text when the expression is nothing but text; else nil.
+func (r *Regex) Literal() *bytescan.Finder {
+	if r.isLiteral {
+		return r.required
+	}
+	return nil
+}
 
-// Required returns text that every match contains, or nil.
-func (r *Regex) Required() []byte { return r.required }
+// Required looks for text that every match contains; nil when there is none.
+func (r *Regex) Required() *bytescan.Finder { return r.required }
 
 // Match tells whether text contains a match.
 func (r *Regex) Match(text []byte) bool {
 	if r.wholeWord {
 		return r.FindIndex(text, 0) != nil
 	}
-	if len(r.literal) > 0 {
-		return bytes.Contains(text, r.literal)
+	if r.required != nil && r.states == nil { // with states, looking twice would only take longer
+		hasText := r.required.Index(text) >= 0
+		if r.isLiteral || !hasText {
+			return hasText
+		}
 	}
-	if len(r.required) > 0 && !bytes.Contains(text, r.required) {
-		return false
-	}
+	return r.matchEngine(text)
+}
+
+func (r *Regex) matchEngine(text []byte) bool {
 	if r.slow != nil {
 		matched, err := r.slow.MatchString(string(text))
 		return err == nil && matched
+	}
+	if r.asked++; r.asked == timesUntilStatesPay {
+		r.states = newDFA(r.fast.String())
+	}
+	if r.states != nil {
+		if isMatch, isKnown := r.states.match(text); isKnown {
+			return isMatch
+		}
+		r.states = nil
 	}
 	return r.fast.Match(text)
 }

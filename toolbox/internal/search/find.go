@@ -329,7 +329,7 @@ func (f *finder) primary(word string) test {
 		return f.permTest(f.value(word))
 	case "-user", "-group", "-uid", "-gid":
 		wanted := f.value(word)
-		return func(*visit) bool { return wanted == "user" || wanted == "1000" }
+		return func(*visit) bool { return wanted == core.UserName || wanted == core.UserID }
 	case "-links", "-inum":
 		matches, _ := compareNumber(f.value(word), func(n int64) int64 { return n })
 		return func(*visit) bool { return matches != nil && matches(1) }

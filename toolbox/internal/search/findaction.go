@@ -113,7 +113,7 @@ func (f *finder) action(word string) test {
 		return func(v *visit) bool { f.c.Out.WriteString(f.format(layout, v)); return true }
 	case "-ls":
 		return func(v *visit) bool {
-			fmt.Fprintf(f.c.Out, "%9d %6d %s 1 user user %8d %s %s\n", 1, (v.info.Size()+1023)/1024, v.info.Mode().String(), v.info.Size(), strftime.Format("%b %e %H:%M", v.info.ModTime().UTC()), v.path)
+			fmt.Fprintf(f.c.Out, "%9d %6d %s 1 %s %s %8d %s %s\n", 1, (v.info.Size()+1023)/1024, v.info.Mode().String(), core.UserName, core.UserName, v.info.Size(), strftime.Format("%b %e %H:%M", v.info.ModTime().UTC()), v.path)
 			return true
 		}
 	case "-delete":
@@ -266,9 +266,9 @@ func (f *finder) field(letter byte, v *visit) string {
 	case 'M':
 		return strings.Replace(v.info.Mode().String(), "L", "l", 1)
 	case 'u', 'g':
-		return "user"
+		return core.UserName
 	case 'U', 'G':
-		return "1000"
+		return core.UserID
 	case 'l':
 		return readLink(v.full)
 	case 't':

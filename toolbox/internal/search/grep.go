@@ -31,9 +31,10 @@ type grepper struct {
 	groupSeparator                                    string
 	include, exclude, excludeDirs                     []string
 	recursive, followLinks                            bool
-	matchedAny, failed                                bool
-	emptyPattern, noMatchers                          bool
-	nameSet                                           bool
+	matchedAny, listedAny, failed                     bool
+	isRipgrep, printedAny, passesAll                  bool
+	emptyPattern                                      bool
+	json                                              *jsonReport
 }
 
 func newGrepper(c *core.Ctx) *grepper {
@@ -101,6 +102,9 @@ func grep(c *core.Ctx) int {
 	if problem := g.compile(patterns, dialect); problem != "" {
 		return c.Fail(2, "%s", problem)
 	}
+	if len(patterns) == 0 && !g.invert && !g.listOther {
+		return 1 // nothing can match: GNU's does not even open the files
+	}
 	if len(operands) == 0 {
 		operands = []string{"-"}
 		if g.recursive {
@@ -109,8 +113,13 @@ func grep(c *core.Ctx) int {
 			return g.run([]string{""}, showNames)
 		}
 	}
-	g.names = len(operands) > 1 || g.recursive
+	g.names = len(operands) > 1 || g.recursive && g.isDirectory(operands[0])
 	return g.run(operands, showNames)
+}
+
+func (g *grepper) isDirectory(name string) bool {
+	info, err := core.Stat(g.c.Path(name))
+	return err == nil && info.IsDir()
 }
 
 func (g *grepper) run(operands []string, showNames int) int {
@@ -223,7 +232,6 @@ func (g *grepper) set(option core.Option) string {
 
 // compile makes one expression per pattern; several plain ones become one alternation.
 func (g *grepper) compile(patterns []string, dialect posix.Options) string {
-	g.noMatchers = len(patterns) == 0
 	for _, pattern := range patterns {
 		if pattern == "" && !dialect.WholeLine && !dialect.WholeWord {
 			g.emptyPattern = true

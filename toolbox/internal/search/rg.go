@@ -11,7 +11,7 @@ import (
 
 func init() {
 	core.Register(&core.Command{Name: "rg", Summary: "Search files recursively for a pattern.",
-		Usage: "rg [-FivwxcnNlopqsSHIaU0] [-e PATTERN]... [-f FILE] [-g GLOB] [-t TYPE] [-T TYPE] [-m N] [-A N] [-B N] [-C N] [-r TEXT] [--files] [--hidden] [--json no] PATTERN [path...]", Run: ripgrep})
+		Usage: "rg [-FivwxcnNlopqsSHIaU0] [-e PATTERN]... [-f FILE] [-g GLOB] [-t TYPE] [-T TYPE] [-m N] [-A N] [-B N] [-C N] [-r TEXT] [--files] [--hidden] [--json] PATTERN [path...]", Run: ripgrep})
 }
 
 var fileTypes = map[string][]string{
@@ -40,10 +40,10 @@ func ripgrep(c *core.Ctx) int {
 		return 2
 	}
 	w := &walker{grepper: newGrepper(c), maxDepth: -1, ignoreFile: map[string][]string{}}
-	w.label = "<stdin>"
+	w.label, w.isRipgrep = "<stdin>", true
 	dialect := posix.Options{Perl: true}
 	var patterns []string
-	smart, havePatterns, showNames, passthru := false, false, 0, false
+	smart, havePatterns, showNames := false, false, 0
 	for _, option := range options {
 		switch option.Name {
 		case "F":
@@ -124,8 +124,10 @@ func ripgrep(c *core.Ctx) int {
 		case "context-separator":
 			w.groupSeparator = option.Value
 		case "passthru":
-			passthru = true
-		case "P", "j", "M", "sort", "json", "stats", "z", "line-buffered":
+			w.passesAll = true
+		case "json":
+			w.json = newJSONReport(w.grepper)
+		case "P", "j", "M", "sort", "stats", "z", "line-buffered":
 		case "type-list":
 			for _, name := range sortedTypes() {
 				c.Out.WriteString(name + ": " + strings.Join(fileTypes[name], ", ") + "\n")
@@ -137,6 +139,9 @@ func ripgrep(c *core.Ctx) int {
 			}
 		}
 	}
+	if rival := w.rivalOfJSON(); rival != "" {
+		return c.Fail(2, "error: The argument '%s' cannot be used with '--json'", rival)
+	}
 	if !havePatterns && !w.listFiles {
 		if len(operands) == 0 {
 			return c.Fail(2, "the following required arguments were not provided:\n  <PATTERN>")
@@ -146,14 +151,31 @@ func ripgrep(c *core.Ctx) int {
 	if smart && !strings.ContainsFunc(strings.Join(patterns, ""), unicode.IsUpper) {
 		dialect.IgnoreCase = true
 	}
-	if passthru {
-		patterns = append(patterns, "^")
-	}
 	if problem := w.compile(patterns, dialect); problem != "" {
 		return c.Fail(2, "regex parse error:\n    %s", problem)
 	}
 	w.recursive = true
+	w.lineNumbers = w.lineNumbers || w.json != nil
 	return w.start(operands, showNames)
+}
+
+// rivalOfJSON names an option that asks for another kind of output than --json, which was given too.
+func (w *walker) rivalOfJSON() string {
+	switch {
+	case w.json == nil:
+		return ""
+	case w.countMatches:
+		return "--count-matches"
+	case w.count:
+		return "--count"
+	case w.list:
+		return "--files-with-matches"
+	case w.listOther:
+		return "--files-without-match"
+	case w.listFiles:
+		return "--files"
+	}
+	return ""
 }
 
 func atoi(text string) int64 {
@@ -181,7 +203,7 @@ func sortedTypes() []string {
 
 // start decides between standard input and a walk: rg without paths reads a pipe when there is one, the tree otherwise.
 func (w *walker) start(operands []string, showNames int) int {
-	if len(operands) == 0 && !w.listFiles && !core.IsNull(w.c.Stdin) {
+	if len(operands) == 0 && !w.listFiles && w.c.HasInput() {
 		operands = []string{"-"}
 	}
 	w.names = len(operands) != 1
@@ -210,16 +232,25 @@ func (w *walker) start(operands []string, showNames int) int {
 			continue
 		}
 		if info.IsDir() {
+			w.noBinary = !w.text // in a tree a binary file is in the way, named by the caller it is wanted
 			w.walk(name, 0)
 		} else {
+			w.noBinary = false
 			w.visit(name)
 		}
 	}
+	if w.json != nil && !w.quiet {
+		w.json.summary()
+	}
+	isFound := w.matchedAny
+	if w.listOther {
+		isFound = w.listedAny
+	}
 	switch {
-	case w.failed && !w.matchedAny:
-		return 2
-	case w.matchedAny:
+	case isFound && (w.quiet || !w.failed):
 		return 0
+	case w.failed:
+		return 2
 	}
 	return 1
 }
@@ -237,7 +268,6 @@ func (w *walker) visit(name string) {
 		w.c.Out.WriteString(name + "\n")
 		return
 	}
-	w.noBinary = false
 	w.file(name)
 }
 
@@ -258,16 +288,17 @@ func (w *walker) walk(dir string, depth int) {
 			name = strings.TrimSuffix(dir, "/") + "/" + base
 		}
 		w.c.Check()
-		if !w.hidden && strings.HasPrefix(base, ".") || base == ".git" || matchesIgnore(ignored, base, entry.IsDir()) {
+		kind := w.kind(entry, name)
+		if !w.hidden && strings.HasPrefix(base, ".") || base == ".git" || matchesIgnore(ignored, base, kind.IsDir()) {
 			continue
 		}
-		if entry.IsDir() {
+		if kind.IsDir() {
 			if !w.excludedByGlob(name, base, true) {
 				w.walk(name, depth+1)
 			}
 			continue
 		}
-		if w.typeWanted(base) && !w.excludedByGlob(name, base, false) {
+		if kind.IsRegular() && w.typeWanted(base) && !w.excludedByGlob(name, base, false) {
 			w.visit(name)
 		}
 		if w.quiet && w.matchedAny {

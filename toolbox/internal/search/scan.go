@@ -2,14 +2,19 @@ package search
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
+	"warmcell/toolbox/internal/bytescan"
 	"warmcell/toolbox/internal/core"
+	"warmcell/toolbox/internal/posix"
 )
 
 // operand searches one command-line name, descending into directories when asked to.
@@ -82,16 +87,8 @@ func (g *grepper) directory(dir string) {
 			name = strings.TrimSuffix(dir, "/") + "/" + name
 		}
 		g.c.Check()
-		isDir := entry.IsDir()
-		if entry.Type()&os.ModeSymlink != 0 {
-			if !g.followLinks {
-				continue
-			}
-			if info, err := core.Stat(g.c.Path(name)); err == nil {
-				isDir = info.IsDir()
-			}
-		}
-		if isDir {
+		kind := g.kind(entry, name)
+		if kind.IsDir() {
 			skipped := false
 			for _, pattern := range g.excludeDirs {
 				matched, _ := path.Match(strings.TrimSuffix(pattern, "/"), entry.Name())
@@ -102,13 +99,24 @@ func (g *grepper) directory(dir string) {
 			}
 			continue
 		}
-		if g.wanted(entry.Name()) {
+		if kind.IsRegular() && g.wanted(entry.Name()) {
 			g.file(name)
 		}
 		if g.quiet && g.matchedAny {
 			return
 		}
 	}
+}
+
+// kind is what a walk finds at a name: links count only when they are followed, and nobody wants to read /dev/zero.
+func (g *grepper) kind(entry fs.DirEntry, name string) fs.FileMode {
+	kind := entry.Type()
+	if kind&fs.ModeSymlink != 0 && g.followLinks {
+		if info, err := core.Stat(g.c.Path(name)); err == nil {
+			return info.Mode().Type()
+		}
+	}
+	return kind
 }
 
 func (g *grepper) file(name string) {
@@ -130,6 +138,8 @@ type scanState struct {
 	history             []kept
 	binary              bool
 	headed              bool
+	isTerminated        bool // the line that is looked at ends with the delimiter
+	zeroAt              int  // where the byte was found that makes the file binary
 }
 
 type kept struct {
@@ -139,14 +149,20 @@ type kept struct {
 
 func (g *grepper) stream(name string, reader io.Reader) {
 	s := &scanState{name: name, lastPrinted: -1}
-	simple := g.count && !g.only && len(g.matchers) == 1 && !g.emptyPattern && !g.invert && g.limit < 0 && !g.countMatches
+	simple := g.count && !g.only && len(g.matchers) == 1 && !g.emptyPattern && !g.invert && g.limit < 0 && !g.countMatches && !g.noBinary
 	var err error
-	if literal := g.literal(); simple && literal != nil && g.delimiter == '\n' {
-		s.found, err = countLiteral(reader, literal)
+	if g.json != nil {
+		g.json.started = time.Now()
+	}
+	if simple && g.delimiter == '\n' {
+		s.found, err = countLines(reader, g.matchers[0])
 	} else {
 		err = g.scan(s, reader)
 	}
-	if err != nil && err != errStop {
+	if err == errBinary && g.isRipgrep {
+		return
+	}
+	if err != nil && err != errStop && err != errBinary {
 		if err == syscall.EISDIR {
 			if !g.noMessages {
 				g.c.Errorf("%s: Is a directory", name)
@@ -159,36 +175,22 @@ func (g *grepper) stream(name string, reader io.Reader) {
 	g.finish(s)
 }
 
-func (g *grepper) literal() []byte {
-	if literal := g.matchers[0].Literal(); len(literal) > 0 && bytes.IndexByte(literal, '\n') < 0 {
-		return literal
-	}
-	return nil
-}
-
-// countLiteral counts matching lines block by block without looking at the lines between.
-func countLiteral(reader io.Reader, literal []byte) (int, error) {
+// countLines counts matching lines block by block.
+func countLines(reader io.Reader, matcher *posix.Regex) (int, error) {
 	block := make([]byte, 256<<10)
-	start, count := 0, 0
+	start, count, isDense := 0, 0, false
 	for {
 		n, err := reader.Read(block[start:])
 		data := block[:start+n]
-		last := bytes.LastIndexByte(data, '\n')
-		end := last + 1
+		end := bytes.LastIndexByte(data, '\n') + 1
 		if err == io.EOF {
 			end = len(data)
 		}
-		for rest := data[:end]; len(rest) > 0; {
-			at := bytes.Index(rest, literal)
-			if at < 0 {
-				break
-			}
-			count++
-			newline := bytes.IndexByte(rest[at:], '\n')
-			if newline < 0 {
-				break
-			}
-			rest = rest[at+newline+1:]
+		if literal := matcher.Literal(); literal != nil {
+			count += literal.CountLines(data[:end])
+		} else {
+			found, candidates := countInBlock(data[:end], matcher, isDense)
+			count, isDense = count+found, candidates > end/denseDistance
 		}
 		if err == io.EOF {
 			return count, nil
@@ -203,12 +205,42 @@ func countLiteral(reader io.Reader, literal []byte) (int, error) {
 	}
 }
 
-var errStop = io.ErrNoProgress
+// denseDistance: where candidates are nearer to each other than this, looking for them takes longer than matching.
+const denseDistance = 256
+
+// countInBlock: where a match must contain some text, the lines without it are not even looked for, unless nearly all
+// have it.
+func countInBlock(data []byte, matcher *posix.Regex, isDense bool) (found, candidates int) {
+	required := matcher.Required()
+	for len(data) > 0 {
+		if required != nil && !isDense {
+			at := required.Index(data)
+			if at < 0 {
+				break
+			}
+			data = data[bytes.LastIndexByte(data[:at], '\n')+1:]
+		}
+		candidates++
+		line, rest, _ := bytes.Cut(data, newline)
+		if matcher.Match(line) {
+			found++
+		}
+		data = rest
+	}
+	return found, candidates
+}
+
+var newline = []byte{'\n'}
+
+var (
+	errStop   = errors.New("enough was found")
+	errBinary = errors.New("binary files are not wanted")
+)
 
 // scan goes through whole blocks: where every match must contain some text, lines without it are skipped in one step.
 func (g *grepper) scan(s *scanState, reader io.Reader) error {
-	var required []byte
-	if len(g.matchers) == 1 && !g.invert && !g.emptyPattern && g.before == 0 && g.after == 0 {
+	var required *bytescan.Finder
+	if len(g.matchers) == 1 && !g.invert && !g.emptyPattern && !g.passesAll && g.before == 0 && g.after == 0 {
 		required = g.matchers[0].Required()
 	}
 	block := make([]byte, 64<<10)
@@ -218,9 +250,10 @@ func (g *grepper) scan(s *scanState, reader io.Reader) error {
 		n, err := reader.Read(block[start:])
 		data := block[:start+n]
 		if first && n > 0 {
-			s.binary = !g.text && g.delimiter != 0 && bytes.IndexByte(data, 0) >= 0
+			s.zeroAt = bytes.IndexByte(data, 0)
+			s.binary = !g.text && g.delimiter != 0 && s.zeroAt >= 0
 			if s.binary && g.noBinary {
-				return nil
+				return errBinary
 			}
 			first = false
 		}
@@ -244,10 +277,10 @@ func (g *grepper) scan(s *scanState, reader io.Reader) error {
 	}
 }
 
-func (g *grepper) lines(s *scanState, data, required []byte) bool {
+func (g *grepper) lines(s *scanState, data []byte, required *bytescan.Finder) bool {
 	for len(data) > 0 {
-		if len(required) > 0 {
-			at := bytes.Index(data, required)
+		if required != nil {
+			at := required.Index(data)
 			if at < 0 {
 				s.skip(data, g.lineNumbers, g.delimiter)
 				return true
@@ -262,10 +295,12 @@ func (g *grepper) lines(s *scanState, data, required []byte) bool {
 		if end >= 0 {
 			line, next = data[:end], end+1
 		}
-		if !g.line(s, line) {
+		s.isTerminated = end >= 0
+		goesOn := g.line(s, line)
+		s.offset += next
+		if !goesOn {
 			return false
 		}
-		s.offset += next
 		data = data[next:]
 	}
 	return true
@@ -273,7 +308,7 @@ func (g *grepper) lines(s *scanState, data, required []byte) bool {
 
 func (s *scanState) skip(data []byte, count bool, delimiter byte) {
 	if count {
-		s.line += bytes.Count(data, []byte{delimiter})
+		s.line += bytescan.Count(data, delimiter)
 	}
 	s.offset += len(data)
 }
@@ -284,8 +319,8 @@ func (g *grepper) line(s *scanState, line []byte) bool {
 	if g.limit == 0 {
 		return false
 	}
-	if g.matches(line) == g.invert || g.noMatchers {
-		if s.pendingAfter > 0 {
+	if g.matches(line) == g.invert {
+		if s.pendingAfter > 0 || g.passesAll {
 			s.pendingAfter--
 			g.print(s, line, '-', s.line, s.offset)
 			return true
@@ -312,7 +347,7 @@ func (g *grepper) line(s *scanState, line []byte) bool {
 		return false
 	}
 	if !g.count {
-		if s.binary {
+		if s.binary && g.json == nil {
 			return false
 		}
 		for _, old := range s.history {
@@ -366,7 +401,12 @@ func (g *grepper) colored(code, text string) {
 }
 
 func (g *grepper) print(s *scanState, line []byte, separator byte, number, offset int) {
-	if (g.before > 0 || g.after > 0) && s.lastPrinted >= 0 && number > s.lastPrinted+1 && g.groupSeparator != "\x00none" && !g.only {
+	if g.json != nil {
+		g.json.line(s, line, separator == ':', number, offset)
+		return
+	}
+	isNewGroup := s.lastPrinted >= 0 && number > s.lastPrinted+1 || s.lastPrinted < 0 && g.printedAny && !g.heading
+	if (g.before > 0 || g.after > 0) && isNewGroup && g.groupSeparator != "\x00none" && !g.only {
 		g.colored("36", g.groupSeparator)
 		g.c.Out.WriteByte('\n')
 	}
@@ -378,7 +418,7 @@ func (g *grepper) print(s *scanState, line []byte, separator byte, number, offse
 		s.headed = true
 		g.matchedAny = true
 	}
-	s.lastPrinted = number
+	s.lastPrinted, g.printedAny = number, true
 	if g.only {
 		if separator == '-' || g.invert {
 			return
@@ -480,10 +520,10 @@ func (g *grepper) finish(s *scanState) {
 	}
 	switch {
 	case g.quiet:
+	case g.json != nil:
+		g.json.end(s)
 	case g.list && s.found > 0, g.listOther && s.found == 0:
-		if g.listOther {
-			g.matchedAny = true
-		}
+		g.listedAny = true
 		g.colored("35", s.name)
 		if g.nulNames {
 			out.WriteByte(0)
@@ -491,6 +531,7 @@ func (g *grepper) finish(s *scanState) {
 			out.WriteByte('\n')
 		}
 	case g.list || g.listOther:
+	case g.count && s.found == 0 && g.isRipgrep:
 	case g.count:
 		if g.names {
 			g.colored("35", s.name)
@@ -501,8 +542,17 @@ func (g *grepper) finish(s *scanState) {
 			}
 		}
 		out.WriteString(strconv.Itoa(s.found) + "\n")
+	case s.binary && s.found > 0 && g.isRipgrep:
+		out.WriteString(g.binaryNote(s) + "\n")
 	case s.binary && s.found > 0:
-		out.Flush()
-		out.WriteString(g.c.Name + ": " + s.name + ": binary file matches\n")
+		g.c.Errorf("%s: binary file matches", s.name)
 	}
+}
+
+func (g *grepper) binaryNote(s *scanState) string {
+	note := "binary file matches (found \"\\0\" byte around offset " + strconv.Itoa(s.zeroAt) + ")"
+	if g.names {
+		return s.name + ": " + note
+	}
+	return note
 }

@@ -545,7 +545,7 @@ func (s *stream) substitute(sub *substitution) {
 	if !sub.global {
 		limit = sub.occurrence
 	}
-	if required := regex.Required(); len(required) > 0 && !bytes.Contains(s.pattern, required) {
+	if required := regex.Required(); required != nil && required.Index(s.pattern) < 0 {
 		return
 	}
 	found := regex.FindAll(s.pattern, limit)

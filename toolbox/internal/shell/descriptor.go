@@ -134,5 +134,5 @@ func (i *input) ready() bool {
 	return true
 }
 
-// Unwrap gives the stream below, for core.IsNull.
+// Unwrap gives the stream below, for Ctx.HasInput.
 func (i *input) Unwrap() io.Reader { return i.source }

@@ -6,6 +6,8 @@ import (
 
 	"mvdan.cc/sh/v3/expand"
 	"mvdan.cc/sh/v3/syntax"
+
+	"warmcell/toolbox/internal/core"
 )
 
 // abort unwinds the current top-level command (or the whole shell) after an expansion error, as bash's longjmp does.
@@ -438,6 +440,8 @@ func (s *Shell) tilde(value string) (prefix, rest string, ok bool) {
 		if old, set := s.getOK("OLDPWD"); set {
 			return old, value[end:], true
 		}
+	case core.UserName:
+		return s.get("HOME"), value[end:], true
 	case "root":
 		return "/root", value[end:], true
 	}

@@ -51,7 +51,7 @@ func (s *Shell) special(name string) *variable {
 	case "PPID":
 		return text("1")
 	case "UID", "EUID":
-		return text("1000")
+		return text(core.UserID)
 	case "BASH_SUBSHELL":
 		return text(strconv.Itoa(s.depth))
 	case "BASH_COMMAND":
@@ -77,7 +77,7 @@ func (s *Shell) special(name string) *variable {
 	case "DIRSTACK":
 		return list(append([]string{s.dir}, s.dirStack...))
 	case "GROUPS":
-		return list([]string{"1000"})
+		return list([]string{core.UserID})
 	case "BASH_VERSINFO":
 		return list([]string{"5", "2", "15", "1", "release", "wasm32-unknown-wasi"})
 	}

@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 
 	"mvdan.cc/sh/v3/syntax"
+
+	"warmcell/toolbox/internal/core"
 )
 
 // transform implements ${name@operator}.
@@ -82,7 +84,7 @@ func (s *Shell) transformOne(operator, value string) string {
 }
 
 func (s *Shell) promptText(value string) string {
-	replacer := strings.NewReplacer(`\u`, "user", `\h`, "sandbox", `\w`, s.dir, `\$`, "$", `\n`, "\n", `\\`, `\`)
+	replacer := strings.NewReplacer(`\u`, core.UserName, `\h`, "sandbox", `\w`, s.dir, `\$`, "$", `\n`, "\n", `\\`, `\`)
 	return replacer.Replace(value)
 }
 

@@ -13,15 +13,15 @@ import (
 func init() {
 	core.Register(
 		&core.Command{Name: "date", Summary: "Print the date and time.", Usage: "date [-u] [-R] [-I[SPEC]] [-d DATE] [-r FILE] [+FORMAT]", Run: date},
-		&core.Command{Name: "whoami", Summary: "Print the user name.", Usage: "whoami", Run: printer("user")},
-		&core.Command{Name: "logname", Summary: "Print the user name.", Usage: "logname", Run: printer("user")},
+		&core.Command{Name: "whoami", Summary: "Print the user name.", Usage: "whoami", Run: whoami},
+		&core.Command{Name: "logname", Summary: "Print the user name.", Usage: "logname", Run: printer(core.UserName)},
 		&core.Command{Name: "hostname", Summary: "Print the host name.", Usage: "hostname [-s]", Run: hostname},
 		&core.Command{Name: "uname", Summary: "Print system information.", Usage: "uname [-asnrvmpio]", Run: uname},
 		&core.Command{Name: "arch", Summary: "Print the machine name.", Usage: "arch", Run: printer("wasm32")},
 		&core.Command{Name: "nproc", Summary: "Print the number of processors.", Usage: "nproc", Run: printer("1")},
 		&core.Command{Name: "tty", Summary: "Print the terminal name.", Usage: "tty", Run: tty},
-		&core.Command{Name: "id", Summary: "Print user and group identity.", Usage: "id [-ugGnr]", Run: id},
-		&core.Command{Name: "groups", Summary: "Print group names.", Usage: "groups", Run: printer("user")},
+		&core.Command{Name: "id", Summary: "Print user and group identity.", Usage: "id [-ugGnrz] [user...]", Run: id},
+		&core.Command{Name: "groups", Summary: "Print group names.", Usage: "groups [user...]", Run: groups},
 		&core.Command{Name: "pwd", Summary: "Print the working directory.", Usage: "pwd [-LP]", Run: pwd},
 		&core.Command{Name: "less", Summary: "Show files (without paging).", Usage: "less [file...]", Run: less},
 		&core.Command{Name: "more", Summary: "Show files (without paging).", Usage: "more [file...]", Run: less},
@@ -87,26 +87,6 @@ func uname(c *core.Ctx) int {
 		}
 	}
 	c.Out.WriteString(strings.Join(out, " ") + "\n")
-	return 0
-}
-
-func id(c *core.Ctx) int {
-	options, _, ok := core.Options{Short: "ugGnrz", Long: "user/u group/g groups/G name/n real/r"}.Parse(c)
-	if !ok {
-		return 1
-	}
-	on := map[string]bool{}
-	for _, option := range options {
-		on[option.Name] = true
-	}
-	switch {
-	case (on["u"] || on["g"] || on["G"]) && on["n"]:
-		c.Out.WriteString("user\n")
-	case on["u"] || on["g"] || on["G"]:
-		c.Out.WriteString("1000\n")
-	default:
-		c.Out.WriteString("uid=1000(user) gid=1000(user) groups=1000(user)\n")
-	}
 	return 0
 }
 

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"warmcell/toolbox/internal/bytescan"
 	"warmcell/toolbox/internal/core"
 )
 
@@ -226,7 +227,7 @@ func readEverything(reader io.Reader, data []byte) ([]byte, error) {
 }
 
 func splitLines(data []byte, delimiter byte) [][]byte {
-	lines := make([][]byte, 0, bytes.Count(data, []byte{delimiter})+1)
+	lines := make([][]byte, 0, bytescan.Count(data, delimiter)+1)
 	for len(data) > 0 {
 		at := bytes.IndexByte(data, delimiter)
 		if at < 0 {

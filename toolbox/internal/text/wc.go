@@ -1,13 +1,13 @@
 package text
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	"warmcell/toolbox/internal/bytescan"
 	"warmcell/toolbox/internal/core"
 )
 
@@ -127,8 +127,6 @@ func (a counts) print(c *core.Ctx, want map[string]bool, width int, label string
 	c.Out.WriteString(strings.Join(fields, " ") + "\n")
 }
 
-var newline = []byte{'\n'}
-
 func count(reader io.Reader, want map[string]bool) (counts, error) {
 	var total counts
 	block := make([]byte, 256<<10)
@@ -141,7 +139,7 @@ func count(reader io.Reader, want map[string]bool) (counts, error) {
 		data := block[:carried+n]
 		total.bytes += int64(n)
 		if want["l"] {
-			total.lines += int64(bytes.Count(data[carried:], newline))
+			total.lines += int64(bytescan.Count(data[carried:], '\n'))
 		}
 		carried = 0
 		if needWords && !needLongest && !needChars {
