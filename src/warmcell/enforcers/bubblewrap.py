@@ -22,7 +22,13 @@ from warmcell.policy.resolve import effective_limits
 NAME = "bubblewrap"
 WORK_DIR = "/work"
 HOME_DIR = "/home/sandbox"
-DEFAULT_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME_DIR, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+DEFAULT_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": HOME_DIR,
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "EMAIL": "sandbox@localhost",  # for git, as in the native cage
+}
 
 _REMEDY = 'install bubblewrap (apt install bubblewrap, dnf install bubblewrap) or pip install "warmcell[bubblewrap]"'
 _DEVICES = ("null", "zero", "full", "random", "urandom")

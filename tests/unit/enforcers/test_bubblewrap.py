@@ -48,7 +48,7 @@ def test_the_whole_command_line_of_the_default_cage() -> None:
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", "1000", "--gid", "1000"),
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/home/sandbox"),
-        *("--setenv", "TMPDIR", "/tmp", "--setenv", "LANG", "C.UTF-8"),
+        *("--setenv", "TMPDIR", "/tmp", "--setenv", "LANG", "C.UTF-8", "--setenv", "EMAIL", "sandbox@localhost"),
         *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
         *("--symlink", "/tmp", "/var/tmp", "--symlink", "/proc/self/mounts", "/etc/mtab"),
         *("--proc", "/proc", "--remount-ro", "/proc", "--tmpfs", "/dev", *devices),
@@ -228,7 +228,7 @@ def test_nothing_of_the_hosts_environment(cage: BubblewrapEnforcer, monkeypatch:
     done = run(cage, "env; for f in /proc/[0-9]*/environ; do tr '\\0' '\\n' <$f; done; cat /proc/1/cmdline")
     assert "canary-7f3a" not in done.stdout
     lines = {line.partition("=")[0] for line in run(cage, "exec env").stdout.splitlines()}
-    assert lines == {"PATH", "HOME", "TMPDIR", "LANG", "PWD"}
+    assert lines == {"PATH", "HOME", "TMPDIR", "LANG", "EMAIL", "PWD"}
 
 
 @pytest.mark.attack("FS-01")

@@ -20,7 +20,13 @@ from warmcell.policy.places import CODE_DIR, HOME_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.zygote import ZygoteKey
 
-CAGED_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME_DIR, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+CAGED_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": HOME_DIR,
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "EMAIL": "sandbox@localhost",  # with it and the name in /etc/passwd, git needs no identity for a first commit
+}
 
 
 @dataclass(frozen=True, slots=True)
