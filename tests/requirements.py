@@ -55,7 +55,6 @@ NOT_YET = {
     "S2-29",  # path rules of URLs
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
-    "S2-32",  # one header that freezes the host
     "S2-33",  # credentials in pieces
     "S2-38",  # a drip of records
     "S2-39",  # addresses in refusals
@@ -94,6 +93,7 @@ REQUIREMENTS: dict[str, Proof] = {
             "tests/escape/test_fs_policy_paths.py::test_a_host_socket_cannot_be_reached_by_a_race",
         ),
     ),
+    "WC-NW-6": Proof("S2-32"),
     "WC-RX-1": Proof("RX-12 RX-15 RX-16"),
     "WC-RX-2": Proof("RX-02 RX-04 S2-06"),
     "WC-RX-3": Proof("RX-01 RX-06 RX-08 RX-11 S2-10 S2-24"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -339,3 +340,31 @@ async def test_close_ends_everything(start_proxy: Start) -> None:
         proxy.close()
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", guest.writer.get_extra_info("peername")[1])
+
+
+@pytest.mark.attack("S2-32")
+async def test_blanks_without_end_hold_nobody_up(start_proxy: Start) -> None:
+    async def after_the_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if "chunked" in server.head:
+            await reader.readuntil(b"0\r\n\r\n")
+        writer.write(reply())
+        await writer.drain()
+
+    async with serving(after_the_body) as server:
+        proxy = start_proxy(policy_for(server))
+        where = f"site.test:{server.port}"
+        head = f"POST http://{where}/ HTTP/1.1\r\nHost: {where}\r\n".encode()
+        chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
+        blanks = b" " * 30_000
+        for request, expected in (
+            (head + b"X:" + blanks + b"\1\r\n\r\n", 400),
+            (head + b"X: a" + blanks + b"b\r\nContent-Length: 0\r\n\r\n", 200),
+            (chunked + b"0\r\nX:" + blanks + b"\0\r\n\r\n", 400),
+            (chunked + b"7530\r\n" + blanks + b"\r\n0\r\n\r\n", 200),
+        ):
+            guest = await talk(proxy)
+            began = time.monotonic()
+            await guest.send(request)
+            assert await guest.status() == expected
+            assert time.monotonic() - began < 4
+            guest.close()

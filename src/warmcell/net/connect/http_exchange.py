@@ -8,6 +8,7 @@ from typing import Any
 
 from warmcell.core.errors import FetchFailed
 from warmcell.net.connect.byte_streams import ByteStream
+from warmcell.net.connect.incoming_http import IncomingHttp
 from warmcell.net.optional_packages import need
 from warmcell.net.rules.headers import MAX_HEADER_BYTES
 
@@ -22,6 +23,7 @@ class Exchange:
         self._h11 = need("h11")
         self._stream = stream
         self._conn = self._h11.Connection(self._h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self._incoming = IncomingHttp(self._conn)
 
     async def send_head(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> None:
         pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -71,10 +73,10 @@ class Exchange:
     async def _next(self) -> Any:
         try:
             while True:
-                event = self._conn.next_event()
+                event = self._incoming.next_event()
                 if event is not self._h11.NEED_DATA:
                     return event
-                self._conn.receive_data(await self._stream.read())
+                self._incoming.feed(await self._stream.read())
         except self._h11.RemoteProtocolError as error:
             raise _broken(str(error)) from None
         except OSError as error:

@@ -18,6 +18,7 @@ from warmcell.net.connect.admission import Gate
 from warmcell.net.connect.byte_streams import ByteStream
 from warmcell.net.connect.dial import Dial, open_stream
 from warmcell.net.connect.http_exchange import Exchange
+from warmcell.net.connect.incoming_http import IncomingHttp
 from warmcell.net.credentials import Redactor, StreamRedactor, refuse_hidden_echo
 from warmcell.net.optional_packages import need
 from warmcell.net.proxy.limits import ActivityTimer, ByteMeter, ProxyLimits
@@ -64,14 +65,18 @@ class Forwarding:
         self._outward = outward
         self._via = via
         self._conn = self._h11.Connection(self._h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._incoming = IncomingHttp(self._conn)
         self._redactor = Redactor()
         self._has_answered = False
         self._timer = ActivityTimer(outward.limits.idle_seconds, outward.limits.total_seconds)
 
-    async def run(self, received: bytes, head: RequestHead, target: Target) -> bytes | None:
+    async def run(self, raw_head: bytes, early: bytes, head: RequestHead, target: Target) -> bytes | None:
         try:
-            self._conn.receive_data(received)
+            # The head was read by `parse_head` and holds nothing over which h11 would have to try twice.
+            self._conn.receive_data(raw_head)
             self._conn.next_event()
+            if early:
+                self._incoming.feed(early)
             async with self._timer:
                 await self._forward(head, target)
         except TimeoutError:
@@ -86,7 +91,7 @@ class Forwarding:
         done = self._h11.DONE
         if self._conn.our_state is not done or self._conn.their_state is not done:
             return None
-        return bytes(self._conn.trailing_data[0])
+        return self._incoming.left_over()
 
     async def _fail(self, error: FetchFailed) -> None:
         if not self._has_answered:
@@ -153,14 +158,14 @@ class Forwarding:
 
     async def _guest_event(self) -> Any:
         while True:
-            event = self._conn.next_event()
+            event = self._incoming.next_event()
             if event is not self._h11.NEED_DATA:
                 return event
             if self._conn.they_are_waiting_for_100_continue and not self._has_answered:
                 go_on = self._h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
                 await self._guest.write(self._conn.send(go_on))
             try:
-                self._conn.receive_data(await self._guest.read())
+                self._incoming.feed(await self._guest.read())
             except OSError as error:
                 raise FetchFailed(f"the guest went away: {error}", reason="connect") from None
 

@@ -54,7 +54,7 @@ async def serve_http(
             outward.gate.refuse_unread(str(error), via)
             await _refuse(stream, f"the request is refused: {error}")
             return None
-        left = await Forwarding(stream, outward, via).run(raw + rest, head, target)
+        left = await Forwarding(stream, outward, via).run(raw, rest, head, target)
         if left is None:
             return None
         received, is_first = left, False
