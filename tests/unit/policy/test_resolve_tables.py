@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+from typing import Any
+
 import pytest
 
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation, SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, Enforced
-from warmcell.policy.host import HostCapabilities
+from warmcell.policy.host import HostCapabilities, HostLayout
 from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
-from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
+from warmcell.policy.resolve import DEFAULT_POLICY, EffectivePolicy, ResolvedPath, resolve
 
 HOST = HostCapabilities(
-    user_namespaces=True, landlock_abi=5, seccomp=True, cgroup="cgroup v2", cpu_share=True, reasons=(("seccomp", "no"),)
+    user_namespaces=True,
+    landlock_abi=5,
+    seccomp=True,
+    cgroup="cgroup v2",
+    cpu_share=True,
+    reasons=(("seccomp", "no"), ("landlock_abi", "old")),
 )
 NO_CGROUP = replace(HOST, cgroup=None, cpu_share=False)
 LIMITS = EffectiveLimits(memory_mb=64, disk_mb=9)
@@ -148,8 +156,8 @@ def test_a_share_of_the_processors_needs_the_controller(enforcer: str | None) ->
     [
         ("native", {"user_namespaces": False}, "native.*user namespaces do not work here: not available on this host"),
         ("native", {"seccomp": False}, "native.*seccomp do not work here: no"),
-        ("native", {"landlock_abi": 0}, "native.*Landlock do not work here: not available on this host"),
-        ("landlock", {"landlock_abi": 0}, "landlock.*not usable here: not available on this host"),
+        ("native", {"landlock_abi": 0}, "native.*Landlock do not work here: old"),
+        ("landlock", {"landlock_abi": 0}, "landlock.*not usable here: old"),
         ("landlock", {"seccomp": False}, "landlock.*not usable here: no$"),
         ("landlock", {"landlock_abi": 2}, "landlock.*Landlock here is version 2, which cannot stop"),
     ],
@@ -202,3 +210,16 @@ def test_landlock_cannot_narrow_what_it_gave() -> None:
         assert resolve(SandboxPolicy(), paths, LIMITS, HOST, "native") == replace(NATIVE, paths=paths)
     apart = (replace(wide, source="/srv/b"), narrow)
     assert resolve(WRITE, apart, LIMITS, HOST, "landlock") == replace(LANDLOCK, paths=apart)
+
+
+def test_what_nobody_said_or_measured() -> None:
+    assert SandboxPolicy((), False, (), True, {}, None) == DEFAULT_POLICY
+    assert HostCapabilities() == HostCapabilities(False, 0, False, None, False, False, ())
+    assert HostLayout() == HostLayout(("/usr",), (), ())
+
+
+@pytest.mark.parametrize("record", [NATIVE, DATA, HOST, HostLayout(), READ, READ.allowed_paths[0], RULES[0]])
+def test_nobody_changes_what_was_decided(record: Any) -> None:
+    for name in record.__slots__:
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, name, None)
