@@ -7,14 +7,14 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
-from warmcell.net.addresses import Category
-from warmcell.net.hosts import parse_host
-from warmcell.net.patterns import parse_pattern
-from warmcell.net.secrets import SecretRef
-from warmcell.net.types import FetchPolicy
 
 from warmcell.core.errors import PolicyViolation
-from warmcell.net.rules import ANY_PORT, Ask, Decision, Ports, Rule, RuleBook, compile_rules
+from warmcell.net.credentials import SecretRef
+from warmcell.net.rules.addresses import Category
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.host_patterns import parse_pattern
+from warmcell.net.rules.hosts import parse_host
+from warmcell.net.rules.rule_book import ANY_PORT, Ask, Decision, Ports, Rule, RuleBook, compile_rules
 from warmcell.policy.model import NetworkRule
 
 WEB = Ports(frozenset({80, 443}))
