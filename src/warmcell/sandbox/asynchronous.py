@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
+from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.sandbox.guests import (
+from warmcell.sandbox.backend_adapters import (
     GuestConfig,
     GuestFactory,
     Job,
@@ -25,7 +26,7 @@ from warmcell.sandbox.guests import (
     make_guest,
     with_limits,
 )
-from warmcell.sandbox.operations import Operations, in_thread
+from warmcell.sandbox.operations import Operations
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from warmcell.lifetime.portal import portal
 from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
-from warmcell.sandbox.guests import GuestFactory, make_guest
+from warmcell.sandbox.backend_adapters import GuestFactory, make_guest
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.files import DirEntry, FileStat

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from warmcell.core.errors import SandboxDestroyed
@@ -49,20 +48,3 @@ class Operations:
             for task in self._running:
                 task.cancel()
             await asyncio.wait(set(self._running))
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Runs blocking work in a thread and, also when cancelled, waits for its end.
-
-    The work holds descriptors: going on while it runs would let them be closed, and their numbers reused, under it.
-    """
-    thread = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        while not thread.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({thread})
-        if not thread.cancelled():
-            thread.exception()  # looked at, so that asyncio does not complain that nobody did
-        raise

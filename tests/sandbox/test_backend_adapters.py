@@ -14,7 +14,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.sandbox.guests import GuestConfig, command_line, in_directory, quoted, sandbox_policy
+from warmcell.sandbox.backend_adapters import GuestConfig, command_line, in_directory, quoted, sandbox_policy
 from warmcell.workspace.mount_points import MountPoint
 
 
