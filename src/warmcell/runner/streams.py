@@ -48,6 +48,7 @@ class Feed:
         self._sink = sink
         self._close_sink = close_sink
         self._poll = poll
+        self._is_over = False
         if self._rest:
             poll.register(sink, select.POLLOUT)
         elif self._source >= 0:
@@ -57,6 +58,8 @@ class Feed:
             close_sink()
 
     def handle(self, descriptor: int) -> None:
+        if self._is_over:  # source and sink were ready at the same time, and the other one was the end
+            return
         if descriptor == self._source:
             self._draw()
         else:
@@ -92,6 +95,7 @@ class Feed:
             self._poll.register(self._source, select.POLLIN)
 
     def _end(self) -> None:
+        self._is_over = True
         self._rest = self._rest[:0]
         self._poll.unregister(self._sink)
         self._close_sink()
