@@ -28,7 +28,7 @@ remove_user() {
 # Whatever still runs for the user has been left behind: it is shown, ended, and a failure.
 check_nothing_runs() {
     sleep 2
-    left=$(ps -u "$user" -o pid=,args= || true)
+    left=$(ps -u "$user" -o stat=,pid=,args= | sed -n '/^Z/!s/^[^ ]* *//p') # the dead are the system's to reap
     [ -n "$left" ] || return 0
     printf 'left behind by %s:\n%s\n' "$user" "$left" >&2
     echo "$left" | while read -r pid _; do kill -9 "$pid" || true; done
