@@ -149,6 +149,7 @@ def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage) -> None:
     assert settled(lambda: backend.ready_cells > 0, 5.0)
     (zygote,) = backend.zygote_pids
     os.kill(zygote, signal.SIGKILL)
+    assert settled(lambda: not backend.zygote_pids, 5.0)
     for number in range(6):
         result = backend.execute_blocking(ExecRequest("python", f"print({number})", 8))  # type: ignore[arg-type]
         assert result.stdout == f"{number}\n"

@@ -51,7 +51,9 @@ def processes_memory(proc: str, pids: List[int], ceiling: int) -> int:
     """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it."""
     tables = sum(_page_tables(proc, pid) for pid in pids)
     quick = tables + sum(_resident(proc, pid) for pid in pids)
-    return quick if quick < ceiling else tables + sum(_own_share(proc, pid) for pid in pids)
+    if quick < ceiling or tables > ceiling:  # where tables alone are too much, walking them would take long
+        return quick
+    return tables + sum(_own_share(proc, pid) for pid in pids)
 
 
 def _readable(proc: str, pid: int, name: str) -> str:
