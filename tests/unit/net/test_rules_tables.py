@@ -226,7 +226,7 @@ def test_headers_are_added_for_hosts_that_match() -> None:
     assert book.headers_for(parse_host("x.a.org")) == KEY | OTHER_KEY
     assert book.headers_for(parse_host("y.a.org")) == KEY
     assert book.headers_for(parse_host("a.org")) == {}
-    assert "KEY" not in repr(book)
+    assert "inject" not in repr(book)
 
 
 @pytest.mark.parametrize("prefix", ["x", "", "/a//b", "/a/../b"])

@@ -90,3 +90,8 @@ def test_a_policy_can_be_extended() -> None:
     base = SandboxPolicyBuilder().allow_read("/a").build()
     assert len(SandboxPolicyBuilder(base).allow_read("/b").build().allowed_paths) == 2
     assert len(base.allowed_paths) == 1
+
+
+def test_a_domain_means_its_web_ports() -> None:
+    policy = SandboxPolicyBuilder().allow_domain("x.org").build()
+    assert policy == SandboxPolicy(network_rules=(NetworkRule("x.org", (80, 443), None, None),))

@@ -59,3 +59,9 @@ def test_a_fetch_policy_is_rules_by_domain(enforcer: str | None) -> None:
 def test_only_fields_that_exist_are_listed() -> None:
     assert frozenset.union(*CARRIED.values()) <= set(SandboxPolicy.__slots__)
     assert CARRIED["native"] == set(SandboxPolicy.__slots__)
+
+
+def test_the_bare_class_says_why_it_takes_no_paths() -> None:
+    check_carried(None, SandboxPolicy())
+    with pytest.raises(EnforcerUnavailable, match="does not confine files, so naming paths would mean nothing"):
+        check_carried(None, SandboxPolicy((AllowedPath("/data"),)))

@@ -67,6 +67,11 @@ def test_who_is_used_last_stands_last() -> None:
             ["b"],
             state(total=3, a=Shelf(1, 1, 4), b=Shelf(0, 1, 4)),
         ),
+        (
+            state(total=4, a=Shelf(3, 0, 4), b=Shelf(target=4), c=Shelf(target=4)),
+            ["c"],
+            state(total=4, a=Shelf(3, 0, 4), b=Shelf(target=4), c=Shelf(0, 1, 4)),
+        ),
         (state(total=0, a=Shelf(target=1)), [], state(total=0, a=Shelf(target=1))),
         (state(total=1, a=Shelf(target=1), b=Shelf()), ["a"], state(total=1, a=Shelf(0, 1, 1), b=Shelf())),
     ],
