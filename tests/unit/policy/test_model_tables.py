@@ -19,6 +19,7 @@ def test_what_is_left_unsaid() -> None:
 
 
 def test_lists_become_tuples_and_words_modes() -> None:
+    assert [str(mode) for mode in AccessMode] == ["readOnly", "readWrite"]
     listed: Any = ["readWrite", [1, 65535], ["GET"], ["/x"]]
     assert AllowedPath("/a", listed[0]) == AllowedPath("/a", WRITE)
     assert NetworkRule("a.org", *listed[1:]) == NetworkRule("a.org", (1, 65535), ("GET",), ("/x",))
