@@ -64,7 +64,7 @@ class TestTheClock:
         start = Cell.start
 
         def start_one_that_sleeps(self: Cell, *args: Any, **options: Any) -> None:
-            guest = os.dup(self.guest) if self.guest >= 0 else os.pidfd_open(children(self.pid)[0])
+            guest = os.pidfd_open(self.guest_pid)
             signal.pidfd_send_signal(guest, signal.SIGSTOP)
             threading.Timer(1.5, signal.pidfd_send_signal, (guest, signal.SIGCONT)).start()
             start(self, *args, **options)
