@@ -109,7 +109,7 @@ def test_the_memory_limit(cage: Cage, weakened: Weakened) -> None:
     assert cage.run(code, memory_mb=100).status == "memory"
     weakened.without(watch=Watch())
     backend = cage.backend()
-    backend._launcher._home = None  # no control group either
+    backend._launcher._group_parent = None  # no control group either
     assert cage.run(code, memory_mb=100, backend=backend).stdout == "GOT AWAY\n"
 
 
@@ -131,7 +131,7 @@ print(made)
     assert int(cage.run(code, processes=16).stdout) <= 16
     weakened.plan(lambda plan: plan._replace(rlimits=tuple(item for item in plan.rlimits if item[0] != "nproc")))
     backend = cage.backend()
-    backend._launcher._home = None
+    backend._launcher._group_parent = None
     assert int(cage.run(code, processes=16, backend=backend).stdout) == 60
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from warmcell.backends.wasm.launcher import Directories
 from warmcell.backends.wasm.run_request import Directory
 from warmcell.cage.plan import Bind, Watch, encode
 from warmcell.cage.wire import Job
-from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed
+from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.enforcers import probe
 from warmcell.enforcers.layout import pin
@@ -32,6 +33,7 @@ _READ_ONLY, _WRITABLE = "/mnt/read", "/mnt/write"
 #: For the worker as a whole, runtime included; what a run may use of it is the runtime's to keep.
 WORKER_LIMITS = EffectiveLimits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
 _READY_SECONDS = 30.0
+_REPORT_MS = 5000
 _ATTEMPTS = 3
 
 
@@ -57,9 +59,11 @@ class CagedProcess:
             self._cell.kill()
             if not self._cell.await_gone(timeout / 2):
                 return None
-        self._cell.status.setblocking(False)
-        with suppress(CellLost, OSError):
-            while self._cell.report is None:
+        # Whoever reaped it says how it ended a moment after it is gone.
+        poll = select.poll()
+        poll.register(self._cell.status, select.POLLIN)
+        with suppress(CellLost, SandboxError, OSError):
+            while self._cell.report is None and poll.poll(_REPORT_MS):
                 self._cell.hear()
         status = (self._cell.report or {}).get("exit", 9)
         self.is_running = False
