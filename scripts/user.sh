@@ -38,7 +38,7 @@ check_nothing_runs() {
 # Nothing of root's environment, for some of it names root's own directories.
 as_user() {
     setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups --inh-caps=-all env -i \
-        PATH="$place/rust/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/go/bin" \
+        PATH="$place/rust/bin:/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
         HOME="$place/home" TMPDIR="$place/tmp" LANG=C.UTF-8 TERM=dumb \
         CI="${CI:-}" WARMCELL_MUST_WORK="${WARMCELL_MUST_WORK:-}" "$@"
 }
