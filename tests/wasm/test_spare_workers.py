@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tests.helpers import require
 
 from warmcell import MountPoint, Sandbox
+from warmcell.backends.wasm import pool as pool_module
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.worker import USUAL_PLACES, Worker
@@ -115,6 +117,30 @@ def test_the_last_sandbox_leaves_at_most_the_spare_which_ends_with_the_program(p
     assert pool.pids == [spare.pid]
     pool.close()
     assert pool.pids == []
+
+
+def spare_makers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "warmcell-wasm-spare"]
+
+
+def test_closing_does_not_leave_a_worker_that_is_just_being_made(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cage would have waited seconds for it, in every program that ends right after a run."""
+    monkeypatch.setattr(pool_module, "_SPARE_DELAY_SECONDS", 0.0)
+    with Sandbox(backend="wasm") as sandbox:
+        sandbox.sh("true")
+        assert spare_makers()
+    pool.close()
+    assert not spare_makers() and pool.pids == []
+
+
+def test_a_program_that_runs_one_command_and_ends_makes_no_spare(pool: WorkerPool) -> None:
+    with Sandbox(backend="wasm") as sandbox:
+        sandbox.sh("true")
+        worker = pool.pids
+    pool.close()
+    assert len(worker) == 1 and not spare_makers() and pool.pids == []
 
 
 def test_what_is_written_to_a_shown_directory_is_watched(

@@ -1,6 +1,6 @@
 """The Python component: built once on the user's machine, then taken from the cache.
 
-It is 34 MB, so it does not travel in the wheel; `componentize-py` (the extra `warmcell[wasm-python]`) makes it from the
+A wheel may bring its compiled form; else `componentize-py` (the extra `warmcell[wasm-python]`) makes it from the
 sources in `python_app/` in about half a minute. A component is found by the hash of everything that it was made from,
 and believed by its MAC.
 """
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from warmcell.toolbox.ready_made import has_ready_made
 from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
 
 APP = Path(__file__).resolve().parent / "python_app"
@@ -69,7 +70,7 @@ def is_cached() -> bool:
 def is_available() -> bool:
     """Whether a run would get it: it is there, or what builds it is."""
     try:
-        if not is_cached():
+        if not has_ready_made(component_digest()) and not is_cached():
             require_builder()
     except ComponentUnavailable:
         return False
@@ -83,6 +84,11 @@ def component_name() -> str:
         if file.suffix in (".py", ".wit"):
             digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return f"python-{digest.hexdigest()[:32]}"
+
+
+def component_digest() -> str:
+    """What its compiled form is found by."""
+    return f"own:{component_name()}"
 
 
 def components() -> SignedDirectory:
@@ -120,15 +126,21 @@ def _build_once(name: str, kept: SignedDirectory, report: Progress) -> None:
 
 def _build(name: str, kept: SignedDirectory) -> None:
     with tempfile.TemporaryDirectory(prefix="build-", dir=kept.path) as folder:
-        sources = Path(folder) / "app"
-        shutil.copytree(APP, sources, ignore=shutil.ignore_patterns("__pycache__"))
-        made = Path(folder) / "component.wasm"
-        # -I: neither the current directory nor PYTHONPATH may lend modules to the build
-        command = [sys.executable, "-I", "-c", "import componentize_py; componentize_py.script()"]
-        world = ["-q", "-d", str(sources / f"{WORLD}.wit"), "-w", WORLD]
-        _run([*command, *world, "componentize", "app", "-p", str(sources), "-o", str(made)], sources)
+        made = build_component(Path(folder))
         with made.open("rb") as component:
             kept.write(name, component.fileno(), {})
+
+
+def build_component(folder: Path) -> Path:
+    """Builds it in an empty folder, whatever the cache has."""
+    sources = folder / "app"
+    shutil.copytree(APP, sources, ignore=shutil.ignore_patterns("__pycache__"))
+    made = folder / "component.wasm"
+    # -I: neither the current directory nor PYTHONPATH may lend modules to the build
+    command = [sys.executable, "-I", "-c", "import componentize_py; componentize_py.script()"]
+    world = ["-q", "-d", str(sources / f"{WORLD}.wit"), "-w", WORLD]
+    _run([*command, *world, "componentize", "app", "-p", str(sources), "-o", str(made)], sources)
+    return made
 
 
 def _run(command: list[str], cwd: Path) -> None:

@@ -84,10 +84,10 @@ class SignedDirectory:
             with contextlib.suppress(OSError):  # only `prune` wants to know; the disk may be read-only
                 os.utime(descriptor)
             record, start = _record(descriptor)
-            sealed = _sealed_copy(descriptor, start)
+            sealed = sealed_copy(descriptor, start)
         finally:
             os.close(descriptor)
-        expected = self._mac(name, record.get("facts"), _digest(sealed))
+        expected = self._mac(name, record.get("facts"), content_digest(sealed))
         if not hmac.compare_digest(expected, str(record.get("mac"))):
             os.close(sealed)
             raise Tampered(name)
@@ -95,7 +95,7 @@ class SignedDirectory:
 
     def write(self, name: str, content: int, facts: dict[str, Any]) -> None:
         """Keeps the content of an open file. Raises `OSError`, and leaves nothing half-written behind."""
-        record = json.dumps({"facts": facts, "mac": self._mac(name, facts, _digest(content))}).encode()
+        record = json.dumps({"facts": facts, "mac": self._mac(name, facts, content_digest(content))}).encode()
 
         def fill(target: int) -> None:
             with os.fdopen(os.dup(target), "wb") as file, _mapped(content) as data:
@@ -180,7 +180,7 @@ def _record(descriptor: int) -> tuple[dict[str, Any], int]:
     return (record, len(line) + 1) if newline and isinstance(record, dict) else ({}, 0)
 
 
-def _sealed_copy(descriptor: int, start: int) -> int:
+def sealed_copy(descriptor: int, start: int = 0) -> int:
     """The content in memory, where nothing can change it any more: what is verified is what will be run.
 
     A worker can use it wherever it is confined to, without being able to reach the directory.
@@ -197,7 +197,8 @@ def _sealed_copy(descriptor: int, start: int) -> int:
     return copy
 
 
-def _digest(descriptor: int) -> str:
+def content_digest(descriptor: int) -> str:
+    """SHA-256 of an open file."""
     with _mapped(descriptor) as content:
         return hashlib.sha256(content).hexdigest()
 

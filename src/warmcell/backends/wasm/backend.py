@@ -10,7 +10,6 @@ from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.pool import MOST_WORKERS
 from warmcell.backends.wasm.run_request import RunRequest, check_fuel
-from warmcell.backends.wasm.runtime import wasmtime_directory
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.run_record import RunRecord
@@ -28,6 +27,7 @@ from warmcell.lifetime.runs import Runs
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
+from warmcell.toolbox.runtime import wasmtime_directory
 
 _ENFORCED_LIMITS = EnforcedLimits(
     timeout=True,

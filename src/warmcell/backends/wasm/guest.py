@@ -9,7 +9,6 @@ from typing import Protocol
 
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
-from warmcell.backends.wasm.runtime import wasmtime_directory
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest
@@ -21,6 +20,7 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.toolbox.loader import present_commands
+from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.mount_points import WORK, MountPoint
 from warmcell.workspace.remove import remove_directory
 

@@ -88,6 +88,8 @@ def keep_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
 
 def _make_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
     try:
+        if not pool.is_still_open():
+            return
         with Lease(pool, Wanted(needs_new=True), Run(), queue_timeout=0) as lease:
             prepare(lease)
             lease.is_reusable = True

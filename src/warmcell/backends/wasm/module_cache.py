@@ -37,6 +37,11 @@ class ModuleCache:
             self._open.move_to_end(key)
             return self._open[key].copy()
 
+    def hold(self, key: str, compiled: SignedFile) -> None:
+        """Takes over what came from elsewhere, for as long as this process lives."""
+        with self._lock:
+            self._remember(key, compiled)
+
     def store(self, key: str, artefact: int, facts: dict[str, Any]) -> None:
         """Keeps what a clean worker wrote into the open file `artefact`."""
         with self._lock:
@@ -64,6 +69,9 @@ class ModuleCache:
                 self._open.popitem()[1].close()
 
     def _remember(self, key: str, compiled: SignedFile) -> None:
+        if key in self._open:  # somebody was faster
+            compiled.close()
+            return
         self._open[key] = compiled
         while len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)[1].close()

@@ -21,11 +21,12 @@ from warmcell.backends.wasm.lease import Lease
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.pool import Wanted, WorkerPool
-from warmcell.backends.wasm.runtime import runtime_fingerprint
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded
 from warmcell.core.types import MIB
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.run import Run
+from warmcell.toolbox.ready_made import find_ready_made
+from warmcell.toolbox.runtime import runtime_fingerprint
 from warmcell.toolbox.signed_directory import SignedFile
 
 _log = logging.getLogger(__name__)
@@ -123,7 +124,14 @@ class Loader:
             lease.is_reusable = True
 
     def find_compiled(self, load: Load) -> SignedFile | None:
-        return self._cache.find(load.cache_key)
+        """What was compiled here, or came compiled with the installation."""
+        found = self._cache.find(load.cache_key)
+        if found is None and load.source.is_own and not load.needs_fuel:
+            shipped = find_ready_made(load.source.digest, load.source.entry)
+            if shipped is not None:
+                self._cache.hold(load.cache_key, shipped)
+                found = self._cache.find(load.cache_key)
+        return found
 
     def _adopt(self, lease: Lease, load: Load) -> bool:
         """Takes the compiled form from the cache, if it is there and wasmtime takes it."""

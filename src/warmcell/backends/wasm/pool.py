@@ -29,6 +29,8 @@ MOST_WORKERS = 256
 _IDLE_SECONDS = 60.0
 _START_SECONDS = 30.0
 _START_MEMORY = 1 << 30
+#: A program that runs one command and ends has no use for a spare worker.
+_SPARE_DELAY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,15 @@ class WorkerPool:
         self._users = 0
         self._retiring: threading.Thread | None = None
         self._is_making_spare = False
+        self._spare_settled = threading.Event()
+        self._spare_settled.set()
+        self._is_closing = threading.Event()
 
     def join(self) -> None:
         """Another backend or sandbox uses the pool; it says `leave` in the end."""
         with self._lock:
             self._users += 1
+            self._is_closing.clear()
 
     def leave(self, directories: Collection[Directories] = ()) -> None:
         """Workers that wait for runs in these directories end now; with the last user all but a spare do."""
@@ -131,13 +137,23 @@ class WorkerPool:
             has_one = self._is_making_spare or any(worker.is_spare for worker in self._idle)
             is_wanted = launcher().confines and self._users > 0 and not has_one
             self._is_making_spare = self._is_making_spare or is_wanted
+            if is_wanted:
+                self._spare_settled.clear()
             return is_wanted
+
+    def is_still_open(self) -> bool:
+        """A moment later, for who is about to make a spare."""
+        return not self._is_closing.wait(_SPARE_DELAY_SECONDS)
 
     def spare_is_made(self) -> None:
         self._is_making_spare = False
+        self._spare_settled.set()
 
     def close(self) -> None:
         """At exit. Backends have ended their runs by then; whoever still holds a worker sees it die."""
+        self._is_closing.set()
+        # A worker that is being started is nobody's yet, and its cage would wait for it to end by itself.
+        self._spare_settled.wait(_START_SECONDS)
         with self._lock:
             idle, busy = list(self._idle), self._all - set(self._idle)
             self._forget([*idle, *busy])

@@ -16,11 +16,11 @@ from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
 from warmcell.backends.wasm.run_request import Directory, RunRequest, look_at_directories
-from warmcell.backends.wasm.runtime import wasmtime_version
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
+from warmcell.toolbox.runtime import wasmtime_version
 
 #: Of one backend or sandbox.
 DEFAULT_MOST_WORKERS = 32

@@ -13,6 +13,7 @@ from warmcell.core.errors import BackendUnavailable, CommandNotFound
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
 from warmcell.lifetime.run import Run
 from warmcell.toolbox.loader import PYTHON, TOOLBOX, find_artefact, module_of
+from warmcell.toolbox.ready_made import has_ready_made
 
 DEFAULT_MEMORY_MB = 512
 #: What nearly every run of a module does: it starts, reads, prints.
@@ -94,12 +95,25 @@ def _own_source(name: str) -> ModuleSource:
 
 
 def _python_source() -> ModuleSource:
-    """The interpreter is too large to ship: it is built once on each machine, which takes half a minute."""
+    """The interpreter: compiled it may have come with the wheel, else it is built once, which takes half a minute."""
+    from warmcell.toolbox import python_component
+
+    digest = python_component.component_digest()
+    if not has_ready_made(digest):
+        _python_built()
+    return ModuleSource("component", _read_python, digest, "run", is_own=True, rehearsal=_REHEARSALS[PYTHON])
+
+
+def _read_python() -> bytes:
+    from warmcell.toolbox import python_component
+
+    return python_component.read_component(_python_built())
+
+
+def _python_built() -> str:
     from warmcell.toolbox import python_component
 
     try:
-        name = python_component.ensure_component(_log.info)
+        return python_component.ensure_component(_log.info)
     except python_component.ComponentUnavailable as error:
         raise BackendUnavailable(f"python3 is not there: {error}", hint=python_component.REMEDY) from error
-    read = functools.partial(python_component.read_component, name)
-    return ModuleSource("component", read, f"own:{name}", "run", is_own=True, rehearsal=_REHEARSALS[PYTHON])

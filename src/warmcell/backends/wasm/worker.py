@@ -12,10 +12,10 @@ from collections import OrderedDict
 from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied
 from warmcell.backends.wasm.launcher import Directories, WorkerProcess, launcher
 from warmcell.backends.wasm.run_request import Directory
-from warmcell.backends.wasm.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.runner.streams import Capture
+from warmcell.toolbox.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory
 
 _START_SECONDS = 30.0
 _REAP_SECONDS = 10.0

@@ -40,19 +40,7 @@ class ComponentEngines:
 
     def compile(self, data: bytes, entry: str, needs_fuel: bool) -> LoadedComponent:
         engine, linker = self._engine(needs_fuel)
-        try:
-            component = components.Component(engine, data)
-        except wasmtime.WasmtimeError as error:
-            raise Refused("invalid", f"invalid component: {one_line(error)}") from None
-        facts = Facts(
-            entry,
-            has_exit_code=True,
-            is_go=False,
-            has_visible_memory=False,
-            counts_refusals=False,
-            is_component=True,
-            is_quiet_at_start=True,
-        )
+        component, facts = compile_component(engine, data, entry)
         return LoadedComponent(component, linker, engine, facts)
 
     def adopt(self, facts: Facts, needs_fuel: bool, descriptor: int) -> LoadedComponent:
@@ -70,3 +58,20 @@ class ComponentEngines:
             linker.add_wasip2()
             self._made[needs_fuel] = (engine, linker)
         return self._made[needs_fuel]
+
+
+def compile_component(engine: wasmtime.Engine, data: bytes, entry: str) -> tuple[components.Component, Facts]:
+    try:
+        component = components.Component(engine, data)
+    except wasmtime.WasmtimeError as error:
+        raise Refused("invalid", f"invalid component: {one_line(error)}") from None
+    facts = Facts(
+        entry,
+        has_exit_code=True,
+        is_go=False,
+        has_visible_memory=False,
+        counts_refusals=False,
+        is_component=True,
+        is_quiet_at_start=True,
+    )
+    return component, facts

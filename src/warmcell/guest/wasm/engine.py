@@ -97,8 +97,17 @@ class Source:
     has_host: bool
 
 
-def make_engine(needs_fuel: bool, *, has_components: bool = False) -> wasmtime.Engine:
+#: What code that travels may use besides the architecture's baseline: what every such processor has had since 2009.
+PORTABLE_FLAGS = {"x86_64": ("has_sse3", "has_ssse3", "has_sse41", "has_sse42", "has_popcnt")}
+
+
+def make_engine(needs_fuel: bool, *, has_components: bool = False, target: str | None = None) -> wasmtime.Engine:
+    """For this very processor, or for a target (`x86_64-unknown-linux-gnu`): code that other machines can run, too."""
     config = wasmtime.Config()
+    if target is not None:
+        config.target = target
+        for flag in PORTABLE_FLAGS.get(target.partition("-")[0], ()):
+            config.cranelift_flag_enable(flag)
     for name, is_allowed in PROPOSALS.items():
         setattr(config, f"wasm_{name}", is_allowed)
     config.wasm_component_model = has_components
@@ -162,15 +171,7 @@ class Engines:
 
     def compile(self, source: Source) -> tuple[Loaded, wasmtime.Module]:
         """Compiles and resolves the imports. `Refused` names what is wrong with the module."""
-        binary = _binary_of(source)
-        counted, shape = _with_growth_counter(binary)
-        engine = self.engine(source.needs_fuel)
-        try:
-            module = wasmtime.Module(engine, counted)
-        except wasmtime.WasmtimeError:
-            # Offsets and indices in the message must be those of the module as it was given.
-            module, shape.memories, shape.counts_refusals = _original(engine, binary), 0, False
-        facts = _facts(shape, source.entry)
+        module, facts = compile_module(self.engine(source.needs_fuel), source)
         return self._resolve(module, facts, source), module
 
     def adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded:
@@ -188,6 +189,17 @@ class Engines:
         except wasmtime.WasmtimeError as error:
             raise Refused("import", one_line(error)) from None
         return Loaded(pre, self.engine(source.needs_fuel), facts)
+
+
+def compile_module(engine: wasmtime.Engine, source: Source) -> tuple[wasmtime.Module, Facts]:
+    binary = _binary_of(source)
+    counted, shape = _with_growth_counter(binary)
+    try:
+        module = wasmtime.Module(engine, counted)
+    except wasmtime.WasmtimeError:
+        # Offsets and indices in the message must be those of the module as it was given.
+        module, shape.memories, shape.counts_refusals = _original(engine, binary), 0, False
+    return module, _facts(shape, source.entry)
 
 
 def _binary_of(source: Source) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -11,7 +12,7 @@ from pathlib import Path
 from warmcell.core.errors import BackendUnavailable
 from warmcell.languages.base import base_executable
 
-_WORKER = Path(__file__).resolve().parent.parent.parent / "guest" / "wasm"
+_WORKER = Path(__file__).resolve().parent.parent / "guest" / "wasm"
 WORKER_SCRIPT = _WORKER / "worker.py"
 #: The files that decide how a module is compiled: proposals and settings, and the counter that is put into it.
 _DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py")
@@ -45,16 +46,19 @@ def settings_digest() -> str:
 
 
 @functools.cache
-def processor() -> str:
-    """The machine and the features of its processor: compiled code uses what it finds."""
-    features = ""
-    try:
+def processor_features() -> frozenset[str]:
+    """By the names that the kernel has for them; none where it does not say."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.lower().startswith(("flags", "features")):
-                features = line
-                break
-    except OSError:
-        features = platform.processor()
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+@functools.cache
+def processor() -> str:
+    """The machine and the features of its processor: compiled code uses what it finds."""
+    features = " ".join(sorted(processor_features())) or platform.processor()
     return hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()
 
 

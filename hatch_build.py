@@ -1,0 +1,75 @@
+"""The wheel brings the modules of the toolbox compiled, so that nobody's first command waits for a compiler.
+
+A wheel with them is for one platform, and they are used with the very wasmtime that compiled them only. Without
+wasmtime, on other platforms, in editable installs and with WARMCELL_NO_PRECOMPILE=1 the wheel is pure, and modules are
+compiled when they are first used. WARMCELL_PRECOMPILE_PYTHON=1 adds the Python interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+INTO = "warmcell/toolbox/ready_made"
+
+
+def is_set(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def precompiler() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "modules"))
+    return importlib.import_module("precompile")
+
+
+def scratch_directory() -> Path:
+    """Beside the sources, so that the next build finds what this one made, or for this build alone."""
+    kept = ROOT / "build" / "ready_made"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="warmcell-ready-made-"))
+    return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="warmcell-ready-made-"))
+
+
+class CompileModules(BuildHookInterface):
+    """Hatchling makes one for each build."""
+
+    def dependencies(self) -> list[str]:
+        if is_set("WARMCELL_NO_PRECOMPILE"):
+            return []
+        extras = self.metadata.core.optional_dependencies
+        return extras["wasm-python" if is_set("WARMCELL_PRECOMPILE_PYTHON") else "wasm"]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        reason = self.why_not(version)
+        if reason:
+            self.app.display_info(f"no compiled modules: {reason}")
+            return
+        with_python = is_set("WARMCELL_PRECOMPILE_PYTHON")
+        for path in precompiler().precompile(scratch_directory(), with_python, self.app.display_info):
+            build_data["force_include"][str(path)] = f"{INTO}/{path.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+    def why_not(self, version: str) -> str:
+        """Why this build has no compiled modules, or an empty text."""
+        if version == "editable":
+            return "the sources may change"
+        if is_set("WARMCELL_NO_PRECOMPILE"):
+            return "WARMCELL_NO_PRECOMPILE is set"
+        if importlib.util.find_spec("wasmtime") is None:
+            return "wasmtime is not installed"
+        if precompiler().target() is None:
+            return "there is no target for this platform"
+        return ""

@@ -1,0 +1,100 @@
+"""Modules that were compiled when the wheel was built, so that nobody's first command waits for a compiler.
+
+They are as much a part of the installation as its Python files and are believed as these are. What has to be checked is
+that they were made for exactly this wasmtime, these settings and such a processor, and that the disk still has what was
+built. Where anything is otherwise, the module is compiled as if there were no such file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from warmcell.toolbox.runtime import processor_features, settings_digest, wasmtime_version
+from warmcell.toolbox.signed_directory import (
+    SignedDirectory,
+    SignedFile,
+    Tampered,
+    Unusable,
+    cache_directory,
+    content_digest,
+    sealed_copy,
+)
+
+DIRECTORY = Path(__file__).resolve().parent / "ready_made"
+MANIFEST = "manifest.json"
+#: What modules that travel may need of a processor: engine.PORTABLE_FLAGS by the kernel's names.
+FEATURES = {"x86_64": ["pni", "popcnt", "sse4_1", "sse4_2", "ssse3"]}
+_log = logging.getLogger(__name__)
+
+
+def has_ready_made(digest: str) -> bool:
+    return digest in _modules()
+
+
+def find_ready_made(digest: str, entry: str) -> SignedFile | None:
+    """The compiled form of a module of ours, for the caller to close."""
+    record = _modules().get(digest)
+    if record is None or record["entry"] != entry:
+        return None
+    path = DIRECTORY / record["file"]
+    try:
+        with path.open("rb") as file:
+            sealed = sealed_copy(file.fileno())
+            is_whole = _is_whole(os.fstat(file.fileno()), sealed, record["sha256"])
+    except OSError as error:
+        _log.warning("%s cannot be used, the module is compiled anew: %s", path, error)
+        return None
+    if not is_whole:
+        os.close(sealed)
+        _log.warning("%s is not what was built, the module is compiled anew", path)
+        return None
+    return SignedFile(sealed, record["facts"])
+
+
+def _is_whole(found: os.stat_result, sealed: int, sha256: str) -> bool:
+    """Compares the content once for each account; then a file that nothing has touched since is taken for the same."""
+    identity = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    notes, name = _notes(), f"whole-{sha256}"
+    try:
+        note = notes.read(name) if notes else None
+    except Tampered:
+        note = None
+    if note is not None:
+        note.close()
+        if note.facts.get("identity") == identity:
+            return True
+    is_whole = content_digest(sealed) == sha256
+    if is_whole and notes is not None:
+        with contextlib.suppress(OSError), open(os.devnull, "rb") as nothing:
+            notes.write(name, nothing.fileno(), {"identity": identity})
+    return is_whole
+
+
+def _notes() -> SignedDirectory | None:
+    path = cache_directory("wasm")
+    try:
+        return SignedDirectory(path) if path else None
+    except (OSError, Unusable):
+        return None
+
+
+@functools.cache
+def _modules() -> dict[str, dict[str, Any]]:
+    """By the digest of their source; none when they were made for something else."""
+    try:
+        manifest = json.loads((DIRECTORY / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return {}
+    made_for = {name: manifest[name] for name in ("wasmtime", "settings", "machine")}
+    here = {"wasmtime": wasmtime_version(), "settings": settings_digest(), "machine": platform.machine()}
+    if made_for != here or not processor_features() >= set(manifest["features"]):
+        _log.info("the compiled modules of this installation were made for another wasmtime or processor")
+        return {}
+    return dict(manifest["modules"])

@@ -1,0 +1,181 @@
+"""Modules that came compiled with the wheel: used when they were made for this very runtime, and only then."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.helpers import require
+
+from warmcell.backends.wasm.module_cache import ModuleCache
+from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
+from warmcell.toolbox import ready_made
+from warmcell.toolbox.loader import find_artefact
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGEST = f"own:{find_artefact('node').sha256}"
+
+
+def load_script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the build of a wheel makes, of the smallest module."""
+    before = list(sys.path)
+    precompile = load_script(ROOT / "modules" / "precompile.py")
+    require(precompile.target() is not None, "wheels for this platform bring nothing compiled")
+    precompile.MODULES = ("node",)
+    directory = tmp_path_factory.mktemp("ready_made")
+    precompile.precompile(directory, False, lambda _text: None)
+    sys.path[:] = before
+    return directory
+
+
+@pytest.fixture
+def installed(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy in the place where an installation has it, for a user without any cache."""
+    directory = tmp_path / "installed"
+    shutil.copytree(built, directory)
+    monkeypatch.setattr(ready_made, "DIRECTORY", directory)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ready_made._modules.cache_clear()
+    yield directory
+    ready_made._modules.cache_clear()
+
+
+def change_manifest(directory: Path, **fields: Any) -> None:
+    path = directory / ready_made.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    ready_made._modules.cache_clear()
+
+
+def is_found() -> bool:
+    found = ready_made.find_ready_made(DIGEST, "run")
+    if found is not None:
+        found.close()
+    return found is not None
+
+
+def test_the_first_command_of_a_new_user_compiles_nothing(
+    installed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "warmcell")
+    cache = tmp_path / "modules"
+    runner = ToolboxRunner(Supervisor(cache=ModuleCache(cache)))
+    try:
+        assert runner.run_command(["node", "-p", "6*7"], timeout=60).stdout == "42\n"
+    finally:
+        runner.close()
+    assert not [path for path in cache.iterdir() if path.suffix == ".signed"]
+    assert "compiling" not in caplog.text
+
+
+def test_runs_that_count_fuel_need_other_code(installed: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "modules"
+    runner = ToolboxRunner(Supervisor(cache=ModuleCache(cache)))
+    try:
+        result = runner.run_command(["node", "-p", "6*7"], timeout=60, fuel=10**9)
+    finally:
+        runner.close()
+    assert result.stdout == "42\n"
+    assert [path for path in cache.iterdir() if path.suffix == ".signed"]
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"wasmtime": "0.0.0"},
+        {"settings": "0" * 64},
+        {"machine": "another"},
+        {"features": ["a feature of tomorrow"]},
+        {"modules": {}},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_made_for_something_else(installed: Path, difference: dict[str, Any]) -> None:
+    assert is_found() and ready_made.has_ready_made(DIGEST)
+    change_manifest(installed, **difference)
+    assert not is_found() and not ready_made.has_ready_made(DIGEST)
+
+
+def test_a_pure_installation_has_none(installed: Path) -> None:
+    shutil.rmtree(installed)
+    assert not is_found()
+
+
+def test_another_entry_is_another_module(installed: Path) -> None:
+    assert ready_made.find_ready_made(DIGEST, "other") is None
+
+
+def test_what_is_not_what_was_built_is_not_run(installed: Path) -> None:
+    path = installed / "node.cwasm"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert not is_found()
+    path.unlink()
+    assert not is_found()
+
+
+def test_the_content_is_compared_once_and_whenever_the_file_was_touched(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    digest = ready_made.content_digest
+    monkeypatch.setattr(ready_made, "content_digest", lambda file: compared.append(file) or digest(file))
+    path = installed / "node.cwasm"
+    assert is_found() and is_found() and len(compared) == 1
+    os.utime(path)
+    assert is_found() and is_found() and len(compared) == 2
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"changed")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not is_found() and not is_found() and len(compared) == 4
+
+
+def test_an_account_that_cannot_keep_notes_compares_every_time(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert is_found() and is_found()
+
+
+def test_what_travels_needs_no_more_of_a_processor_than_the_manifest_says(built: Path) -> None:
+    """The flags that the compiler was given, and the kernel's names for them, are two lists of the same."""
+    sys.path.insert(0, str(ROOT / "src" / "warmcell" / "guest"))
+    try:
+        from wasm.engine import PORTABLE_FLAGS
+    finally:
+        sys.path.pop(0)
+    kernel_names = {"has_sse3": "pni", "has_sse41": "sse4_1", "has_sse42": "sse4_2"}
+    for machine, flags in PORTABLE_FLAGS.items():
+        named = {kernel_names.get(flag, flag.removeprefix("has_")) for flag in flags}
+        assert named == set(ready_made.FEATURES[machine])
+    manifest = json.loads((built / ready_made.MANIFEST).read_text())
+    assert manifest["features"] == ready_made.FEATURES.get(platform.machine(), [])
+
+
+def test_what_an_earlier_build_made_is_kept(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    precompile = sys.modules["script_precompile"]
+    monkeypatch.setattr(precompile, "compile_one", lambda *_: pytest.fail("it was compiled again"))
+    files = precompile.precompile(built, False, lambda _text: None)
+    assert sorted(path.name for path in files) == ["manifest.json", "node.cwasm"]
