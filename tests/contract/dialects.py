@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 from tests.contract.programs import (
     PAGE,
@@ -13,8 +14,11 @@ from tests.contract.programs import (
     Dialect,
     Exit,
     Flood,
+    Save,
     Say,
+    ShowArguments,
     ShowEnvironment,
+    ShowFile,
     Sleep,
     Spin,
     Step,
@@ -38,6 +42,12 @@ def _python_line(step: Step) -> str:
             return "shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer); sys.stdout.flush()"
         case ShowEnvironment():
             return "os.write(1, b''.join(name + b'=' + value + b'\\0' for name, value in os.environb.items()))"
+        case ShowArguments():
+            return "os.write(1, b''.join(os.fsencode(word) + b'\\0' for word in sys.argv[1:]))"
+        case ShowFile():
+            return f"os.write(1, open({step.path!r}, 'rb').read())"
+        case Save():
+            return f"open({step.path!r}, 'w').write({step.text!r})"
         case Spin():
             return "while True: pass"
         case Burn():
@@ -55,6 +65,10 @@ _WASI = {
     "fd_read": "i32 i32 i32 i32",
     "environ_sizes_get": "i32 i32",
     "environ_get": "i32 i32",
+    "args_sizes_get": "i32 i32",
+    "args_get": "i32 i32",
+    "path_open": "i32 i32 i32 i32 i32 i64 i64 i32 i32",
+    "fd_close": "i32",
     "clock_time_get": "i32 i64 i32",
     "poll_oneoff": "i32 i32 i32 i32",
 }
@@ -70,16 +84,27 @@ _HELPERS = f"""
   (drop (call $fd_write (local.get $stream) (i32.const 0) (i32.const 1) (i32.const 8))))
 (func $now (result i64)
   (drop (call $clock_time_get (i32.const 1) (i64.const 1) (i32.const 32))) (i64.load (i32.const 32)))
-(func $copy (local $size i32)
+(func $copy (param $from i32) (local $size i32)
   (loop $more
     (i32.store (i32.const 0) (i32.const {PAGE})) (i32.store (i32.const 4) (i32.const {PAGE}))
-    (drop (call $fd_read (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 8)))
+    (drop (call $fd_read (local.get $from) (i32.const 0) (i32.const 1) (i32.const 8)))
     (local.set $size (i32.load (i32.const 8)))
     (if (local.get $size) (then (call $write (i32.const 1) (i32.const {PAGE}) (local.get $size)) (br $more)))))
 (func $environment
   (drop (call $environ_sizes_get (i32.const 16) (i32.const 20)))
   (drop (call $environ_get (i32.const 1024) (i32.const {PAGE})))
   (call $write (i32.const 1) (i32.const {PAGE}) (i32.load (i32.const 20))))
+(func $arguments (local $first i32)
+  (drop (call $args_sizes_get (i32.const 16) (i32.const 20)))
+  (drop (call $args_get (i32.const 1024) (i32.const {PAGE})))
+  (if (i32.gt_u (i32.load (i32.const 16)) (i32.const 1)) (then
+    (local.set $first (i32.sub (i32.load (i32.const 1028)) (i32.const {PAGE})))
+    (call $write (i32.const 1) (i32.load (i32.const 1028))
+      (i32.sub (i32.load (i32.const 20)) (local.get $first))))))
+(func $open (param $at i32) (param $size i32) (param $flags i32) (param $rights i64) (result i32)
+  (if (call $path_open (i32.const 3) (i32.const 0) (local.get $at) (local.get $size) (local.get $flags)
+    (local.get $rights) (i64.const 0) (i32.const 0) (i32.const 40)) (then unreachable))
+  (i32.load (i32.const 40)))
 (func $flood (param $stream i32) (param $pages i32)
   (memory.fill (i32.const {PAGE}) (i32.const 120) (i32.const {PAGE}))
   (loop $more
@@ -104,10 +129,16 @@ def in_wat(steps: Sequence[Step]) -> str:
     data, body = b"", []
     for step in steps:
         if isinstance(step, Say):
-            body.append(
-                f"(call $write (i32.const {step.stream}) (i32.const {_TEXTS + len(data)}) (i32.const {len(step.data)}))"
-            )
+            body.append(f"(call $write (i32.const {step.stream}) {_placed(data, step.data)})")
             data += step.data
+        elif isinstance(step, ShowFile):
+            body.append(f"(call $copy (call $open {_placed(data, step.path.encode())} (i32.const 0) (i64.const 2)))")
+            data += step.path.encode()
+        elif isinstance(step, Save):
+            path, text = step.path.encode(), step.text.encode()
+            opened = f"(call $open {_placed(data, path)} (i32.const 9) (i64.const 64))"
+            body.append(f"(call $write {opened} {_placed(data + path, text)})")
+            data += path + text
         else:
             body.append(_wat_line(step))
     escaped = "".join(f"\\{byte:02x}" for byte in data)
@@ -117,14 +148,20 @@ def in_wat(steps: Sequence[Step]) -> str:
       (func (export "_start") {" ".join(body)}))"""
 
 
+def _placed(before: bytes, text: bytes) -> str:
+    return f"(i32.const {_TEXTS + len(before)}) (i32.const {len(text)})"
+
+
 def _wat_line(step: Step) -> str:
     match step:
         case Flood():
             return f"(call $flood (i32.const {step.stream}) (i32.const {step.pages or 0}))"  # from 0 it counts down for ever
         case Copy():
-            return "(call $copy)"
+            return "(call $copy (i32.const 0))"
         case ShowEnvironment():
             return "(call $environment)"
+        case ShowArguments():
+            return "(call $arguments)"
         case Spin():
             return "(loop $for_ever (br $for_ever))"
         case Burn():
@@ -135,11 +172,11 @@ def _wat_line(step: Step) -> str:
             return f"(call $allocate (i32.const {step.megabytes * 16}))"
         case Exit():
             return f"(call $proc_exit (i32.const {step.code}))"
-        case Say():
+        case Say() | ShowFile() | Save():
             raise AssertionError("its text is placed by the caller")
 
 
-_NAMES = {kind.__name__: kind for kind in (Say, Flood, Copy, ShowEnvironment, Spin, Burn, Sleep, Allocate, Exit)}
+_NAMES = {kind.__name__: kind for kind in get_args(Step)}
 
 
 def as_script(steps: Sequence[Step]) -> str:
@@ -167,6 +204,13 @@ def _after(guest: FakeGuest, step: Step, request: ExecRequest) -> FakeGuest:
             return _writing(guest, 1, request.stdin_bytes)
         case ShowEnvironment():
             return _writing(guest, 1, "".join(f"{name}={value}\0" for name, value in request.env.items()).encode())
+        case ShowArguments():
+            return _writing(guest, 1, "".join(f"{word}\0" for word in request.args).encode())
+        case ShowFile():
+            content = {**request.files, **guest.files}[step.path]
+            return _writing(guest, 1, content if isinstance(content, bytes) else content.encode())
+        case Save():
+            return replace(guest, files={**guest.files, step.path: step.text.encode()})
         case Spin():
             return replace(guest, seconds=float("inf"), cpu_seconds=float("inf"))
         case Burn():

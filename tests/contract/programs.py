@@ -43,6 +43,26 @@ class ShowEnvironment:
 
 
 @dataclass(frozen=True)
+class ShowArguments:
+    """Writes its arguments, each ended by a NUL."""
+
+
+@dataclass(frozen=True)
+class ShowFile:
+    """Copies a file of its work directory to standard output."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Save:
+    """Writes text to a file of its work directory."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Spin:
     """Computes for ever."""
 
@@ -75,7 +95,7 @@ class Exit:
     code: int
 
 
-Step = Say | Flood | Copy | ShowEnvironment | Spin | Burn | Sleep | Allocate | Exit
+Step = Say | Flood | Copy | ShowEnvironment | ShowArguments | ShowFile | Save | Spin | Burn | Sleep | Allocate | Exit
 
 
 @dataclass(frozen=True)

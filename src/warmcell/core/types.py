@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass, field
@@ -13,6 +13,7 @@ MIB = 1024 * 1024
 MAX_CODE_BYTES = 8 * MIB
 MAX_TIMEOUT = 86_400.0
 DEFAULT_OUTPUT_BYTES = MIB
+T = TypeVar("T")
 
 
 class Language(StrEnum):
@@ -73,19 +74,19 @@ def check_env(env: object, name: str = "env") -> Mapping[str, str]:
         if not key or "=" in key:
             raise InvalidRequest(f"bad variable name {key!r}", field=f"{name} key")
         check_text(f"{name}[{key!r}]", value)
-    return FrozenEnv(env)
+    return FrozenMapping(env)
 
 
-class FrozenEnv(dict[str, str]):
+class FrozenMapping(dict[str, T]):
     """A dict that says no to changes: it can be pickled and copied, which a mapping proxy cannot."""
 
     def _refuse(self, *_: object, **__: object) -> Any:
-        raise TypeError("this environment cannot be changed")
+        raise TypeError("what a request holds cannot be changed")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (FrozenEnv, (dict(self),))
+        return (FrozenMapping, (dict(self),))
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -150,7 +151,11 @@ class EffectiveLimits:
 
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
-    """Code to run and what it may use. Raises `InvalidRequest`, naming the field, when anything is off."""
+    """Code to run and what it may use. Raises `InvalidRequest`, naming the field, when anything is off.
+
+    `files` are in the work directory when the program starts; those named by `fetch_files` that are there when it has
+    ended are in the result. Paths are relative to the work directory; one that leads out of it is `PathTraversal`.
+    """
 
     language: Language | str
     code: str | bytes
@@ -159,6 +164,9 @@ class ExecRequest:
     memory_limit_mb: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Limits | None = None
+    args: Sequence[str] = ()
+    files: Mapping[str, bytes | str] = field(default_factory=dict)
+    fetch_files: Sequence[str] = ()
     max_code_bytes: int = field(default=MAX_CODE_BYTES, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
@@ -173,6 +181,19 @@ class ExecRequest:
         set_field(self, "env", check_env(self.env))
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise InvalidRequest(f"must be Limits, not {type(self.limits).__name__}", field="limits")
+        self._check_files_and_args()
+
+    def _check_files_and_args(self) -> None:
+        """Most requests have none, and do not load what checks them."""
+        set_field = object.__setattr__
+        if self.args == self.fetch_files == () and self.files == {}:
+            set_field(self, "files", FrozenMapping())
+            return
+        from warmcell.core import request_files
+
+        set_field(self, "args", request_files.check_args(self.args))
+        set_field(self, "files", request_files.check_files(self.files))
+        set_field(self, "fetch_files", request_files.check_fetch_files(self.fetch_files))
 
     def _checked_language(self) -> Language | str:
         """A name, in lower case. Which names there are is for the backend to say: it may have languages of its own."""
@@ -266,6 +287,7 @@ class ExecResult:
     """What happened. A non-zero exit is a result like any other.
 
     `duration` is the guest's own, from the moment that it could run; `queued` is what the caller waited before that.
+    `files` has those that the request fetched and the program left; one that could not be taken is among the denials.
     """
 
     stdout: str = ""
@@ -282,6 +304,7 @@ class ExecResult:
     outputs: list[dict[str, Any]] = field(default_factory=list)
     denials: list[Denial] = field(default_factory=list)
     queued: float = 0.0
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for text, raw in (("stdout", "stdout_bytes"), ("stderr", "stderr_bytes")):
@@ -294,7 +317,7 @@ class ExecResult:
         return self.exit_code == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field in JSON types; bytes only where they are not the UTF-8 of the text, as `..._base64`."""
+        """Every field in JSON types; bytes only where they are not the text's UTF-8, as `..._base64`; files in base64."""
         from base64 import b64encode
         from dataclasses import asdict
 
@@ -303,6 +326,7 @@ class ExecResult:
             raw: bytes = plain.pop(f"{name}_bytes")
             if not _is_utf8(raw):
                 plain[f"{name}_base64"] = b64encode(raw).decode()
+        plain["files"] = {path: b64encode(content).decode() for path, content in self.files.items()}
         return plain
 
     def to_json(self) -> str:

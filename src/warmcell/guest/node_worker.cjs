@@ -34,7 +34,7 @@ function takeOver(job) {
   for (const key of Object.keys(process.env)) delete process.env[key];
   Object.assign(process.env, job.env);
   const entry = path.join(job.code_dir, job.argv[0]);
-  process.argv = [process.execPath, entry];
+  process.argv = [process.execPath, entry, ...job.argv.slice(1)];
   process.mainModule = undefined;
   require(path.join(job.code_dir, "boot.cjs"));
   // On a stack of its own: the program's traces then start with the program.

@@ -22,6 +22,16 @@ class Build:
     artefact: str
     cache_key: str
 
+    def beside(self, files: Mapping[str, bytes]) -> Build:
+        """The same step where a request's files lie in the work directory: a header, say, is part of what is made."""
+        if not files:
+            return self
+        import hashlib
+
+        contents = [[path, hashlib.sha256(files[path]).hexdigest()] for path in sorted(files)]
+        key = hashlib.sha256(repr([self.cache_key, contents]).encode()).hexdigest()
+        return Build(self.argv, self.artefact, key)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -40,14 +50,19 @@ class Program:
     worker: str | None = None
     build: Build | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    #: For a program that is to be given arguments, where that takes another command line.
+    argv_for_args: tuple[str, ...] = ()
     #: Of a command line that a caller gave word by word: where it begins.
     cwd: str = ""
 
-    def argv_in(self, code_dir: str, out_dir: str = "/out", memory_mb: int = 512) -> list[str]:
-        """The command line for a run that keeps the files in `code_dir`."""
+    def argv_in(
+        self, code_dir: str, out_dir: str = "/out", memory_mb: int = 512, args: tuple[str, ...] = ()
+    ) -> list[str]:
+        """The command line for a run that keeps the files in `code_dir`. `args` are taken as they are."""
         if self.cwd:  # "{code}" is then a word of the caller's own
-            return list(self.argv)
-        return [place(item, code_dir, out_dir).replace(MEMORY, str(memory_mb)) for item in self.argv]
+            return [*self.argv, *args]
+        argv = (self.argv_for_args if args else ()) or self.argv
+        return [*(place(item, code_dir, out_dir).replace(MEMORY, str(memory_mb)) for item in argv), *args]
 
 
 def place(item: str, code_dir: str, out_dir: str) -> str:

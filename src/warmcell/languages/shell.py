@@ -29,8 +29,10 @@ class ShellRuntime:
         return ask([shell, "--version"]) if os.path.basename(shell) == "bash" else "sh"
 
     def prepare(self, code: str, config: ProcessConfig) -> Program:
-        argv = plain_command(code) or (find_shell(), f"{CODE_DIR}/{MAIN_FILE}")
-        return Program(argv=argv, files={MAIN_FILE: code.encode()}, main_file=MAIN_FILE)
+        script = (find_shell(), f"{CODE_DIR}/{MAIN_FILE}")
+        argv = plain_command(code) or script
+        # A script that is one plain command does nothing with its arguments; the command by itself would.
+        return Program(argv=argv, files={MAIN_FILE: code.encode()}, main_file=MAIN_FILE, argv_for_args=script)
 
 
 def plain_command(code: str) -> tuple[str, ...] | None:

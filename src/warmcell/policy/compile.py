@@ -160,7 +160,7 @@ def compile_open_plan(
     return LaunchPlan(
         isolation=policy.isolation,
         network="host" if policy.network == "host" else "loopback",
-        cwd=f"{home}{WORK_DIR}",
+        cwd=next((path.source for path in policy.paths if path.target == WORK_DIR), f"{home}{WORK_DIR}"),
         rlimits=_rlimits(limits),
         landlock=_open_landlock(policy, layout, runtime_paths, home) if is_landlock else (),
         seccomp=is_landlock,

@@ -12,7 +12,7 @@ from warmcell.core.records import dataclass, replace
 from warmcell.core.types import EffectiveLimits, Enforced, Limits
 from warmcell.policy.carried import check_carried
 from warmcell.policy.host import HostCapabilities
-from warmcell.policy.model import AccessMode, NetworkRule, SandboxPolicy
+from warmcell.policy.model import NetworkRule, SandboxPolicy
 from warmcell.policy.places import narrowed
 
 #: What `policy=None` means: nothing of the host, and processes allowed.
@@ -98,7 +98,7 @@ def resolve(
         env=policy.env,
         limits=limits,
         uses_cgroup=host.cgroup is not None,
-        enforced=_enforced(policy, host, enforcer, isolation, network),
+        enforced=_enforced(policy, paths, host, enforcer, isolation, network),
     )
 
 
@@ -136,7 +136,12 @@ def _refuse_narrowed(paths: tuple[ResolvedPath, ...]) -> None:
 
 
 def _enforced(
-    policy: SandboxPolicy, host: HostCapabilities, enforcer: str | None, isolation: str, network: str
+    policy: SandboxPolicy,
+    paths: tuple[ResolvedPath, ...],
+    host: HostCapabilities,
+    enforcer: str | None,
+    isolation: str,
+    network: str,
 ) -> Enforced:
     limits = host.cgroup or "supervisor"
     common = Enforced(
@@ -151,7 +156,7 @@ def _enforced(
         environment="supervisor",
     )
     if isolation == "namespaces":
-        return _in_namespaces(common, policy, host, network)
+        return _in_namespaces(common, paths, host, network)
     if isolation == "landlock":
         network_lock = None if network == "host" else "seccomp"
         return replace(
@@ -173,9 +178,9 @@ def _enforced(
     )
 
 
-def _in_namespaces(common: Enforced, policy: SandboxPolicy, host: HostCapabilities, network: str) -> Enforced:
+def _in_namespaces(common: Enforced, paths: tuple[ResolvedPath, ...], host: HostCapabilities, network: str) -> Enforced:
     networks = {"none": "network namespace", "proxy": "network namespace + proxy", "host": None}
-    has_writable = any(path.mode is AccessMode.READ_WRITE for path in policy.allowed_paths)
+    has_writable = any(path.writable for path in paths)
     per_namespace = "rlimit per namespace" if host.process_limit_per_namespace else None
     return replace(
         common,

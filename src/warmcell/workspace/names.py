@@ -1,86 +1,27 @@
-"""Pure module: from the text of a path to the names it walks through, or a refusal. Nothing is opened here."""
+"""Pure module: names of a workspace's paths, as the core has them, and those forms that only a workspace knows."""
 
 from __future__ import annotations
 
 import os
-import re
 
 from warmcell.core.errors import PathTraversal
-
-MAX_PATH_BYTES = 4096
-MAX_NAME_BYTES = 255
-Parts = tuple[str, ...]
-
-_DRIVE = re.compile(r"[A-Za-z]:")
-
-
-def split_relative(path: str | os.PathLike[str]) -> Parts:
-    """The names of a path inside the workspace; `()` for "." itself. Raises `PathTraversal` for every other thing.
-
-    Empty and "." components are dropped as the kernel would; ".." is refused wherever it stands, also where it
-    would stay inside, because what it means depends on links that a guest can change.
-    """
-    text = _text_of(path)
-    if text.startswith("/"):
-        raise PathTraversal(shown(text), "is absolute")
-    _refuse_foreign_forms(text)
-    return _names(text)
+from warmcell.core.paths import MAX_NAME_BYTES as MAX_NAME_BYTES
+from warmcell.core.paths import MAX_PATH_BYTES as MAX_PATH_BYTES
+from warmcell.core.paths import Parts as Parts
+from warmcell.core.paths import path_text, plain_names, refuse_foreign_forms
+from warmcell.core.paths import shown as shown
+from warmcell.core.paths import split_relative as split_relative
 
 
 def split_guest_absolute(path: str | os.PathLike[str]) -> Parts:
     """The names of an absolute path as the guest sees it, such as "/work/a.txt"."""
-    text = _text_of(path)
+    text = path_text(path)
     if not text.startswith("/"):
         raise PathTraversal(shown(text), "is not absolute")
-    _refuse_foreign_forms(text.lstrip("/"))
-    return _names(text)
+    refuse_foreign_forms(text.lstrip("/"))
+    return plain_names(text)
 
 
 def printable(raw: str) -> str:
     """A name as the file system gave it, as text that can be encoded: bytes that are not UTF-8 become `\\xNN`."""
     return os.fsencode(raw).decode("utf-8", "backslashreplace")
-
-
-def shown(text: str) -> str:
-    """A path for an error message: encodable, and short enough to read."""
-    safe = text.encode("utf-8", "backslashreplace").decode()
-    return safe if len(safe) <= 200 else safe[:200] + "..."
-
-
-def _text_of(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(text, str):
-        raise PathTraversal(shown(repr(path)), "is not text")
-    if not text:
-        raise PathTraversal("", "is empty")
-    if "\0" in text:
-        raise PathTraversal(shown(text), "contains NUL")
-    if len(text) > MAX_PATH_BYTES:
-        raise PathTraversal(shown(text), f"is longer than {MAX_PATH_BYTES} bytes")
-    return text
-
-
-def _refuse_foreign_forms(text: str) -> None:
-    """Forms that mean "elsewhere" on another system or to a shell; taken literally they would only surprise."""
-    if "\\" in text:
-        raise PathTraversal(shown(text), "contains a backslash")
-    if _DRIVE.match(text):
-        raise PathTraversal(shown(text), "starts with a drive letter")
-    if text.startswith("~") and (text == "~" or "/" in text):
-        raise PathTraversal(shown(text), "starts with a home directory")
-
-
-def _names(text: str) -> Parts:
-    try:
-        size = len(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise PathTraversal(shown(text), "is not valid Unicode") from None
-    if size > MAX_PATH_BYTES:
-        raise PathTraversal(shown(text), f"is longer than {MAX_PATH_BYTES} bytes")
-    names = tuple(name for name in text.split("/") if name not in ("", "."))
-    for name in names:
-        if name == "..":
-            raise PathTraversal(shown(text), "contains '..'")
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise PathTraversal(shown(text), f"has a component longer than {MAX_NAME_BYTES} bytes")
-    return names

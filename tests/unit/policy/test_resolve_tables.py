@@ -207,7 +207,9 @@ def test_landlock_cannot_narrow_what_it_gave() -> None:
     for paths in ((wide, narrow), (narrow, wide)):
         with pytest.raises(EnforcerUnavailable, match="'/srv/a' read-only inside '/srv'"):
             resolve(WRITE, paths, LIMITS, HOST, "landlock")
-        assert resolve(SandboxPolicy(), paths, LIMITS, HOST, "native") == replace(NATIVE, paths=paths)
+        enforced = replace(IN_NAMESPACES, disk="sized tmpfs + supervisor")
+        expected = replace(NATIVE, paths=paths, enforced=enforced)
+        assert resolve(SandboxPolicy(), paths, LIMITS, HOST, "native") == expected
     apart = (replace(wide, source="/srv/b"), narrow)
     assert resolve(WRITE, apart, LIMITS, HOST, "landlock") == replace(LANDLOCK, paths=apart)
 

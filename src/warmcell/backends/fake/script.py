@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
@@ -17,7 +17,7 @@ _ENFORCED = Enforced(isolation_class="fake")
 
 @dataclass(frozen=True, slots=True)
 class FakeGuest:
-    """A program by what it does: prints, goes on for so many `seconds`, uses what it uses, and exits.
+    """A program by what it does: prints, goes on for so many `seconds`, uses what it uses, leaves `files`, and exits.
 
     The limits of the request hold for it as they would for a real one: whichever it meets first ends it.
     """
@@ -28,6 +28,7 @@ class FakeGuest:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_mb: int = 0
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ def outcome(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: 
 
 def _played(guest: FakeGuest, request: ExecRequest, limits: EffectiveLimits) -> Outcome:
     """As a real guest would end: by itself, or by the first limit that it meets."""
+    there: dict[str, Any] = {**request.files, **guest.files}
+    guest = replace(guest, files={path: there[path] for path in request.fetch_files if path in there})
     ends: list[tuple[float, SandboxError]] = []
     if guest.memory_mb > limits.memory_mb:
         ends.append((0.0, MemoryExceeded(limits.memory_mb, _killed(guest, 0.0, limits))))
@@ -131,6 +134,7 @@ def _result(guest: FakeGuest, seconds: float, limits: EffectiveLimits, exit_code
         duration=seconds,
         usage=Usage(min(guest.cpu_seconds, seconds), seconds, memory),
         enforced=_ENFORCED,
+        files=guest.files,
     )
     return _capped(made, limits.output_bytes)
 

@@ -157,6 +157,9 @@ class ProcessBackend:
             timeout=request.timeout,
             limits=effective_limits(self._policy, request.limits, request.memory_limit_mb),
             run=run,
+            args=tuple(request.args),
+            files=request.files,  # type: ignore[arg-type]  # text has become bytes when it was checked
+            fetch_files=tuple(request.fetch_files),
         )
         return self._launcher.run(launch)
 

@@ -11,7 +11,7 @@ from warmcell.backends.process.world import CAGED_ENV, Directories, World
 from warmcell.cage.wire import Job
 from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
-from warmcell.core.records import dataclass, replace
+from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import EffectiveLimits
 from warmcell.languages.program import Program
 from warmcell.lifetime.run import Run
@@ -39,6 +39,9 @@ class Launch:
     limits: EffectiveLimits
     run: Run
     spent: float = 0.0
+    args: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    fetch_files: tuple[str, ...] = ()
     #: More of the host for this run: a build's output directory, an artefact.
     extra_paths: tuple[ResolvedPath, ...] = ()
     #: Compilers need processes of their own, whatever the program may do.
@@ -54,11 +57,11 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
     files = {**program.files, **way_out.files}
     warm = warm_worker(launch, world)
     if warm == "python":
-        return Job("python", (), env, directories.code, files, program.main_file)
+        return Job("python", launch.args, env, directories.code, files, program.main_file)
     if warm == "node":
-        argv = [os.path.basename(program.argv[-1])]
+        argv = [os.path.basename(program.argv[-1]), *launch.args]
     else:
-        argv = program.argv_in(directories.code, directories.out, launch.limits.memory_mb)
+        argv = program.argv_in(directories.code, directories.out, launch.limits.memory_mb, launch.args)
     return Job("exec", tuple(argv), env, directories.code, files, program.main_file, program.cwd)
 
 
@@ -104,7 +107,7 @@ def _wrapped_job(launch: Launch, enforcer: SandboxEnforcer, directories: Directo
         allowed_paths=_paths_of_the_run(launch, directories, policy),
         allow_process_spawn=policy.allow_process_spawn or launch.is_build,
     )
-    program_path, *args = program.argv_in(CODE_DIR, OUT_DIR, launch.limits.memory_mb)
+    program_path, *args = program.argv_in(CODE_DIR, OUT_DIR, launch.limits.memory_mb, launch.args)
     try:
         wrapped = enforcer.wrap_command(program_path, args, policy)
         env = _configured_env(enforcer, wrapped, policy)

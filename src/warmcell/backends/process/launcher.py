@@ -10,7 +10,7 @@ from warmcell.backends.process.builds import Artefacts
 from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import Launch, job_for, prelude_for, warm_worker
 from warmcell.backends.process.world import PreparedWorld, World, world_for
-from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, PolicyViolation
+from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
@@ -18,6 +18,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.places import WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
 from warmcell.pool.pool import CellKind, Pool
 from warmcell.runner.cell import Cell, CellLost
@@ -95,15 +96,19 @@ class Launcher:
             raise host_failure(error) from error
 
     def _build_and_run(self, launch: Launch) -> ExecResult:
-        build = launch.program.build
-        assert build is not None
+        assert launch.program.build is not None
+        build = launch.program.build.beside(launch.files)
         with ExitStack() as cleanup:
             artefact = self._artefacts.find(build)
             if artefact is None:
                 workshop = cleanup.enter_context(self._artefacts.workshop())
                 compiler = replace(launch.program, argv=build.argv, build=None, worker=None)
                 out = pin(workshop, "/out", writable=True)
-                result = self._run_once(replace(launch, program=compiler, extra_paths=(out,), is_build=True, stdin=b""))
+                result = self._run_once(
+                    replace(
+                        launch, program=compiler, extra_paths=(out,), is_build=True, stdin=b"", args=(), fetch_files=()
+                    )
+                )
                 if not result.ok:
                     return result
                 artefact = self._artefacts.keep(build, workshop)
@@ -114,6 +119,26 @@ class Launcher:
             return self._run_once(replace(launch, program=program, extra_paths=(pin(artefact, "/out"),)))
 
     def _run_once(self, launch: Launch) -> ExecResult:
+        if not launch.files and not launch.fetch_files:
+            return self._run_in_cell(launch)
+        from warmcell.workspace.run_directory import RunDirectory
+
+        self._refuse_taken_work()
+        with ExitStack() as cleanup:
+            directory = RunDirectory(launch.files, launch.limits.disk_mb, cleanup)
+            work = pin(directory.path, WORK_DIR, writable=True)
+            launch = replace(launch, extra_paths=(*launch.extra_paths, work))
+            return directory.around(lambda: self._run_in_cell(launch), launch.fetch_files)
+
+    def _refuse_taken_work(self) -> None:
+        """What the policy shows there is the caller's own, and no place for a request to write to."""
+        if any(is_within(path.target, WORK_DIR) for path in self._policy.allowed_paths):
+            hint = "put them into that directory, or show it at another place"
+            raise InvalidRequest(
+                "the policy shows a directory of its own at the work directory", field="files", hint=hint
+            )
+
+    def _run_in_cell(self, launch: Launch) -> ExecResult:
         world, limits = self._world(launch), launch.limits
         with ExitStack() as cleanup:
             cancelled = cleanup.enter_context(launch.run.descriptor())

@@ -109,8 +109,9 @@ class OpenWorld(World):
         for name in (WORK_DIR, CODE_DIR, "/tmp"):
             os.mkdir(root + name, 0o700)
         plan = compile_open_plan(self.effective, probe.layout(), self._runtime_paths, root)
-        out = next((path.source for path in self.effective.paths if path.target == OUT_DIR), OUT_DIR)
-        directories = Directories(root + WORK_DIR, root + CODE_DIR, out, root + "/tmp")
+        shown = {path.target: path.source for path in self.effective.paths}
+        work, out = shown.get(WORK_DIR, root + WORK_DIR), shown.get(OUT_DIR, OUT_DIR)
+        directories = Directories(work, root + CODE_DIR, out, root + "/tmp")
         return PreparedWorld(encode(plan), directories)
 
     def default_env(self, directories: Directories) -> Mapping[str, str]:

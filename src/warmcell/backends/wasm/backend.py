@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.pool import MOST_WORKERS
-from warmcell.backends.wasm.run_request import RunRequest, check_fuel
+from warmcell.backends.wasm.run_request import Preopen, RunRequest, check_fuel
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import (
+    MIB,
     BackendCapabilities,
+    EffectiveLimits,
     EnforcedLimits,
     ExecRequest,
     ExecResult,
@@ -26,8 +29,10 @@ from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import effective_limits
 from warmcell.toolbox.runtime import wasmtime_directory
+from warmcell.workspace.run_directory import RunDirectory
 
 _ENFORCED_LIMITS = EnforcedLimits(
     timeout=True,
@@ -46,7 +51,8 @@ _ENFORCED_LIMITS = EnforcedLimits(
 class WasmBackend:
     """Runs `language="wasm"`: a binary module (bytes or base64 text) or WAT text with WASI preview 1 and `_start`.
 
-    A guest has its standard streams, the request's environment and nothing else: no files, no network, no processes.
+    A guest has its standard streams, the request's arguments, environment and files, and nothing else: no other files,
+    no network, no processes.
     `fuel` bounds the number of instructions of every run, on top of its time. `limits` caps what requests may ask for.
     `max_workers` runs go on at a time; the rest wait in order for `queue_timeout` seconds, then `BackendBusy`.
     """
@@ -113,12 +119,24 @@ class WasmBackend:
                 f"WasmBackend runs wasm, not {request.language}", field="language", hint="use ProcessBackend"
             )
         wasmtime_directory()
-        return self._supervisor.run(source_from_code(request.code), self._run_request(request), run)
+        source, limits = source_from_code(request.code), self._effective(request)
+        if not request.files and not request.fetch_files:
+            return self._supervisor.run(source, self._run_request(request, limits), run)
+        with ExitStack() as cleanup:
+            directory = RunDirectory(request.files, limits.disk_mb, cleanup)  # type: ignore[arg-type]  # text was encoded
+            # By both names: what a program makes of a relative path depends on its language's library.
+            preopens = tuple(Preopen(directory.path, place, writable=True) for place in (".", WORK_DIR))
+            wanted = self._run_request(request, limits, preopens)
+            return directory.around(lambda: self._supervisor.run(source, wanted, run), request.fetch_files)
 
-    def _run_request(self, request: ExecRequest) -> RunRequest:
-        limits = effective_limits(SandboxPolicy(limits=self._limits), request.limits, request.memory_limit_mb)
+    def _effective(self, request: ExecRequest) -> EffectiveLimits:
+        return effective_limits(SandboxPolicy(limits=self._limits), request.limits, request.memory_limit_mb)
+
+    def _run_request(
+        self, request: ExecRequest, limits: EffectiveLimits, preopens: tuple[Preopen, ...] = ()
+    ) -> RunRequest:
         return RunRequest(
-            argv=("main.wasm",),
+            argv=("main.wasm", *request.args),
             timeout=request.timeout,
             memory_limit_mb=limits.memory_mb,
             env=request.env,
@@ -127,4 +145,6 @@ class WasmBackend:
             output_bytes=limits.output_bytes,
             cpu_seconds=limits.cpu_seconds,
             open_files=limits.open_files,
+            preopens=preopens,
+            file_bytes=limits.disk_mb * MIB if preopens else None,
         )

@@ -1,0 +1,64 @@
+"""RunDirectory: a work directory for one run: a request's files are laid out in it, those asked for taken out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+from warmcell.core.errors import InvalidRequest, PathTraversal, SandboxError
+from warmcell.core.records import replace
+from warmcell.core.request_files import MOST_FILE_BYTES
+from warmcell.core.types import MIB, Denial, ExecResult
+from warmcell.workspace.descent import Descent
+from warmcell.workspace.errors import FileMissing, WorkspaceError
+from warmcell.workspace.files import put_file, read_file
+from warmcell.workspace.names import split_relative
+from warmcell.workspace.quota import space_for
+from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.root import Root
+
+
+class RunDirectory:
+    """On the host, readable by nobody else; gone with `cleanup`.
+
+    Whoever takes files from it must know that no process of the guest is left.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], disk_mb: int, cleanup: ExitStack) -> None:
+        import tempfile
+
+        if sum(space_for(len(content)) for content in files.values()) > disk_mb * MIB:
+            hint = "send less, or raise Limits(disk_mb=...)"
+            raise InvalidRequest(f"take more than the {disk_mb} MB of disk that the run has", field="files", hint=hint)
+        self.path = tempfile.mkdtemp(prefix="warmcell-work-")
+        cleanup.callback(remove_directory, self.path)
+        self._root = Root(self.path)
+        cleanup.callback(self._root.close)
+        with Descent(self._root, makes=True) as descent:
+            for path in sorted(files):
+                *above, name = split_relative(path)
+                put_file(descent.enter(tuple(above)), name, files[path], 0o644)
+
+    def around(self, run: Callable[[], ExecResult], fetched: Sequence[str]) -> ExecResult:
+        """Carries the run out; its result, or the partial one of a run that a limit ended, has the files in it."""
+        try:
+            return self._with_files(run(), fetched)
+        except SandboxError as error:
+            partial = getattr(error, "result", None)
+            if isinstance(partial, ExecResult):
+                error.result = self._with_files(partial, fetched)  # type: ignore[attr-defined]
+            raise
+
+    def _with_files(self, result: ExecResult, paths: Sequence[str]) -> ExecResult:
+        """Those that are there; what the program left in the place of one is told, not followed."""
+        found: dict[str, bytes] = {}
+        refused: list[Denial] = []
+        for path in paths:
+            room = MOST_FILE_BYTES - sum(map(len, found.values()))
+            try:
+                found[path] = read_file(self._root, split_relative(path), room)
+            except FileMissing:
+                continue
+            except (WorkspaceError, PathTraversal) as error:
+                refused.append(Denial("file", path, "fetch_files", error.message))
+        return replace(result, files=found, denials=[*result.denials, *refused])
