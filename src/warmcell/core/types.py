@@ -317,7 +317,7 @@ class ExecResult:
         return self.exit_code == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field in JSON types; bytes only where they are not the text's UTF-8, as `..._base64`; files in base64."""
+        """Every field in JSON types; bytes only where they are not the text's UTF-8, as `..._base64`; files too."""
         from base64 import b64encode
         from dataclasses import asdict
 
