@@ -37,7 +37,6 @@ ATTACKS = {
 NOT_YET = {
     "PT-10",
     "PT-15",
-    "S2-01",  # caches shared across trust
     "S2-04",  # watching others
     "S2-05",  # shared quotas
     "S2-06",  # memory that is not counted
@@ -49,7 +48,6 @@ NOT_YET = {
     "S2-14",  # metadata in the landlock class
     "S2-18",  # work that outlives its run
     "S2-19",  # methods in lower case
-    "S2-20",  # a cache without an end
     "S2-21",  # what kill -9 leaves
     "S2-22",  # address rules by name
     "S2-29",  # path rules of URLs
@@ -99,6 +97,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-RX-3": Proof("RX-01 RX-06 RX-08 RX-11 S2-10 S2-24"),
     "WC-RX-4": Proof("RX-09"),
     "WC-RX-5": Proof("RX-12 RX-13 RX-14 PT-09 PT-11 S2-13 S2-18 S2-21 S2-27"),
+    "WC-RX-6": Proof("S2-20"),
     "WC-LK-1": Proof("LK-01 PR-01"),
     "WC-LK-2": Proof("LK-02"),
     "WC-LK-3": Proof("LK-05 LK-06 S2-01 S2-04 S2-09"),

@@ -13,8 +13,13 @@ from warmcell.languages.plain import ARTEFACT, build_key
 from warmcell.languages.program import CODE_DIR, OUT_DIR, Build, Program
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr
+from warmcell.lifetime.held_directories import HeldDirectory, abandoned, make_held
 
 MAIN_FILE = "main.go"
+#: Libraries of other versions that are kept beside the one in use, 100 MB each.
+_MOST_OTHERS = 1
+#: Where there is no home directory: held while we live, and swept by the next start.
+_for_this_process: list[HeldDirectory] = []
 
 #: Compiled once for each Go, because compiling them anew takes a minute. Other packages of the standard library work
 #: too; they are compiled with every program that asks for them.
@@ -115,13 +120,16 @@ def _is_ours(directory: str) -> bool:
 def _compiled(go: GoToolchain, place: str) -> str:
     """Made beside its place and moved there whole: another process may be at it too, and the first to end wins."""
     import shutil
-    import tempfile
 
+    home = os.path.dirname(place)
     try:
-        os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-        fresh = tempfile.mkdtemp(prefix=".go-", dir=os.path.dirname(place))
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        _forget_others(home)
+        held = make_held(".go-", home)
     except OSError:
-        fresh = place = tempfile.mkdtemp(prefix="warmcell-go-")  # no home directory: for this process only
+        held = make_held("warmcell-go-")  # no home directory: for this process only
+        place = held.path
+    fresh = held.path
     try:
         there = set(_ask_go(go.program, "list", "std", cache=fresh).split())
         packages = [name for name in COMMON_PACKAGES if name in there]  # some came with a later Go
@@ -135,4 +143,18 @@ def _compiled(go: GoToolchain, place: str) -> str:
     finally:
         if fresh != place:
             shutil.rmtree(fresh, ignore_errors=True)
+            held.let_go()
+        else:
+            _for_this_process.append(held)
     return place
+
+
+def _forget_others(home: str) -> None:
+    """What a killed process left unfinished, and all but the last of those that were made for another Go."""
+    import shutil
+
+    for path in abandoned(home, (".go-",)):
+        shutil.rmtree(path, ignore_errors=True)
+    kept = [entry for entry in os.scandir(home) if not entry.name.startswith(".")]
+    for entry in sorted(kept, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)[:-_MOST_OTHERS]:
+        shutil.rmtree(entry.path, ignore_errors=True)

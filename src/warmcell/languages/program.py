@@ -16,7 +16,11 @@ OUT_DIR = "{out}"
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A compile step that comes before the run, under the same confinement; its artefact is cached by `cache_key`."""
+    """A compile step that comes before the run, confined like it but with nothing of the policy in sight.
+
+    `cache_key` covers what only the language knows, such as the compiler's version. The artefact is kept under a key
+    that covers everything (`backends.process.builds.keyed`); nothing else may decide whether one is found again.
+    """
 
     argv: tuple[str, ...]
     artefact: str

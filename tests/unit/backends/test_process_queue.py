@@ -100,7 +100,7 @@ class TestTheClock:
             return ExecResult(duration=2.0)
 
         monkeypatch.setattr(Launcher, "_run_once", took_two_seconds)
-        monkeypatch.setattr(Artefacts, "keep", lambda self, build, workshop: workshop)
+        monkeypatch.setattr(Artefacts, "keep", lambda self, build, workshop, cleanup: workshop)
         program = Program(("/x",), {}, "main", build=Build(("/compiler",), "made", "no such artefact"))
         run = Run()
         launch = Launch(program, {}, b"", 5.0, EffectiveLimits(), run)

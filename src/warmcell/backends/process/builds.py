@@ -1,46 +1,84 @@
-"""Artefacts: what compilers made, kept by the hash of what they were made from."""
+"""Artefacts: what compilers made, kept by the hash of everything that they were made from.
+
+Two runs share an artefact whoever they are, so nothing of either may be in it. A build therefore runs under
+`BUILD_POLICY`: none of the policy's paths, network or variables, none of the request's; and what it still sees that
+differs from one caller to the next is in its key (`keyed`).
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from warmcell.core.errors import ExecutionFailed
-from warmcell.languages.program import Build
+from warmcell.core.records import replace
+from warmcell.core.types import MIB, EffectiveLimits
+from warmcell.languages.plain import build_key
+from warmcell.languages.program import Build, Program
+from warmcell.lifetime.held_directories import HeldDirectory, hold, make_held
+from warmcell.policy.model import SandboxPolicy
 
-_LARGEST = 512 * 1024 * 1024
+#: What a compiler may do, whatever the program that it makes may. Processes, because it is several of them.
+BUILD_POLICY = SandboxPolicy(allow_process_spawn=True)
+
+_LARGEST = 256 * MIB
+_MOST_BYTES = 1024 * MIB
 _MOST_KEPT = 256
 
 
+def keyed(program: Program, enforcer: str | None, limits: EffectiveLimits) -> Build:
+    """The build under a key that covers all that its output can depend on; a language's own key is only a part of it.
+
+    The class of isolation, because the bare class and Landlock show a compiler more of the host than a cage does; the
+    limits, because a program can read them while it is compiled (`include_str!("/proc/self/limits")`).
+    """
+    assert program.build is not None
+    build = program.build
+    files = sorted((name, build_key(content.hex())) for name, content in program.files.items())
+    said = [getattr(limits, name) for name in limits.__slots__]
+    key = build_key(build.cache_key, build.argv, files, program.runtime_paths, enforcer, said)
+    return replace(build, cache_key=key)
+
+
 class Artefacts:
-    """A directory per artefact below the user's cache, readable by nobody else. Guests see one of them, read-only."""
+    """A directory per artefact below the user's cache, readable by nobody else. Guests see one of them, read-only.
+
+    At most 256 of them and 1 GiB, those used last. Who uses one holds it, so that nobody forgets it meanwhile.
+    """
 
     def __init__(self) -> None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         self._root = os.path.join(base, "warmcell", "builds")
+        self._temporary: HeldDirectory | None = None
 
-    def find(self, build: Build) -> str | None:
+    def find(self, build: Build, cleanup: ExitStack) -> str | None:
+        """The artefact's directory, held until `cleanup`."""
         directory = os.path.join(self._root, build.cache_key)
         if not _is_ours(directory) or not os.path.isfile(os.path.join(directory, build.artefact)):
             return None
+        held = hold(directory, is_shared=True)
+        if held is None:
+            return None
+        cleanup.callback(held.let_go)
         os.utime(directory)
         return directory
 
     @contextmanager
     def workshop(self) -> Iterator[str]:
         """An empty directory for one build, on the file system where the artefact will stay."""
-        import tempfile
-
+        from warmcell.workspace.private_directory import sweep
         from warmcell.workspace.remove import remove_directory
 
         root = self._writable_root()
-        directory = tempfile.mkdtemp(prefix=".build-", dir=root)
+        sweep(root, (".build-", ".keep-"))
+        held = make_held(".build-", root)
         try:
-            yield directory
+            yield held.path
         finally:
-            remove_directory(directory)
+            remove_directory(held.path)
+            held.let_go()
 
     def _writable_root(self) -> str:
         try:
@@ -49,38 +87,76 @@ class Artefacts:
                 return self._root
         except OSError:
             pass
-        import tempfile
-
-        self._root = tempfile.mkdtemp(prefix="warmcell-builds-")  # no home directory: kept for this process only
+        # No home directory: for this process only, and gone with it or with the next one's sweep.
+        self._temporary = make_held("warmcell-builds-")
+        self._root = self._temporary.path
         return self._root
 
-    def keep(self, build: Build, workshop: str) -> str:
-        """Takes the artefact out of the workshop, which a guest's compiler could write to, and into the cache."""
-        import shutil
-        import tempfile
+    def close(self) -> None:
+        """Removes what could not be kept for others anyway."""
+        held, self._temporary = self._temporary, None
+        if held is not None and held.is_ours:
+            from warmcell.workspace.remove import remove_directory
 
+            remove_directory(held.path)
+            held.let_go()
+
+    def keep(self, build: Build, workshop: str, cleanup: ExitStack) -> str:
+        """Takes the artefact out of the workshop, which a guest's compiler could write to, and into the cache."""
         made = os.path.join(workshop, build.artefact)
-        status = os.lstat(made)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-            raise ExecutionFailed("the compiler's output is not a program")
+        _check_made(made)
+        fresh = make_held(".keep-", self._root)
+        cleanup.callback(fresh.let_go)  # the lock goes with the directory when that gets its name
+        os.rename(made, os.path.join(fresh.path, build.artefact))
+        os.chmod(fresh.path, 0o755)  # reached only through its 0700 parent, or as a mount
         final = os.path.join(self._root, build.cache_key)
-        fresh = tempfile.mkdtemp(prefix=".keep-", dir=self._root)
-        os.rename(made, os.path.join(fresh, build.artefact))
-        os.chmod(os.path.join(fresh, build.artefact), 0o755)
-        os.chmod(fresh, 0o755)  # reached only through its 0700 parent, or as a mount
         try:
-            os.rename(fresh, final)
-        except OSError:
-            shutil.rmtree(fresh, ignore_errors=True)  # somebody else built the same text meanwhile
+            os.rename(fresh.path, final)
+        except OSError:  # somebody else built the same meanwhile
+            from warmcell.workspace.remove import remove_directory
+
+            remove_directory(fresh.path)
+            return self._theirs(build, cleanup)
         self._forget_oldest()
         return final
 
-    def _forget_oldest(self) -> None:
-        import shutil
+    def _theirs(self, build: Build, cleanup: ExitStack) -> str:
+        found = self.find(build, cleanup)
+        if found is None:
+            raise ExecutionFailed("the compiled program could not be kept", hint="run it again")
+        return found
 
-        kept = [entry for entry in os.scandir(self._root) if not entry.name.startswith(".")]
-        for entry in sorted(kept, key=lambda entry: entry.stat().st_mtime)[:-_MOST_KEPT]:
-            shutil.rmtree(entry.path, ignore_errors=True)
+    def _forget_oldest(self) -> None:
+        from warmcell.workspace.remove import remove_directory
+
+        total = 0
+        for position, (_, size, path) in enumerate(sorted(_kept(self._root), reverse=True)):
+            total += size
+            held = hold(path) if position >= _MOST_KEPT or total > _MOST_BYTES else None
+            if held is not None:  # one that a run uses stays until a later look
+                remove_directory(path)
+                held.let_go()
+
+
+def _check_made(path: str) -> None:
+    """A plain file and nothing that has another name somewhere: what is run is then what is kept here."""
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size > _LARGEST:
+        raise ExecutionFailed("the compiler's output is not a program of at most 256 MiB")
+    os.chmod(path, 0o755)
+
+
+def _kept(root: str) -> Iterator[tuple[float, int, str]]:
+    """When each was last used, its size on the disk, and where it is."""
+    for entry in os.scandir(root):
+        if entry.name.startswith("."):
+            continue
+        try:
+            used = entry.stat().st_mtime
+            size = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in os.scandir(entry.path))
+        except OSError:  # forgotten by another process meanwhile
+            continue
+        yield used, size, entry.path
 
 
 def _is_ours(directory: str) -> bool:

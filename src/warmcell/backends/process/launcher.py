@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from warmcell.backends.process.builds import Artefacts
+from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
 from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import Launch, job_for, prelude_for, warm_worker
 from warmcell.backends.process.world import PreparedWorld, World, world_for
@@ -15,6 +15,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import Build
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.model import SandboxPolicy
@@ -82,11 +83,19 @@ class Launcher:
         """What would be enforced for a run under this policy."""
         return self._effective(EffectiveLimits(), ()).enforced
 
+    @property
+    def _enforcer_name(self) -> str | None:
+        return self.enforcer.name if self.enforcer is not None else None
+
     def _effective(self, limits: EffectiveLimits, extra: tuple[ResolvedPath, ...]) -> EffectivePolicy:
         if isinstance(self._paths, PolicyViolation):
             raise self._paths
-        name = self.enforcer.name if self.enforcer is not None else None
-        return resolve(self._policy, (*self._paths, *extra), limits, host_capabilities(), name, self._has_fetch_policy)
+        paths = (*self._paths, *extra)
+        return resolve(self._policy, paths, limits, host_capabilities(), self._enforcer_name, self._has_fetch_policy)
+
+    def _effective_build(self, limits: EffectiveLimits, out: tuple[ResolvedPath, ...]) -> EffectivePolicy:
+        """Nothing of this backend's policy: what is built here is run by others (see `builds`)."""
+        return resolve(BUILD_POLICY, out, limits, host_capabilities(), self._enforcer_name)
 
     def run(self, launch: Launch) -> ExecResult:
         """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
@@ -96,22 +105,16 @@ class Launcher:
             raise host_failure(error) from error
 
     def _build_and_run(self, launch: Launch) -> ExecResult:
-        assert launch.program.build is not None
-        build = launch.program.build.beside(launch.files)
+        self._effective(launch.limits, ())  # what cannot be had is refused before anything is compiled
+        build = keyed(launch.program, self._enforcer_name, launch.limits).beside(launch.files)
         with ExitStack() as cleanup:
-            artefact = self._artefacts.find(build)
+            artefact = self._artefacts.find(build, cleanup)
             if artefact is None:
                 workshop = cleanup.enter_context(self._artefacts.workshop())
-                compiler = replace(launch.program, argv=build.argv, build=None, worker=None)
-                out = pin(workshop, "/out", writable=True)
-                result = self._run_once(
-                    replace(
-                        launch, program=compiler, extra_paths=(out,), is_build=True, stdin=b"", args=(), fetch_files=()
-                    )
-                )
+                result = self._run_once(_compiling(launch, build, workshop))
                 if not result.ok:
                     return result
-                artefact = self._artefacts.keep(build, workshop)
+                artefact = self._artefacts.keep(build, workshop, cleanup)
                 if result.duration >= launch.timeout:
                     raise ExecutionTimeout(launch.timeout, phase="build")
                 launch = replace(launch, spent=result.duration)
@@ -164,7 +167,8 @@ class Launcher:
             cell = self.pool.lease(kind, launch.run)
             cleanup.callback(cell.close)
             way_out = self.egress.open(cell, denials.add, cleanup)
-            job = job_for(launch, world, prepared.directories, way_out, self._policy)
+            policy = BUILD_POLICY if launch.is_build else self._policy
+            job = job_for(launch, world, prepared.directories, way_out, policy)
             with suppress(CellLost):
                 cell.start(job)
                 return cell
@@ -179,9 +183,8 @@ class Launcher:
             if world is not None:
                 self._worlds[key] = world
                 return world
-        effective = self._effective(launch.limits, launch.extra_paths)
-        if launch.is_build:
-            effective = replace(effective, allow_spawn=True)
+        decide = self._effective_build if launch.is_build else self._effective
+        effective = decide(launch.limits, launch.extra_paths)
         world = world_for(effective, self._config, program, self.enforcer)
         with self._worlds_lock:
             if not launch.extra_paths:
@@ -206,6 +209,18 @@ class Launcher:
 
     def close(self) -> None:
         self.pool.close()
+        self._artefacts.close()
+
+
+def _compiling(launch: Launch, build: Build, workshop: str) -> Launch:
+    """The run of the compiler. Nothing of who asks goes with it: no variable, no input, no path.
+
+    The request's files do, because programs are made of them; they are part of the key.
+    """
+    compiler = replace(launch.program, argv=build.argv, build=None, worker=None, env={})
+    out = pin(workshop, "/out", writable=True)
+    bare = replace(launch, program=compiler, env={}, stdin=b"", args=(), fetch_files=())
+    return replace(bare, extra_paths=(out,), is_build=True)
 
 
 def _terms(launch: Launch, world: World) -> Terms:

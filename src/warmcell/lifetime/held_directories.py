@@ -1,0 +1,102 @@
+"""Directories that belong to a living process. One that nobody holds was left by a process that was killed.
+
+A directory is held by a lock on it, which the kernel lets go of however its holder ends. So whoever can take the lock
+knows that nobody needs the directory any more; no clock and no process id has to be believed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ATTEMPTS = 64
+#: What this package makes in the directory for temporary files is called `warmcell-<kind>-<random>`.
+KINDS = ("builds", "doctor", "go", "probe", "run", "snapshots", "tmp", "work")
+
+
+class HeldDirectory:
+    """A directory and the lock on it. A fork of the process has a copy of the lock, and so keeps it alive as well."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self._maker = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it: a fork that ends must not take it away from the one that goes on."""
+        return os.getpid() == self._maker
+
+    def let_go(self) -> None:
+        """Whoever comes next may remove it, or has nothing to remove. May be called twice."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def temporary_place() -> str:
+    """As `tempfile` finds it first, without loading that module."""
+    return next((os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "/tmp")
+
+
+def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
+    """A new directory for this user alone, held from the beginning."""
+    import tempfile
+
+    for _ in range(_ATTEMPTS):
+        path = tempfile.mkdtemp(prefix=prefix, dir=parent)
+        held = hold(path)
+        if held is not None:  # between the two steps somebody's sweep may have taken it for abandoned
+            return held
+    raise FileExistsError(f"something removes each directory that is made in {parent or tempfile.gettempdir()}")
+
+
+def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:
+    """Takes the lock, or None where the directory is gone, not this user's, or held by somebody else."""
+    try:
+        lock = os.open(path, _OPEN)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if _is_still_there(path, lock):
+            return HeldDirectory(path, lock)
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _is_still_there(path: str, lock: int) -> bool:
+    held, named = os.fstat(lock), os.lstat(path)
+    return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) and held.st_uid == os.geteuid()
+
+
+def abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:
+    """This user's directories of these names that nobody holds, each held by us while the caller removes it."""
+    for name in _names(parent, prefixes):
+        held = hold(os.path.join(parent, name))
+        if held is not None:
+            try:
+                yield held.path
+            finally:
+                held.let_go()
+
+
+def _names(parent: str, prefixes: tuple[str, ...]) -> list[str]:
+    try:
+        with os.scandir(parent) as entries:
+            return [entry.name for entry in entries if entry.name.startswith(prefixes) and _is_own_directory(entry)]
+    except OSError:
+        return []
+
+
+def _is_own_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

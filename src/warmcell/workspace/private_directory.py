@@ -1,0 +1,42 @@
+"""Private directories for what a guest writes, and the sweep that removes those of programs that were killed."""
+
+from __future__ import annotations
+
+from warmcell.lifetime.held_directories import KINDS, HeldDirectory, abandoned, make_held, temporary_place
+from warmcell.workspace.errors import WorkspaceError
+from warmcell.workspace.remove import remove_directory
+
+_PREFIXES = tuple(f"warmcell-{kind}-" for kind in KINDS)
+#: Whether this process has looked already. Once is enough: what it leaves itself is for the next one.
+_has_swept = False
+
+
+class PrivateDirectory:
+    """For this user alone. Gone with `close`, and where the program is killed first, with the next one's sweep."""
+
+    def __init__(self, kind: str) -> None:
+        sweep_once()
+        self._held: HeldDirectory = make_held(f"warmcell-{kind}-")
+        self.path = self._held.path
+
+    def close(self) -> None:
+        """Removes it with all that is in it. May be called twice; in a fork it leaves the original's alone."""
+        if self._held.is_ours:
+            remove_directory(self.path)
+        self._held.let_go()
+
+
+def sweep_once() -> None:
+    """Removes what killed programs of this user left among the temporary files, the first time that it is called."""
+    global _has_swept
+    if not _has_swept:
+        _has_swept = True
+        sweep(temporary_place(), _PREFIXES)
+
+
+def sweep(parent: str, prefixes: tuple[str, ...]) -> None:
+    for path in abandoned(parent, prefixes):
+        try:
+            remove_directory(path)
+        except (OSError, WorkspaceError):
+            continue  # a guest that has not died yet still writes there: the next start finds it again

@@ -1,0 +1,202 @@
+"""What one run leaves for another: compiled programs hold nothing of a policy, a path or an environment."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from warmcell.backends.process import builds
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.backends.process.builds import Artefacts, keyed
+from warmcell.core.errors import ExecutionFailed
+from warmcell.core.records import replace
+from warmcell.core.types import EffectiveLimits, ExecRequest, ExecResult
+from warmcell.languages import go
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import Build, Program
+from warmcell.lifetime.held_directories import make_held
+from warmcell.policy.builder import SandboxPolicyBuilder
+
+COLD = ProcessConfig(pool_size=0, pool_min=0)
+CANARY = "canary-of-one-policy"
+
+#: Reads what the compiler can see, at compile time, and prints it at run time, where it can be seen no more.
+C_OF_A_PATH = """
+#include <stdio.h>
+__asm__(".section .rodata\\n.globl taken\\ntaken:\\n.incbin \\"%s\\"\\n.byte 0\\n.previous\\n");
+extern const char taken[];
+int main(void) { puts(taken); }
+"""
+C_OF_CODE = """
+#include <stdio.h>
+#if __has_include("%s")
+#include "%s"
+#else
+const char *said = "not seen";
+#endif
+int main(void) { puts(said); }
+"""
+RUST = """
+fn main() {
+    println!("{} {}", option_env!("CANARY").unwrap_or("unset"), option_env!("POLICY_CANARY").unwrap_or("unset"));
+    print!("{}", include_str!("/proc/self/environ").replace('\\0', "\\n"));
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "warmcell" / "builds"
+
+
+def execute(
+    code: str, language: str = "c", *, policy: object = None, enforcer: str = "auto", **more: object
+) -> ExecResult:
+    with ProcessBackend(COLD, enforcer, policy) as backend:  # type: ignore[arg-type]
+        return backend.execute_blocking(ExecRequest(language, code, 60, **more))  # type: ignore[arg-type]
+
+
+def allowing(path: Path, **env: str) -> object:
+    builder = SandboxPolicyBuilder().allow_read(path).allow_process_spawn()
+    for name, value in env.items():
+        builder = builder.env(name, value)
+    return builder.build()
+
+
+@pytest.mark.attack("S2-01")
+@pytest.mark.needs("user namespaces")
+def test_a_file_of_one_policy_is_in_no_program(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text(CANARY)
+    code = C_OF_A_PATH % secret
+    first = execute(code, policy=allowing(tmp_path))
+    second = execute(code)
+    assert CANARY not in first.stdout + second.stdout
+    assert first.exit_code and second.exit_code and "secret.txt" in first.stderr, first.stderr
+
+
+@pytest.mark.attack("S2-01")
+@pytest.mark.needs("user namespaces")
+def test_code_of_one_policy_is_in_no_program(tmp_path: Path) -> None:
+    (tmp_path / "said.h").write_text('const char *said = "the attacker\'s";\n')
+    code = C_OF_CODE % (tmp_path / "said.h", tmp_path / "said.h")
+    assert execute(code, policy=allowing(tmp_path)).stdout == "not seen\n"
+    assert execute(code).stdout == "not seen\n"
+
+
+@pytest.mark.attack("S2-01")
+@pytest.mark.needs("rustc", "bwrap")
+@pytest.mark.parametrize("enforcer", ["auto", "bubblewrap"])
+def test_an_environment_is_in_no_program(enforcer: str, tmp_path: Path) -> None:
+    policy = allowing(tmp_path, POLICY_CANARY=CANARY)
+    first = execute(RUST, "rust", policy=policy, enforcer=enforcer, env={"CANARY": CANARY})
+    assert first.exit_code == 0, first.stderr
+    assert first.stdout.startswith("unset unset\n") and CANARY not in first.stdout
+
+
+@pytest.mark.attack("S2-01")
+@pytest.mark.needs("user namespaces", "bwrap")
+def test_a_program_built_without_a_cage_runs_in_none(tmp_path: Path) -> None:
+    """The bare class sees the host's files; the same text in a cage is compiled anew and finds none."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text(CANARY)
+    code = C_OF_A_PATH % secret
+    with ProcessBackend(COLD, enforcer=None) as bare:
+        assert CANARY in bare.execute_blocking(ExecRequest("c", code, 60)).stdout
+    for enforcer in ("auto", "bubblewrap", "landlock"):
+        assert CANARY not in execute(code, enforcer=enforcer).stdout
+
+
+@pytest.mark.attack("S2-01")
+def test_the_key_covers_all_that_a_compiler_sees() -> None:
+    """Limits too: `include_str!("/proc/self/limits")` would tell one policy's to another."""
+    build = Build(("cc", "-O2"), "main", "the language's own key")
+    program = Program(("{out}/main",), {"main.c": b"text"}, "main.c", ("/opt/cc",), build=build)
+    others = (
+        (replace(program, files={"main.c": b"other"}), "native", EffectiveLimits()),
+        (replace(program, files={"main.c": b"text", "more.h": b""}), "native", EffectiveLimits()),
+        (replace(program, build=replace(build, argv=("cc", "-O3"))), "native", EffectiveLimits()),
+        (replace(program, build=replace(build, cache_key="another")), "native", EffectiveLimits()),
+        (replace(program, runtime_paths=("/opt/other",)), "native", EffectiveLimits()),
+        (program, "bubblewrap", EffectiveLimits()),
+        (program, None, EffectiveLimits()),
+        (program, "native", EffectiveLimits(open_files=111)),
+        (program, "native", EffectiveLimits(memory_mb=111)),
+    )
+    keys = {keyed(*case).cache_key for case in ((program, "native", EffectiveLimits()), *others)}
+    assert len(keys) == 1 + len(others)
+    assert keyed(program, "native", EffectiveLimits()) == keyed(program, "native", EffectiveLimits())
+
+
+def _compiled(artefacts: Artefacts, name: str, size: int, cleanup: ExitStack) -> str:
+    """As a build does it, without a compiler."""
+    with artefacts.workshop() as workshop:
+        Path(workshop, "main").write_bytes(os.urandom(size))
+        return artefacts.keep(Build(("cc",), "main", name), workshop, cleanup)
+
+
+@pytest.mark.attack("S2-20")
+def test_the_cache_of_programs_is_bounded_and_forgets_the_oldest(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "_MOST_BYTES", 1_000_000)
+    artefacts = Artefacts()
+    for number in range(8):
+        with ExitStack() as cleanup:
+            path = _compiled(artefacts, f"text-{number}", 250_000, cleanup)
+        os.utime(path, (number, number))
+    assert sorted(os.listdir(own_cache)) == ["text-5", "text-6", "text-7"]
+    with ExitStack() as cleanup:
+        assert artefacts.find(Build(("cc",), "main", "text-5"), cleanup)  # used again: now the youngest
+        _compiled(artefacts, "text-8", 250_000, cleanup)
+    assert sorted(os.listdir(own_cache)) == ["text-5", "text-7", "text-8"]
+
+
+@pytest.mark.attack("S2-20")
+def test_a_program_that_somebody_runs_is_not_forgotten(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "_MOST_KEPT", 1)
+    artefacts = Artefacts()
+    with ExitStack() as running:
+        path = _compiled(artefacts, "old", 10, running)
+        os.utime(path, (1, 1))
+        with ExitStack() as cleanup:
+            _compiled(artefacts, "new", 10, cleanup)
+        assert sorted(os.listdir(own_cache)) == ["new", "old"]
+    with ExitStack() as cleanup:
+        _compiled(artefacts, "newer", 10, cleanup)
+    assert os.listdir(own_cache) == ["newer"]
+
+
+@pytest.mark.attack("S2-20")
+def test_what_is_not_a_plain_program_of_its_own_is_not_kept(own_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("a file of the host")
+    artefacts = Artefacts()
+
+    def link(made: Path) -> None:
+        made.symlink_to(tmp_path / "theirs")
+
+    def second_name(made: Path) -> None:
+        made.write_text("x")
+        os.link(made, made.with_name("other"))
+
+    for put in (link, second_name, os.mkdir, os.mkfifo):
+        with ExitStack() as cleanup, artefacts.workshop() as workshop:
+            put(Path(workshop, "main"))
+            with pytest.raises(ExecutionFailed):
+                artefacts.keep(Build(("cc",), "main", "odd"), workshop, cleanup)
+    assert os.listdir(own_cache) == []
+
+
+@pytest.mark.attack("S2-20")
+def test_libraries_of_other_versions_of_go_are_bounded(tmp_path: Path) -> None:
+    for age, name in enumerate(("oldest", "older", "last", ".go-unfinished")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (age, age))
+    held = make_held(".go-", str(tmp_path))
+    go._forget_others(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == sorted(["last", os.path.basename(held.path)])
+    held.let_go()
