@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -47,18 +48,29 @@ def cache_directory() -> Path:
 
 
 def find_kernel() -> Path:
-    """Unpacked from the distribution's package, once, without installing it."""
+    """Unpacked from the distribution's package, once, without installing it; others who want it wait for that."""
     cache = cache_directory()
-    found = sorted(cache.glob("kernel/boot/vmlinuz-*"))
-    if found:
-        return found[-1]
     cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _newest_kernel(cache) or _unpack_kernel(cache)
+
+
+def _newest_kernel(cache: Path) -> Path | None:
+    return max(cache.glob("kernel/boot/vmlinuz-*"), default=None)
+
+
+def _unpack_kernel(cache: Path) -> Path:
+    shutil.rmtree(cache / "kernel", ignore_errors=True)  # one without a kernel in it: half removed by somebody
     with tempfile.TemporaryDirectory(dir=cache) as work:
         package = _download(Path(work))
         subprocess.run(["dpkg", "-x", str(package), f"{work}/kernel"], check=True)
         shutil.rmtree(f"{work}/kernel/lib", ignore_errors=True)  # modules: nothing here needs one
         os.rename(f"{work}/kernel", cache / "kernel")
-    return sorted(cache.glob("kernel/boot/vmlinuz-*"))[-1]
+    kernel = _newest_kernel(cache)
+    if kernel is None:
+        raise CannotBoot(f"{package.name} has no kernel in it")
+    return kernel
 
 
 def _download(work: Path) -> Path:

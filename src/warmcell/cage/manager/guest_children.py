@@ -19,7 +19,7 @@ from ..linux import connections
 from ..linux.mounts import is_full
 from ..linux.notify import Listener
 from ..linux.owned import close_all
-from ..linux.processes import descendants
+from ..linux.processes import descendants, last_pid
 from ..plan import Watch
 from ..watching.watcher import LOST, Verdict, Watcher
 from ..wire import send_packet
@@ -56,6 +56,8 @@ class GuestChild:
         self._begun = begun
         self._may_exec = may_exec
         self._given: Dict[str, int] = {}
+        #: The last number that our own namespace had given out: every task of the guest's takes one of those too.
+        self._last_pid_before = 0
         self._is_ready = False
         self._listener: Optional[Listener] = None
         #: Its number with the watcher.
@@ -96,6 +98,7 @@ class GuestChild:
             self.watch = watcher.watch(self._plan, self._init.pidfd, self._begun, self._given)
         listener = self._given.pop(PROXY_LISTENER, -1)
         self._is_ready = True
+        self._last_pid_before = last_pid()
         self._send({"ready": True}, [listener] if listener >= 0 else [])
         close_all([listener])
 
@@ -184,12 +187,21 @@ class GuestChild:
         # The code is on the one tmpfs of everything that the guest may write.
         if CODE_DIRECTORY in self._given and is_full(self._given[CODE_DIRECTORY]):
             met.add("disk")
-        # As many pids were given out as there may be tasks, and not one more: it was refused the next. Where tasks
-        # have come and gone the numbers go on, and only a look at the right time tells. A cgroup counts by itself.
-        most_tasks = dict(self._plan.rlimits).get("nproc", 0)
-        if self._plan.watch.memory_bytes and most_tasks and next_pid(self._init.pidfd) == most_tasks + 1:
+        if self._has_met_most_tasks():
             met.add("processes")
         return sorted(met)
+
+    def _has_met_most_tasks(self) -> bool:
+        """As many pids were given out as there may be tasks, and not one more: it was refused the next.
+
+        Where tasks have come and gone the numbers go on, and only a look at the right time tells. A cgroup counts by
+        itself. Asking the cell's namespace takes a process: not where all cells together had too few for one's limit.
+        """
+        most_tasks = dict(self._plan.rlimits).get("nproc", 0)
+        if not self._plan.watch.memory_bytes or not most_tasks:
+            return False
+        were_born = last_pid() - self._last_pid_before  # negative where the numbers began again
+        return not 0 <= were_born < most_tasks - 2 and next_pid(self._init.pidfd) == most_tasks + 1
 
     def _denials(self, status: int) -> List[List[str]]:
         found = self._listener.denials if self._listener else []
