@@ -76,6 +76,8 @@ class Job(NamedTuple):
     cwd: str = ""
 
 
+#: Without what `json.loads` does first: in a guest, every step less is a few pages less to copy.
+_read_json = json.JSONDecoder().raw_decode
 _PLAIN_FIELDS = ("mode", "env", "code_dir", "main", "cwd")
 
 
@@ -99,7 +101,7 @@ def encode_job(job: Job) -> bytes:
 def receive_job(read: Callable[[int], bytes]) -> Job:
     """Reads until a whole job arrived; raises EOFError when the supervisor let go of the cell instead."""
     (size,) = struct.unpack("!I", _read_exactly(read, 4))
-    header = json.loads(_read_exactly(read, size))
+    header, _ = _read_json(_read_exactly(read, size).decode())
     files = {name: _read_exactly(read, length) for name, length in header["files"]}
     return Job(files=files, argv=tuple(header.pop("argv")), **{name: header[name] for name in _PLAIN_FIELDS})
 

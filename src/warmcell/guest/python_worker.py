@@ -117,9 +117,7 @@ def _set_interpreter(path, argv):
 
 
 def forget_the_zygote():
-    """What a new interpreter would not have: our own modules, the host's name, the state of generators."""
-    for name in [name for name in sys.modules if name == "cage" or name.startswith("cage.")]:
-        del sys.modules[name]
+    """What a new interpreter would not have: the host's name, the state of generators."""
     for module, name in _HOST_MEMORIES:
         if module in sys.modules and hasattr(sys.modules[module], name):
             setattr(sys.modules[module], name, None)

@@ -22,7 +22,6 @@ def await_job(
 
     `droppable` is for who will wait: it has the time to prepare for its job, and pages that it can have back later.
     """
-    _restore_signals()
     if worker is not None:
         if droppable is not None:
             _rehearse()
@@ -39,12 +38,6 @@ def await_job(
     _write_files(job)
     close_all([go, job_descriptor])
     return functools.partial(worker.run, job)
-
-
-def _restore_signals() -> None:
-    """What a program finds when a shell starts it; Python itself ignores SIGPIPE and SIGXFSZ."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _rehearse() -> None:

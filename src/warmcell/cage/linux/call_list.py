@@ -197,6 +197,11 @@ def _run_plainly(prepared: Prepared) -> int:
     return prepared.length
 
 
+def load() -> None:
+    """Makes the machine code now, for all forks of this process to have."""
+    _machine_code()
+
+
 def can_spawn() -> bool:
     return _machine_code().spawn is not None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import _imp
 import ctypes
 import signal
+import sys
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
-from typing import Sequence
+from typing import List, Sequence
 
 from ..failure import CageError, step
 
@@ -26,6 +27,15 @@ def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleTyp
     if problem:
         raise CageError("preload", 0, problem)
     return worker
+
+
+def hide_modules() -> None:
+    """What a new interpreter would not have. They stay in use: nothing of ours is imported after this."""
+    for name in [name for name in sys.modules if name == "cage" or name.startswith("cage.")]:
+        _hidden.append(sys.modules.pop(name))
+
+
+_hidden: List[ModuleType] = []
 
 
 def hide_command_line() -> None:

@@ -22,11 +22,12 @@ from ..failure import CageError
 from ..guest import recipe
 from ..guest.job import await_job
 from ..keeper import start as keeper
-from ..linux import namespaces, pages
+from ..linux import call_list, namespaces, pages
+from ..linux.call_list import CallList
 from ..linux.owned import close_all
-from ..linux.syscalls import MACHINE, call, prctl
+from ..linux.syscalls import MACHINE, prctl
 from ..wire import receive_bytes, send_packet
-from .prepare import forget_callers_signals, hide_command_line, load_worker
+from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_worker
 
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
 _PR_GET_TID_ADDRESS = 40
@@ -59,6 +60,9 @@ class _Zygote:
         if order.get("worker"):
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
+        # Whatever is done here, no guest does again, with pages to copy for it.
+        call_list.load()
+        hide_modules()
         self._fork = _Fork(tells_modules=bool(order.get("site") or order.get("preload")))
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
@@ -82,6 +86,7 @@ class _Zygote:
                 newborn = None
             if newborn is not None:
                 self._channel.detach()
+                _kept.append((self, descriptors))
                 return newborn(self._worker, self._file_pages if waits else None)
             close_all(descriptors)
 
@@ -125,6 +130,9 @@ class _Zygote:
             os._exit(_ASTRAY)  # every later guest would be forked into the wrong namespace
 
 
+#: In a guest: what it has no more use for. Freeing it would write to, and so copy, every page that it lies on.
+_kept: List[object] = []
+
 Droppable = Optional[List[Tuple[int, int]]]
 
 
@@ -162,16 +170,28 @@ class _Fork:
         except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: a guest's abort() is then a plain crash
             pass
         address = place.value or 0
-        self._arguments = (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)
+        arguments = (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)
+        calls = CallList()
+        calls.part("fork guest")
+        self._pid = calls.call("clone", *arguments)
+        self._clone = calls.prepare(())
 
     def __call__(self) -> int:
         """As `os.fork`."""
         if not self._tells_modules:
-            return call("clone", *self._arguments)
+            return self._fork()
         ctypes.pythonapi.PyOS_BeforeFork()
         pid = -1
         try:
-            pid = call("clone", *self._arguments)
+            pid = self._fork()
         finally:
             (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
         return pid
+
+    def _fork(self) -> int:
+        """By a list of one call: what ctypes does around a function of libc writes to a dozen pages more."""
+        try:
+            self._clone.run()
+        except CageError as failure:
+            raise OSError(failure.errno, os.strerror(failure.errno)) from None
+        return self._clone.result(self._pid)
