@@ -40,22 +40,15 @@ NOT_YET = {
     "S2-04",  # watching others
     "S2-05",  # shared quotas
     "S2-06",  # memory that is not counted
-    "S2-07",  # credentials in clear
     "S2-09",  # residue in the zygote
     "S2-10",  # disk that is not counted
     "S2-11",  # locks
     "S2-12",  # descriptors of the host program
     "S2-14",  # metadata in the landlock class
     "S2-18",  # work that outlives its run
-    "S2-19",  # methods in lower case
     "S2-21",  # what kill -9 leaves
-    "S2-22",  # address rules by name
-    "S2-29",  # path rules of URLs
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
-    "S2-33",  # credentials in pieces
-    "S2-38",  # a drip of records
-    "S2-39",  # addresses in refusals
 }
 
 
@@ -91,7 +84,8 @@ REQUIREMENTS: dict[str, Proof] = {
             "tests/escape/test_fs_policy_paths.py::test_a_host_socket_cannot_be_reached_by_a_race",
         ),
     ),
-    "WC-NW-6": Proof("S2-32"),
+    "WC-NW-6": Proof("S2-32 S2-38"),
+    "WC-NW-7": Proof("S2-07 S2-33"),
     "WC-RX-1": Proof("RX-12 RX-15 RX-16"),
     "WC-RX-2": Proof("RX-02 RX-04 S2-06"),
     "WC-RX-3": Proof("RX-01 RX-06 RX-08 RX-11 S2-10 S2-24"),
@@ -102,7 +96,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-LK-2": Proof("LK-02"),
     "WC-LK-3": Proof("LK-05 LK-06 S2-01 S2-04 S2-09"),
     "WC-LK-4": Proof("LK-04"),
-    "WC-LK-5": Proof("LK-11 S2-17 S2-36"),
+    "WC-LK-5": Proof("LK-11 S2-17 S2-36 S2-39"),
     "WC-PT-1": Proof("PT-02 PT-03 PT-04 PT-05"),
     "WC-PT-2": Proof("FS-03"),
     "WC-PT-3": Proof(),

@@ -15,7 +15,7 @@ from warmcell.net.fetch.messages import FetchRequest
 from warmcell.net.fetch.safe_client import SafeClient
 
 SECRET = "canary-s3cr3t-value"
-INJECT = {"site.test": {"Authorization": SecretRef(lambda: SECRET, format="Bearer {}")}}
+INJECT = {"http://site.test": {"Authorization": SecretRef(lambda: SECRET, format="Bearer {}")}}
 
 
 async def test_the_header_is_added_and_replaces_the_guests_own(resolver: StubResolver) -> None:
@@ -71,7 +71,7 @@ async def test_an_echo_in_a_redirect_is_redacted_from_errors(resolver: StubResol
 
 async def test_a_secret_that_cannot_be_read_stops_the_request(resolver: StubResolver) -> None:
     async with serving(reply()) as server:
-        inject = {"site.test": {"Authorization": SecretRef.env("NO_SUCH_VARIABLE_HERE")}}
+        inject = {"http://site.test": {"Authorization": SecretRef.env("NO_SUCH_VARIABLE_HERE")}}
         client = SafeClient(policy_for(server, inject=inject), resolver=resolver)
         with pytest.raises(FetchFailed, match="NO_SUCH_VARIABLE_HERE"):
             await client.fetch(f"http://site.test:{server.port}/")
@@ -94,7 +94,7 @@ async def test_the_length_is_not_claimed_for_a_redacted_body(resolver: StubResol
 
 async def test_secrets_are_read_at_each_use(resolver: StubResolver) -> None:
     values = iter(["first-value", "second-value"])
-    inject = {"*.test": {"X-Key": SecretRef(lambda: next(values))}}
+    inject = {"http://*.test": {"X-Key": SecretRef(lambda: next(values))}}
     async with serving(reply()) as server:
         client = SafeClient(policy_for(server, inject=inject), resolver=resolver)
         for expected in ("first-value", "second-value"):

@@ -61,7 +61,7 @@ def outside(monkeypatch: pytest.MonkeyPatch, client_tls: ssl.SSLContext) -> Iter
         yield made
 
 
-def policy(*sites: Site, inject: str = "site.test") -> FetchPolicy:
+def policy(*sites: Site, inject: str = "http://site.test") -> FetchPolicy:
     domains = [f"{name}:{site.port}" for name in ("site.test", "other.test", "127.0.0.1") for site in sites]
     secret = SecretRef.env("CANARY_TOKEN", format="Bearer {}")
     return FetchPolicy(tuple(domains), inject={inject: {"Authorization": secret}})
@@ -182,7 +182,7 @@ def test_credentials_for_hosts_that_new_rules_name(outside: World, authority: Sa
     """The authority follows the rules: the next run's TLS to the newly named host carries the credential."""
     site = outside.site(tmp_path / "site", authority.context_for(Host("other.test")))
     backend = outside.backend(fetch_policy=policy(site))
-    backend.set_network_rules(policy(site, inject="other.test"))
+    backend.set_network_rules(policy(site, inject="http://other.test"))
     result = run(backend, f"curl -sS https://other.test:{site.port}/hello.txt", "command")
     assert result.stdout == "hello from outside", result.stderr
     assert sent(site) == [HEADER]
@@ -205,7 +205,7 @@ def test_the_secret_is_in_no_error(outside: World, tmp_path: Path) -> None:
     domains = (f"site.test:{ear.port}", f"127.0.0.1:{ear.port}")
     secret = {"Authorization": SecretRef(lambda: SECRET, format="Bearer {}")}
     with ProcessBackend(
-        ProcessConfig(pool_size=0), fetch_policy=FetchPolicy(domains, inject={"site.test": secret})
+        ProcessConfig(pool_size=0), fetch_policy=FetchPolicy(domains, inject={"http://site.test": secret})
     ) as backend:
         code = f"""{TALK}
 s = to_proxy(b"GET http://site.test:{ear.port}/ HTTP/1.1\\r\\nHost: site.test:{ear.port}\\r\\n\\r\\n")

@@ -13,6 +13,8 @@ from warmcell.core.errors import FetchFailed, InvalidRequest
 
 REDACTED = "[redacted]"
 MIN_SECRET_LENGTH = 4
+_PARTIAL_CONTENT = 206
+_SHORTEST_PIECE = 8
 
 
 class SecretRef:
@@ -84,8 +86,18 @@ class Redactor:
                 data = data.replace(needle, REDACTED.encode())
         return data
 
+    def is_in(self, name: str) -> bool:
+        """Whether a header's name, which comes in any case, spells a secret."""
+        lowered = name.lower().encode("latin-1", "replace")
+        return any(needle.lower() in lowered for needle in self._needles)
+
     def text(self, text: str) -> str:
         return self.data(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass") if self else text
+
+
+def clean_headers(redactor: Redactor, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Headers that came back, without a secret in any name or value."""
+    return [(name, redactor.text(value)) for name, value in headers if not redactor.is_in(name)]
 
 
 def refuse_hidden_echo(redactor: Redactor, headers: Mapping[str, str]) -> None:
@@ -93,6 +105,13 @@ def refuse_hidden_echo(redactor: Redactor, headers: Mapping[str, str]) -> None:
     coding = headers.get("content-encoding", "identity").strip().lower()
     if redactor and coding not in ("", "identity"):
         raise FetchFailed(f"the answer is encoded with {coding[:40]!r}, which could hide a secret", reason="connect")
+
+
+def refuse_partial(redactor: Redactor, status: int, headers: Mapping[str, str]) -> None:
+    """Part of an answer could hold part of the secret, which redaction does not know; many parts make all of it."""
+    is_partial = status == _PARTIAL_CONTENT or "content-range" in headers
+    if redactor and (is_partial or headers.get("content-type", "").strip().lower().startswith("multipart/byteranges")):
+        raise FetchFailed("the answer is partial, and could hold a part of a secret", reason="connect")
 
 
 class StreamRedactor:
@@ -117,6 +136,20 @@ class StreamRedactor:
 
 def _spellings(secret: str) -> set[bytes]:
     raw = secret.encode()
-    encoded = {base64.b64encode(raw).rstrip(b"="), base64.urlsafe_b64encode(raw).rstrip(b"=")}
     escaped = {quote(secret, safe="").encode(), quote(secret).encode(), json.dumps(secret)[1:-1].encode()}
-    return {raw, *escaped, *encoded}
+    wide = {secret.encode("utf-16-le"), raw.hex().encode(), raw.hex().upper().encode()}
+    return {raw, *escaped, *wide, *_in_base64(raw)}
+
+
+def _in_base64(raw: bytes) -> set[bytes]:
+    """What base64 makes of it at each of the three places where it can begin, as in `user:secret`."""
+    found = {base64.b64encode(raw).rstrip(b"="), base64.urlsafe_b64encode(raw).rstrip(b"=")}
+    for before, shared in ((0, 0), (1, 2), (2, 3)):
+        whole = bytes(before) + raw
+        # The letters at both ends also hold bits of the neighbours, which nobody knows.
+        sure = len(whole) * 8 // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            letters = encode(whole)[shared:sure]
+            if len(letters) >= _SHORTEST_PIECE:
+                found.add(letters)
+    return found

@@ -119,8 +119,8 @@ def test_an_address_literal_needs_a_rule_of_its_own(literal: str) -> None:
 
 def test_methods_and_paths() -> None:
     book = compile_rules([NetworkRule("packages.test", (443,), ("GET", "head"), ("/simple/", "/packages"))])
-    allowed = [("GET", "/simple/"), ("HEAD", "/simple/x"), ("GET", "/packages"), ("GET", "/packages/a")]
-    denied = [("POST", "/simple/"), ("GET", "/"), ("GET", "/simplex/"), ("GET", "/packagesx"), ("get", "/simple/")]
+    allowed = [("GET", "/simple/"), ("HEAD", "/simple/x"), ("GET", "/packages"), ("get", "/packages/a")]
+    denied = [("POST", "/simple/"), ("GET", "/"), ("GET", "/simplex/"), ("GET", "/packagesx"), ("post", "/simple/")]
     for method, path in allowed:
         assert book.judge(ask("packages.test", 443, method, path)).allowed, (method, path)
     for method, path in denied:

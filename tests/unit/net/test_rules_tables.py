@@ -14,7 +14,7 @@ from warmcell.net.rules.addresses import Category
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.host_patterns import parse_pattern
 from warmcell.net.rules.hosts import parse_host
-from warmcell.net.rules.rule_book import ANY_PORT, Ask, Decision, Ports, Rule, RuleBook, compile_rules
+from warmcell.net.rules.rule_book import ANY_PORT, Ask, Decision, Injection, Ports, Rule, RuleBook, compile_rules
 from warmcell.policy.model import NetworkRule
 
 WEB = Ports(frozenset({80, 443}))
@@ -222,10 +222,12 @@ def test_an_address_that_carries_our_own_is_our_own() -> None:
 
 
 def test_headers_are_added_for_hosts_that_match() -> None:
-    book = RuleBook(inject=((parse_pattern("*.a.org"), KEY), (parse_pattern("x.a.org"), OTHER_KEY)))
-    assert book.headers_for(parse_host("x.a.org")) == KEY | OTHER_KEY
-    assert book.headers_for(parse_host("y.a.org")) == KEY
-    assert book.headers_for(parse_host("a.org")) == {}
+    below, one = Injection(parse_pattern("*.a.org"), KEY), Injection(parse_pattern("x.a.org"), OTHER_KEY, in_clear=True)
+    book = RuleBook(inject=(below, one))
+    assert book.headers_for(parse_host("x.a.org"), in_clear=False) == KEY | OTHER_KEY
+    assert book.headers_for(parse_host("y.a.org"), in_clear=False) == KEY
+    assert book.headers_for(parse_host("a.org"), in_clear=False) == {}
+    assert book.headers_for(parse_host("x.a.org"), in_clear=True) == OTHER_KEY
     assert "inject" not in repr(book)
 
 

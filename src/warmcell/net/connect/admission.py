@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from warmcell.core.errors import FetchFailed
 from warmcell.core.types import Denial
 from warmcell.net.connect.name_lookup import Resolver, addresses_of, system_resolver
 from warmcell.net.connect.rate_limiter import RateLimiter
+from warmcell.net.connect.unreachable import RULE, Unreachable, unreachable_denial
 from warmcell.net.rules.addresses import is_own
 from warmcell.net.rules.hosts import Host, IPAddress
 from warmcell.net.rules.rule_book import Ask, Decision, RuleBook
@@ -49,13 +51,37 @@ class Gate:
         # One book for the whole decision, even when another one arrives while the name is being resolved.
         rules = self.rules
         decision = self.judge(ask, via, rules)
-        addresses = await addresses_of(ask.host, ask.port, self._resolver)
+        addresses = await self._resolved(ask, via, rules)
         for address in addresses:
             verdict = rules.judge_address(address, ask.port, self._is_own)
+            if verdict.allowed:
+                verdict = rules.judge_at(ask, address) or verdict
             if not verdict.allowed:
-                raise self.refuse(ask, verdict, via)
+                raise self._refuse_address(ask, verdict, via, address)
+            decision = replace(decision, looks_inside=decision.looks_inside or verdict.looks_inside)
         self._record(ask, decision, via, addresses=[str(address) for address in addresses])
         return addresses, decision
+
+    async def _resolved(self, ask: Ask, via: str, rules: RuleBook) -> tuple[IPAddress, ...]:
+        try:
+            return await addresses_of(ask.host, ask.port, self._resolver)
+        except FetchFailed as error:
+            if rules.names(ask.host):  # no secret to whoever reads the policy; under a wildcard it would be one
+                raise
+            self._record(ask, Decision(False, RULE, error.message), via)
+            if self._on_denial is not None:
+                self._on_denial(unreachable_denial(ask))
+            raise Unreachable(error.message, where=ask.host.name, reason=error.reason) from None
+
+    def _refuse_address(self, ask: Ask, verdict: Decision, via: str, address: IPAddress) -> FetchFailed:
+        """A guest that wrote the address itself is told what is wrong with it; one that wrote a name is not."""
+        if ask.host.address is not None:
+            return self.refuse(ask, verdict, via)
+        self._record(ask, verdict, via, addresses=[str(address)])
+        if self._on_denial is not None:
+            self._on_denial(unreachable_denial(ask))
+        message = f"{verdict.reason} (rule: {verdict.rule})"
+        return Unreachable(message, where=ask.host.name, reason="refused", hint=verdict.hint or None)
 
     def judge(self, ask: Ask, via: str, rules: RuleBook | None = None) -> Decision:
         """The rule book's and the rate limit's word, before any name is looked up."""

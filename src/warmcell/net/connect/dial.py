@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,7 +53,7 @@ async def open_stream(
     try:
         connection = await dial(addresses, port)
     except OSError as error:
-        raise FetchFailed(f"could not connect to {where}: {str(error) or 'timed out'}", reason="connect") from None
+        raise FetchFailed(f"could not connect to {where}: {_cause(error)}", reason="connect") from None
     try:
         reader, writer = await asyncio.open_connection(
             sock=connection, ssl=tls, server_hostname=host.name if tls else None, limit=READ_SIZE
@@ -63,11 +64,16 @@ async def open_stream(
     except OSError as error:
         connection.close()
         reason = "tls" if tls else "connect"
-        raise FetchFailed(f"could not connect to {where}: {error}", reason=reason) from None
+        raise FetchFailed(f"could not connect to {where}: {_cause(error)}", reason=reason) from None
     except BaseException:
         connection.close()
         raise
     return SocketStream(reader, writer)
+
+
+def _cause(error: OSError) -> str:
+    """The kernel's word alone: asyncio puts the address beside it, which is not for guests."""
+    return os.strerror(error.errno) if error.errno else "timed out" if isinstance(error, TimeoutError) else "cut off"
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

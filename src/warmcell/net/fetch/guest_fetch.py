@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from warmcell.core.errors import FetchFailed, NetworkingDisabled, SandboxError
+from warmcell.net.connect.unreachable import for_guest
 from warmcell.net.fetch.messages import FetchRequest, FetchResponse
 from warmcell.net.fetch.safe_client import SafeClient
 
@@ -27,7 +28,8 @@ async def handle_fetch_json(client: SafeClient | None, request: bytes) -> bytes:
     try:
         return _response(await client.fetch(parsed))
     except FetchFailed as error:
-        return error_json(error.reason, str(error))
+        told = for_guest(error)
+        return error_json(told.reason, str(told))
     except SandboxError as error:
         return error_json("invalid", str(error))
 

@@ -17,7 +17,8 @@ from warmcell.net.connect.dial import Dial, client_tls, dial, open_stream
 from warmcell.net.connect.http_exchange import Exchange
 from warmcell.net.connect.name_lookup import Resolver
 from warmcell.net.connect.rate_limiter import RateLimiter
-from warmcell.net.credentials import Redactor, refuse_hidden_echo
+from warmcell.net.connect.unreachable import Unreachable
+from warmcell.net.credentials import Redactor, clean_headers, refuse_hidden_echo, refuse_partial
 from warmcell.net.fetch.body_decoder import BodyDecoder, accepted_codings
 from warmcell.net.fetch.messages import FetchRequest, FetchResponse
 from warmcell.net.optional_packages import need
@@ -26,6 +27,7 @@ from warmcell.net.rules.headers import (
     HeaderList,
     Headers,
     across_origins,
+    asking_for_all,
     checked_headers,
     replaced,
     steering_header,
@@ -92,6 +94,8 @@ class SafeClient:
                 return await self._follow(hop, request.follow_redirects, redactor)
         except TimeoutError:
             raise FetchFailed(f"the fetch did not finish within {timeout:g} s", reason="timeout") from None
+        except Unreachable:
+            raise
         except FetchFailed as error:
             raise FetchFailed(redactor.text(error.message), reason=error.reason, hint=error.hint) from None
 
@@ -130,7 +134,7 @@ class SafeClient:
 
     async def _exchange(self, hop: Hop, follow_redirects: bool, redactor: Redactor) -> FetchResponse | Hop:
         target = hop.target
-        ask = Ask(target.host, target.port, hop.method, target.path)
+        ask = Ask(target.host, target.port, hop.method, target.path, in_clear=target.scheme == "http")
         addresses, decision = await self._gate.admit(ask, "fetch")
         self._refuse_steering(ask, decision, hop.headers)
         headers = self._with_ours(hop, redactor)
@@ -162,10 +166,11 @@ class SafeClient:
 
     def _with_ours(self, hop: Hop, redactor: Redactor) -> HeaderList:
         secrets: dict[str, str] = {}
-        for name, reference in self._gate.rules.headers_for(hop.target.host).items():
+        in_clear = hop.target.scheme == "http"
+        for name, reference in self._gate.rules.headers_for(hop.target.host, in_clear=in_clear).items():
             secret, secrets[name] = reference.reveal()
             redactor.add([secret])
-        headers = replaced(hop.headers, secrets)
+        headers = replaced(asking_for_all(hop.headers) if secrets else hop.headers, secrets)
         present = {name.lower() for name, _ in headers}
         defaults = {"Accept": "*/*", "Accept-Encoding": accepted_codings(), "User-Agent": "warmcell"}
         headers = [pair for pair in defaults.items() if pair[0].lower() not in present] + headers
@@ -177,6 +182,7 @@ class SafeClient:
         self, hop: Hop, exchange: Exchange, status: int, found: HeaderList, redactor: Redactor
     ) -> FetchResponse:
         headers = Headers(found)
+        refuse_partial(redactor, status, headers)
         decoder = BodyDecoder(headers.get("content-encoding", ""), self.policy.max_body_bytes)
         if not decoder.is_decoding and hop.method != "HEAD":
             self._refuse_announced_size(headers)
@@ -190,8 +196,7 @@ class SafeClient:
         kept = redactor.data(bytes(body))
         if (decoder.is_decoding and hop.method != "HEAD") or len(kept) != len(body):
             found = [pair for pair in found if pair[0].lower() not in ("content-encoding", "content-length")]
-        clean = [(name, redactor.text(value)) for name, value in found]
-        return FetchResponse(status, Headers(clean), kept, redactor.text(hop.target.url))
+        return FetchResponse(status, Headers(clean_headers(redactor, found)), kept, redactor.text(hop.target.url))
 
     def _refuse_announced_size(self, headers: Headers) -> None:
         announced = headers.get("content-length", "")

@@ -17,7 +17,7 @@ from typing import Any
 from warmcell.core.errors import PolicyViolation
 from warmcell.net.optional_packages import need
 from warmcell.net.rules.fetch_policy import FetchPolicy
-from warmcell.net.rules.host_patterns import HostPattern, Reach, parse_pattern
+from warmcell.net.rules.host_patterns import HostPattern, Reach, parse_injection
 from warmcell.net.rules.hosts import Host
 
 EXTRA = "net-tls"
@@ -28,7 +28,7 @@ class SandboxAuthority:
     """Makes certificates for the named hosts; a name constraint makes its root worthless for all others."""
 
     def __init__(self, domains: Iterable[str]) -> None:
-        self._patterns = tuple(parse_pattern(domain) for domain in domains)
+        self._patterns = tuple(parse_injection(domain)[0] for domain in domains)
         if not self._patterns or any(pattern.reach is Reach.ANY_NAME for pattern in self._patterns):
             raise PolicyViolation("a sandbox CA needs the hosts that it terminates by name", hint="use inject={...}")
         self._x509 = need("cryptography.x509", EXTRA)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 MAX_HELLO_BYTES = 64 * 1024
 UNRECOGNIZED_NAME_ALERT = bytes([0x15, 3, 3, 0, 2, 2, 112])
 
+_RECORD_HEAD = 5
 _HANDSHAKE_RECORD = 0x16
 _CLIENT_HELLO = 0x01
 _SERVER_NAME = 0
@@ -36,41 +37,62 @@ def looks_like_tls(data: bytes) -> bool:
 
 def parse_client_hello(data: bytes) -> ClientHello | None:
     """The hello, or None when more bytes are needed. Raises `NotTlsError` as soon as it cannot be one."""
-    message = _handshake_bytes(data)
-    if message is None or len(message) < 4:
-        return _more(data)
-    if message[0] != _CLIENT_HELLO:
-        raise NotTlsError("the first TLS message is not a ClientHello")
-    length = int.from_bytes(message[1:4], "big")
-    if length > MAX_HELLO_BYTES:
-        raise NotTlsError("the ClientHello is too long")
-    if len(message) < 4 + length:
-        return _more(data)
-    return _hello(_Reader(message[4 : 4 + length]))
+    return HelloReader().feed(data)
 
 
-def _more(data: bytes) -> ClientHello | None:
-    if len(data) > MAX_HELLO_BYTES:
-        raise NotTlsError("the ClientHello does not end")
-    return None
+class HelloReader:
+    """Takes a connection's first bytes as they come and looks at each of them once.
 
+    A guest chooses how they are cut into records and how these arrive, down to single bytes: whatever it chooses, the
+    work is proportional to what it sent, and what it may send before a whole hello is there is bounded.
+    """
 
-def _handshake_bytes(data: bytes) -> bytes | None:
-    """The content of the leading handshake records; the last one may still be on its way."""
-    content, position = b"", 0
-    while position < len(data):
-        if data[position] != _HANDSHAKE_RECORD or data[position + 1 : position + 2] not in (b"", b"\x03"):
+    def __init__(self) -> None:
+        #: Everything that came, to be passed on; of it, where the next record begins, and the message so far.
+        self.received = bytearray()
+        self._next_record = 0
+        self._message = bytearray()
+
+    def feed(self, data: bytes) -> ClientHello | None:
+        self.received += data
+        while not self._is_whole() and self._take_record():
+            pass
+        if self._is_whole():
+            return _hello(_Reader(bytes(self._message[4 : 4 + self._length])))
+        if len(self.received) > MAX_HELLO_BYTES:
+            raise NotTlsError("the ClientHello does not end")
+        return None
+
+    @property
+    def _length(self) -> int:
+        return int.from_bytes(self._message[1:4], "big")
+
+    def _is_whole(self) -> bool:
+        if self._message[:1] not in (b"", bytes([_CLIENT_HELLO])):
+            raise NotTlsError("the first TLS message is not a ClientHello")
+        if len(self._message) < 4:
+            return False
+        if self._length > MAX_HELLO_BYTES:
+            raise NotTlsError("the ClientHello is too long")
+        return len(self._message) >= 4 + self._length
+
+    def _take_record(self) -> bool:
+        """Moves the next record's content into the message; False when it is not all there yet."""
+        begin = self._next_record
+        head = bytes(self.received[begin : begin + _RECORD_HEAD])
+        if head and not looks_like_tls(head):
             raise NotTlsError("the connection does not begin with TLS")
-        if position + 5 > len(data):
-            return content
-        length = int.from_bytes(data[position + 3 : position + 5], "big")
+        if len(head) < _RECORD_HEAD:
+            return False
+        length = int.from_bytes(head[3:5], "big")
         if not 0 < length <= 1 << 14:
             raise NotTlsError("a TLS record has an impossible length")
-        content += data[position + 5 : position + 5 + length]
-        position += 5 + length
-        if len(content) >= 4 and len(content) >= 4 + int.from_bytes(content[1:4], "big"):
-            return content
-    return content
+        end = begin + _RECORD_HEAD + length
+        if len(self.received) < end:
+            return False
+        self._message += self.received[begin + _RECORD_HEAD : end]
+        self._next_record = end
+        return True
 
 
 class _Reader:

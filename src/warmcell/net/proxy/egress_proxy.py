@@ -20,6 +20,7 @@ from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
 from warmcell.net.connect.dial import Dial, client_tls, dial
 from warmcell.net.connect.name_lookup import Resolver
 from warmcell.net.connect.rate_limiter import RateLimiter
+from warmcell.net.connect.unreachable import for_guest
 from warmcell.net.optional_packages import need
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
 from warmcell.net.proxy.forward_request import Outward, refusal
@@ -204,7 +205,7 @@ class EgressProxy:
             self._gate.refuse_unread(str(error), "socks5")
             await handshake.reply(error.reply)
         except FetchFailed as error:
-            await handshake.reply(_SOCKS_REPLIES.get(error.reason, Reply.HOST_UNREACHABLE))
+            await handshake.reply(_SOCKS_REPLIES.get(for_guest(error).reason, Reply.HOST_UNREACHABLE))
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:

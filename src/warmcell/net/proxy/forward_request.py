@@ -19,11 +19,12 @@ from warmcell.net.connect.byte_streams import ByteStream
 from warmcell.net.connect.dial import Dial, open_stream
 from warmcell.net.connect.http_exchange import Exchange
 from warmcell.net.connect.incoming_http import IncomingHttp
-from warmcell.net.credentials import Redactor, StreamRedactor, refuse_hidden_echo
+from warmcell.net.connect.unreachable import for_guest
+from warmcell.net.credentials import Redactor, StreamRedactor, clean_headers, refuse_hidden_echo, refuse_partial
 from warmcell.net.optional_packages import need
 from warmcell.net.proxy.limits import ActivityTimer, ByteMeter, ProxyLimits
 from warmcell.net.proxy.request_head import MAX_HEAD_BYTES, RequestHead
-from warmcell.net.rules.headers import OURS, HeaderList, Headers, replaced, steering_header
+from warmcell.net.rules.headers import OURS, HeaderList, Headers, asking_for_all, replaced, steering_header
 from warmcell.net.rules.rule_book import Ask, Decision
 from warmcell.net.rules.urls import Target
 
@@ -47,6 +48,7 @@ class Outward:
 
 def refusal(error: FetchFailed) -> bytes:
     """A whole HTTP answer that tells the guest's program, in its own log, what was refused and why."""
+    error = for_guest(error)
     status = STATUS_OF.get(error.reason, HTTPStatus.BAD_GATEWAY)
     body = f"warmcell: {error}\n".encode()
     head = (
@@ -95,7 +97,8 @@ class Forwarding:
 
     async def _fail(self, error: FetchFailed) -> None:
         if not self._has_answered:
-            clean = FetchFailed(self._redactor.text(error.message), reason=error.reason, hint=error.hint)
+            told = for_guest(error)
+            clean = FetchFailed(self._redactor.text(told.message), reason=told.reason, hint=told.hint)
             with contextlib.suppress(OSError):
                 await self._guest.write(refusal(clean))
         else:
@@ -104,7 +107,7 @@ class Forwarding:
 
     async def _forward(self, head: RequestHead, target: Target) -> None:
         gate = self._outward.gate
-        ask = Ask(target.host, target.port, head.method, target.path)
+        ask = Ask(target.host, target.port, head.method, target.path, in_clear=target.scheme == "http")
         addresses, decision = await gate.admit(ask, self._via)
         name = steering_header(head.headers) if decision.looks_inside else None
         if name is not None:
@@ -123,12 +126,13 @@ class Forwarding:
         listed = {part.strip().lower() for part in (head.get("connection") or "").split(",")}
         headers = [pair for pair in head.headers if pair[0].lower() not in OURS | listed]
         secrets: dict[str, str] = {}
-        for name, reference in self._outward.gate.rules.headers_for(target.host).items():
+        injected = self._outward.gate.rules.headers_for(target.host, in_clear=target.scheme == "http")
+        for name, reference in injected.items():
             secret, secrets[name] = reference.reveal()
             self._redactor.add([secret])
         if secrets:
             # A compressed echo of the secret could not be seen and taken out.
-            headers = replaced(headers, {**secrets, "Accept-Encoding": "identity"})
+            headers = replaced(asking_for_all(headers), {**secrets, "Accept-Encoding": "identity"})
         framing = [pair for pair in head.headers if pair[0].lower() in ("content-length", "transfer-encoding")]
         return [("Host", target.authority), *headers, *framing, ("Connection", "close")]
 
@@ -183,9 +187,10 @@ class Forwarding:
     def _response(self, status: int, found: HeaderList) -> Any:
         dropped = {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "trailer", "te"}
         if self._redactor:
+            refuse_partial(self._redactor, status, Headers(found))
             refuse_hidden_echo(self._redactor, Headers(found))
             dropped.add("content-length")
-        headers = [(name, self._redactor.text(value)) for name, value in found if name.lower() not in dropped]
+        headers = [pair for pair in clean_headers(self._redactor, found) if pair[0].lower() not in dropped]
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         reason = HTTPStatus(status).phrase.encode() if status in HTTPStatus._value2member_map_ else b""
         return self._h11.Response(status_code=status, headers=encoded, reason=reason)

@@ -21,7 +21,7 @@ class HeadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request line and its header fields."""
+    """A request line and its header fields. The method is in capitals, as rules and servers know it."""
 
     method: str
     target: str
@@ -41,7 +41,7 @@ def parse_head(raw: bytes) -> RequestHead:
     if first is None:
         raise HeadError("malformed request line")
     method, target, minor = first.groups()
-    head = RequestHead(method.decode(), target.decode(), int(minor), tuple(_field(line) for line in lines[1:]))
+    head = RequestHead(method.decode().upper(), target.decode(), int(minor), tuple(_field(line) for line in lines[1:]))
     _check_framing(head)
     return head
 

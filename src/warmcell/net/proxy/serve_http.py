@@ -54,7 +54,9 @@ async def serve_http(
             outward.gate.refuse_unread(str(error), via)
             await _refuse(stream, f"the request is refused: {error}")
             return None
-        left = await Forwarding(stream, outward, via).run(raw, rest, head, target)
+        # What h11 reads is what was judged: it knows HEAD and CONNECT in capitals only.
+        judged = head.method.encode() + raw[len(head.method) :]
+        left = await Forwarding(stream, outward, via).run(judged, rest, head, target)
         if left is None:
             return None
         received, is_first = left, False

@@ -12,9 +12,9 @@ from warmcell.net.proxy.certificate_authority import SandboxAuthority
 from warmcell.net.proxy.client_hello import (
     UNRECOGNIZED_NAME_ALERT,
     ClientHello,
+    HelloReader,
     NotTlsError,
     looks_like_tls,
-    parse_client_hello,
 )
 from warmcell.net.proxy.forward_request import Outward
 from warmcell.net.proxy.limits import ActivityTimer, ByteMeter
@@ -99,13 +99,13 @@ class Tunnel:
         data = b"" if must_be_tls else await self._guest.read()
         if not must_be_tls and not looks_like_tls(data):
             return data
+        reader = HelloReader()
         try:
             async with asyncio.timeout(self._outward.limits.head_seconds):
-                while (hello := parse_client_hello(data)) is None:
-                    more = await self._guest.read()
-                    if not more:
+                while (hello := reader.feed(data)) is None:
+                    data = await self._guest.read()
+                    if not data:
                         raise NotTlsError("the connection ended before TLS began")
-                    data += more
         except (NotTlsError, TimeoutError) as error:
             raise self._refused("only TLS on this port", str(error) or "no TLS in time") from None
         if not self._is_for_host(hello, must_be_tls):
@@ -113,7 +113,7 @@ class Tunnel:
             refused = self._refused("SNI must be the CONNECT name", f"TLS asks for {asked} through {self._host}")
             await self._guest.write(UNRECOGNIZED_NAME_ALERT)
             raise refused
-        return data
+        return bytes(reader.received)
 
     def _is_for_host(self, hello: ClientHello, must_be_tls: bool) -> bool:
         if hello.server_name is None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.types import MIB, check_timeout
 from warmcell.net.credentials import SecretRef
-from warmcell.net.rules.host_patterns import parse_entry, parse_pattern
+from warmcell.net.rules.host_patterns import parse_entry, parse_injection
 from warmcell.policy.model import NetworkRule
 
 WEB_PORTS = (80, 443)
@@ -41,7 +41,8 @@ class FetchPolicy:
     IP address, each with an optional `:port`. `deny_private_ips=False` opens private networks and this machine (not
     link-local addresses, where cloud metadata lives) and, unless `allowed_ports` says otherwise, ports from 1024 up.
     `rate_limit` is a `RateLimit` or a number of requests per minute. `inject` adds headers on the way out:
-    `{"api.example.com": {"Authorization": SecretRef.env("TOKEN", format="Bearer {}")}}`.
+    `{"api.example.com": {"Authorization": SecretRef.env("TOKEN", format="Bearer {}")}}`. They go over TLS only, and
+    plain HTTP to such a host is refused, unless the host is written `http://api.example.com`.
     """
 
     allowed_domains: tuple[str, ...] = ()
@@ -106,7 +107,7 @@ def _whole(name: str, value: object, smallest: int, largest: int) -> None:
 def _checked_inject(inject: Mapping[str, Mapping[str, SecretRef]]) -> Mapping[str, Mapping[str, SecretRef]]:
     checked = {}
     for domain, headers in (inject or {}).items():
-        parse_pattern(domain)
+        parse_injection(domain)
         for name, secret in headers.items():
             if not isinstance(secret, SecretRef):
                 # The value itself must not appear in this message: it is most likely the secret.

@@ -27,6 +27,8 @@ STEERING = _words(
     "x-http-method x-http-method-override x-method-override x-original-url x-rewrite-url "
     "x-original-uri x-forwarded-uri x-forwarded-path"
 )
+# These ask for a part of an answer, or for it in other letters: a secret that comes back so is not recognised.
+IN_PIECES = _words("range if-range request-range accept-charset accept-ranges max-forwards")
 _SAFE_ACROSS_ORIGINS = _words(
     "accept accept-language accept-encoding user-agent range cache-control if-none-match if-modified-since"
 )
@@ -76,6 +78,11 @@ def across_origins(headers: HeaderList) -> HeaderList:
 
 def without_body(headers: HeaderList) -> HeaderList:
     return [(name, value) for name, value in headers if name.lower() not in _ABOUT_THE_BODY]
+
+
+def asking_for_all(headers: HeaderList) -> HeaderList:
+    """The headers without those that ask for a part. Sent wherever a credential is added."""
+    return [(name, value) for name, value in headers if name.lower() not in IN_PIECES]
 
 
 def replaced(headers: HeaderList, extra: Mapping[str, str]) -> HeaderList:

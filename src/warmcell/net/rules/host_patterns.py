@@ -71,3 +71,9 @@ def parse_entry(text: str) -> tuple[HostPattern, int | None]:
 
 def _single_colon(text: str) -> re.Match[str] | None:
     return _PORT.fullmatch(text) if text.count(":") == 1 else None
+
+
+def parse_injection(text: str) -> tuple[HostPattern, bool]:
+    """Where credentials go: a pattern, and whether they may go in the clear, which takes `http://` before the host."""
+    in_clear = text.startswith("http://")
+    return parse_pattern(text.removeprefix("http://")), in_clear

@@ -7,21 +7,21 @@ allows is denied; a host written as an IP address is allowed only by a rule that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.net.credentials import SecretRef
 from warmcell.net.rules.addresses import Category, classify, embedded
 from warmcell.net.rules.fetch_policy import WEB_PORTS, FetchPolicy
-from warmcell.net.rules.host_patterns import HostPattern, parse_entry, parse_pattern
+from warmcell.net.rules.host_patterns import HostPattern, Reach, parse_entry, parse_injection, parse_pattern
 from warmcell.net.rules.hosts import Host, IPAddress
+from warmcell.net.rules.plain_paths import is_plain
 from warmcell.policy.model import NetworkRule
 
 NEVER_METHODS = frozenset({"CONNECT", "TRACE", "TRACK"})
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,32}")
-# Servers disagree about these inside a path, so under a path rule they would let one path pass for another.
-_AMBIGUOUS_PATH = re.compile(r"//|\\|%2f|%5c|%2e|%00|%25|/\.\.?(?=[;/]|$)", re.IGNORECASE)
+TLS_PORT = 443
 # What deny_private_ips=False opens. Link-local is not among them: that is where cloud metadata answers.
 _OPENED_AS_PRIVATE = frozenset({Category.LOOPBACK, Category.PRIVATE, Category.OWN})
 
@@ -60,7 +60,8 @@ class Rule:
 class Ask:
     """What wants to go out. `method` and `path` are None for a tunnel, whose content cannot be read.
 
-    `is_readable` marks a tunnel whose requests will be read and judged one by one when they come.
+    `is_readable` marks a tunnel whose requests will be read and judged one by one when they come. `in_clear` is plain
+    HTTP. A method is judged in capitals, however it is written.
     """
 
     host: Host
@@ -68,6 +69,11 @@ class Ask:
     method: str | None = None
     path: str | None = None
     is_readable: bool = False
+    in_clear: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            object.__setattr__(self, "method", self.method.upper())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +88,22 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Injection:
+    """Headers that are added on the way to some hosts, over TLS or also in the clear."""
+
+    pattern: HostPattern
+    headers: dict[str, SecretRef]
+    in_clear: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RuleBook:
     """Compiled rules. Immutable: changing the rules means handing out another book."""
 
     allow: tuple[Rule, ...] = ()
     deny: tuple[Rule, ...] = ()
     opens_private: bool = False
-    inject: tuple[tuple[HostPattern, dict[str, SecretRef]], ...] = field(default=(), repr=False)
+    inject: tuple[Injection, ...] = field(default=(), repr=False)
 
     def judge(self, ask: Ask) -> Decision:
         """The decision about a request or tunnel, before its name is resolved."""
@@ -106,7 +121,22 @@ class RuleBook:
                 f"port {ask.port} of {ask.host} is not allowed",
                 f"allow {ask.host.in_url}:{ask.port}",
             )
-        return _judge_content(ask, with_port)
+        return self._judge_clear_text(ask) or _judge_content(ask, with_port)
+
+    def _judge_clear_text(self, ask: Ask) -> Decision | None:
+        """Why this may not go unencrypted, if so: whoever is on the way would read the credential."""
+        if not ask.in_clear:
+            return None
+        if ask.port == TLS_PORT:
+            return Decision(False, "default: port 443 carries TLS only", f"plain HTTP to {ask.host}:443", "use https")
+        if any(item.pattern.matches(ask.host) and not item.in_clear for item in self.inject):
+            return Decision(
+                False,
+                f"inject: {ask.host}",
+                f"credentials for {ask.host} go over TLS only",
+                f"ask for https, or write inject={{'http://{ask.host.in_url}': ...}}",
+            )
+        return None
 
     def judge_address(self, address: IPAddress, port: int, is_own: Callable[[IPAddress], bool]) -> Decision:
         """The decision about an address that a name resolved to (or that was written as such)."""
@@ -130,12 +160,25 @@ class RuleBook:
             f"name the address itself in the policy: {Host(str(address), address).in_url}:{port}",
         )
 
-    def headers_for(self, host: Host) -> dict[str, SecretRef]:
+    def judge_at(self, ask: Ask, address: IPAddress) -> Decision | None:
+        """What the rules that name the address say about a request that a name led there, if there are any.
+
+        A rule for an address holds however one gets there; otherwise a name for it would be a way around.
+        """
+        forms = embedded(address)
+        rules = [rule for rule in self.allow if rule.pattern.address in forms and ask.port in rule.ports]
+        return _judge_content(ask, rules) if rules else None
+
+    def names(self, host: Host) -> bool:
+        """Whether the policy's author wrote this very host, and not only a wildcard that covers it."""
+        return any(rule.pattern.reach is Reach.EXACT and rule.pattern.matches(host) for rule in self.allow)
+
+    def headers_for(self, host: Host, *, in_clear: bool) -> dict[str, SecretRef]:
         """The headers to add on the way to this host."""
         found: dict[str, SecretRef] = {}
-        for pattern, headers in self.inject:
-            if pattern.matches(host):
-                found.update(headers)
+        for item in self.inject:
+            if item.pattern.matches(host) and (item.in_clear or not in_clear):
+                found.update(item.headers)
         return found
 
 
@@ -177,9 +220,7 @@ def _judge_tunnel(ask: Ask, rules: list[Rule]) -> Decision:
 
 def _under(path: str, prefixes: tuple[str, ...]) -> bool:
     """Whole segments: `/simple` covers `/simple` and `/simple/x`, not `/simplex`."""
-    if _AMBIGUOUS_PATH.search(path):
-        return False
-    return any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
+    return is_plain(path) and any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
 
 
 def compile_rules(policy: FetchPolicy | Iterable[NetworkRule] | None) -> RuleBook:
@@ -195,8 +236,13 @@ def compile_rules(policy: FetchPolicy | Iterable[NetworkRule] | None) -> RuleBoo
         ),
         deny=tuple(_deny_entry(entry) for entry in policy.blocked_domains),
         opens_private=not policy.deny_private_ips,
-        inject=tuple((parse_pattern(domain), dict(headers)) for domain, headers in policy.inject.items()),
+        inject=tuple(_injection(where, headers) for where, headers in policy.inject.items()),
     )
+
+
+def _injection(where: str, headers: Mapping[str, SecretRef]) -> Injection:
+    pattern, in_clear = parse_injection(where)
+    return Injection(pattern, dict(headers), in_clear)
 
 
 def _from_entry(policy: FetchPolicy, entry: str) -> Rule:
@@ -221,7 +267,7 @@ def _from_network_rule(rule: NetworkRule, allowed_methods: tuple[str, ...] | Non
     if allowed_methods is not None:
         methods = frozenset(allowed_methods) if methods is None else methods & frozenset(allowed_methods)
     for prefix in rule.path_prefixes or ():
-        if not prefix.startswith("/") or _AMBIGUOUS_PATH.search(prefix):
+        if not is_plain(prefix):
             raise PolicyViolation(f"{prefix!r} is not a plain path prefix", hint="write it as '/simple/'")
     return Rule(
         f"rule: {rule.domain}", parse_pattern(rule.domain), Ports(frozenset(rule.ports)), methods, rule.path_prefixes
