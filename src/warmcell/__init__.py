@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as `typing` has it, without importing that
 if TYPE_CHECKING:
     from warmcell import errors as errors
+    from warmcell.backends.built import Program as Program
     from warmcell.backends.fake import FakeBackend as FakeBackend
     from warmcell.backends.process.backend import ProcessBackend as ProcessBackend
     from warmcell.backends.registry import get_backend as get_backend
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxBackend as SandboxBackend
     from warmcell.core.contracts import SandboxEnforcer as SandboxEnforcer
     from warmcell.core.contracts import WrappedCommand as WrappedCommand
+    from warmcell.core.outcomes import Outcome as Outcome
     from warmcell.core.types import BackendCapabilities as BackendCapabilities
     from warmcell.core.types import Denial as Denial
     from warmcell.core.types import Enforced as Enforced
@@ -72,11 +74,13 @@ if TYPE_CHECKING:
 
 #: Where each public name lives. `tests/arch/test_public_names.py` holds this table and the block above together.
 _HOMES: dict[str, tuple[str, ...]] = {
+    "warmcell.backends.built": ("Program",),
     "warmcell.backends.fake": ("FakeBackend",),
     "warmcell.backends.process.backend": ("ProcessBackend",),
     "warmcell.backends.registry": ("get_backend",),
     "warmcell.backends.wasm.backend": ("WasmBackend",),
     "warmcell.core.contracts": ("SandboxBackend", "SandboxEnforcer", "WrappedCommand"),
+    "warmcell.core.outcomes": ("Outcome",),
     "warmcell.core.types": (
         "BackendCapabilities",
         "Denial",

@@ -228,6 +228,6 @@ def _writing(guest: FakeGuest, stream: int, data: bytes) -> FakeGuest:
     return replace(guest, **{name: getattr(guest, name) + data})
 
 
-PYTHON = Dialect("python", in_python)
-WAT = Dialect("wasm", in_wat)
+PYTHON = Dialect("python", in_python, "def (:")
+WAT = Dialect("wasm", in_wat, "(module (func (result i32)))")
 SCRIPT = Dialect("python", as_script)

@@ -104,3 +104,5 @@ class Dialect:
 
     language: str
     write: Callable[[Sequence[Step]], str]
+    #: What no compiler or interpreter of it takes.
+    nonsense: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
-from warmcell.core.types import check_text, check_timeout
+from warmcell.core.types import EffectiveLimits, Limits, check_text, check_timeout
 
 _FEWEST_AT_ONCE = 16
 _PER_PROCESSOR = 8
@@ -22,6 +22,8 @@ class ProcessConfig:
     `pool_size` is how many warm cells may wait per kind of run (0: none, every run is made on demand).
     `max_concurrency` is how many runs may go on at once (None: from the processors); the rest wait in order, each for
     at most `queue_timeout` seconds, then `BackendBusy`.
+    Compilers have limits of their own, whatever the program that they make may use: `build_limits`, and where `build`
+    is called `build_timeout` (in `execute` the request's timeout is for both).
     """
 
     python_path: str | os.PathLike[str] | None = None
@@ -32,6 +34,8 @@ class ProcessConfig:
     pool_min: int = 1
     max_concurrency: int | None = None
     queue_timeout: float = 60.0
+    build_timeout: float = 60.0
+    build_limits: Limits = Limits(memory_mb=1024, disk_mb=512)
 
     def __post_init__(self) -> None:
         for name in ("python_path", "node_path", "rustc_path"):
@@ -45,7 +49,15 @@ class ProcessConfig:
         _check_number("pool_min", self.pool_min, 0, 256)
         if self.max_concurrency is not None:
             _check_number("max_concurrency", self.max_concurrency, 1, 1 << 16)
-        object.__setattr__(self, "queue_timeout", check_timeout(self.queue_timeout, "queue_timeout"))
+        for name in ("queue_timeout", "build_timeout"):
+            object.__setattr__(self, name, check_timeout(getattr(self, name), name))
+        if not isinstance(self.build_limits, Limits):
+            raise InvalidRequest(f"must be Limits, not {type(self.build_limits).__name__}", field="build_limits")
+
+    @property
+    def limits_of_builds(self) -> EffectiveLimits:
+        said = {name: getattr(self.build_limits, name) for name in Limits.__slots__}
+        return EffectiveLimits(**{name: value for name, value in said.items() if value is not None})
 
     @property
     def most_at_once(self) -> int:

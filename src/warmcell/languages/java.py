@@ -1,19 +1,27 @@
-"""Java: one source file, compiled and run by the JDK's own launcher, with a heap that fits the run's memory."""
+"""Java: one source file, compiled and run by the JDK's own launcher, with a heap that fits the run's memory.
+
+Who runs a program often has it compiled first, into a jar, by the same rules: any file name, the first class runs.
+"""
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 
+import warmcell.guest
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, find_program, stamp
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import CODE_DIR, MEMORY, Program
+from warmcell.languages.plain import build_key
+from warmcell.languages.program import CODE_DIR, MEMORY, OUT_DIR, Build, Program
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr, shown_for
 
 MAIN_FILE = "Main.java"
+BUILDER_FILE = "JavaBuilder.java"
+JAR = "main.jar"
 
 #: Half for the heap; the rest is for classes, compiled code, stacks and the compiler itself. Without `MaxRAM` the heap
 #: would be sized by the host's memory, and the run would be killed for what the collector had no reason to collect.
@@ -36,10 +44,26 @@ class JavaRuntime:
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         jdk = find_jdk()
         argv = (jdk.program, *SWITCHES, f"{CODE_DIR}/{MAIN_FILE}")
-        return Program(argv, {MAIN_FILE: code.encode()}, MAIN_FILE, jdk.runtime_paths)
+        files = {MAIN_FILE: code.encode()}
+        return Program(argv, files, MAIN_FILE, jdk.runtime_paths, ahead=_ahead(jdk, files))
 
     def version(self, config: ProcessConfig) -> str:
         return ask([find_jdk().program, "--version"])
+
+
+def _ahead(jdk: Jdk, files: Mapping[str, bytes]) -> Program:
+    builder = _builder()
+    jar = f"{OUT_DIR}/{JAR}"
+    compiling = (jdk.program, *SWITCHES, f"{CODE_DIR}/{BUILDER_FILE}", f"{CODE_DIR}/{MAIN_FILE}", jar)
+    build = Build(compiling, JAR, build_key("java", *stamp(jdk.program)))
+    argv = (jdk.program, *SWITCHES, "-jar", jar)
+    return Program(argv, {BUILDER_FILE: builder, **files}, MAIN_FILE, jdk.runtime_paths, build=build)
+
+
+@cache
+def _builder() -> bytes:
+    with open(os.path.join(warmcell.guest.__path__[0], BUILDER_FILE), "rb") as file:
+        return file.read()
 
 
 def find_jdk() -> Jdk:

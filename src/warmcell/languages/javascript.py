@@ -68,12 +68,21 @@ def _version(node: Node) -> str:
 
 def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ()) -> Program:
     texts, entry = files_for(node.version, code, suffix)
+    files = {name: text.encode() for name, text in texts.items()}
+    main_file = next(iter(texts))
+    check = Program(
+        argv=(node.path, *switches, f"{CODE_DIR}/check.cjs", f"{CODE_DIR}/{main_file}"),
+        files={"check.cjs": node_boot.CHECK.encode(), main_file: files[main_file]},
+        main_file=main_file,
+        runtime_paths=node.runtime_paths,
+    )
     return Program(
         argv=(node.path, *switches, "--require", f"{CODE_DIR}/boot.cjs", f"{CODE_DIR}/{entry}"),
-        files={name: text.encode() for name, text in texts.items()},
-        main_file=next(iter(texts)),
+        files=files,
+        main_file=main_file,
         runtime_paths=node.runtime_paths,
         worker="node",
+        check=check,
     )
 
 

@@ -1,4 +1,4 @@
-"""Two small files that go beside a JavaScript or TypeScript guest. They run inside the cage; nothing imports them."""
+"""Small files that go beside a JavaScript or TypeScript guest. They run inside the cage; nothing imports them."""
 
 #: Loaded before the guest's file. The file lies in the code directory, but "./helper.js" and packages are meant to be
 #: those of the working directory; and code that mixes `require` with top-level await, which Node takes for an ES
@@ -58,4 +58,31 @@ try {
 process.argv[1] = isCommon ? common : modern;
 if (isCommon) Module._load(common, null, true);
 else import(pathToFileURL(modern).href);
+""".lstrip()
+
+#: Reads the file that it is given without running it: CommonJS, or else whatever `node --check` says of an ES module.
+CHECK = """
+"use strict";
+const { spawnSync } = require("node:child_process");
+const fs = require("node:fs");
+const Module = require("node:module");
+const os = require("node:os");
+const path = require("node:path");
+const vm = require("node:vm");
+
+const file = process.argv[2];
+let text = fs.readFileSync(file, "utf8").replace(/^\\uFEFF/, "").replace(/^#!.*/, "");
+try {
+  if (/ts$/.test(file)) text = Module.stripTypeScriptTypes(text, { mode: "transform" });
+} catch (error) {
+  console.error(`${file}\\n${error}`);
+  process.exit(1);
+}
+try {
+  new vm.Script(Module.wrap(text), { filename: file });
+} catch {
+  const copy = path.join(os.tmpdir(), "main.mjs");
+  fs.writeFileSync(copy, text);
+  process.exitCode = spawnSync(process.execPath, ["--check", copy], { stdio: "inherit" }).status ?? 1;
+}
 """.lstrip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from warmcell.core.errors import BackendUnavailable
+from warmcell.core.records import replace
 from warmcell.enforcers.host import ask, find_program, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Build, Program
@@ -30,7 +31,7 @@ class PlainRuntime:
         program = found_program(row)
         build = self._build(code, program) if row.build else None
         shown = [*shown_for(program), *existing(row.shows)]
-        return Program(
+        made = Program(
             argv=_filled(row.start, program),
             files={row.main_file: code.encode()},
             main_file=row.main_file,
@@ -38,6 +39,7 @@ class PlainRuntime:
             build=build,
             env=row.env,
         )
+        return replace(made, check=replace(made, argv=_filled(row.check, program))) if row.check else made
 
     def version(self, config: ProcessConfig) -> str:
         return ask(_filled(self._row.version, found_program(self._row)))

@@ -53,6 +53,10 @@ class Program:
     runtime_paths: tuple[str, ...] = ()
     worker: str | None = None
     build: Build | None = None
+    #: The same program for who runs it often: with a build, where a single run is better off without.
+    ahead: Program | None = None
+    #: Reads the text without running it, and says by its exit status whether that is a program of the language.
+    check: Program | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     #: For a program that is to be given arguments, where that takes another command line.
     argv_for_args: tuple[str, ...] = ()

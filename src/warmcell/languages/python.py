@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.core.records import dataclass
+from warmcell.core.records import dataclass, replace
 from warmcell.enforcers.host import FileStamp, ask, is_program, stamp
 from warmcell.languages.base import base_executable
 from warmcell.languages.config import ProcessConfig
@@ -61,6 +61,20 @@ def _start():
 _start()
 """.strip()
 
+CHECK_FILE = "check.py"
+#: Runs as a guest beside the program: compiles it as the interpreter would, and tells what is wrong in the same words.
+CHECK = """
+import os, sys
+path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "main.py")
+with open(path, "rb") as file:
+    source = file.read()
+try:
+    compile(source, path, "exec", dont_inherit=True)
+except BaseException as error:
+    sys.excepthook(type(error), error, None)
+    sys.exit(1)
+""".lstrip()
+
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
@@ -82,22 +96,28 @@ class PythonRuntime:
 
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         interpreter = find_interpreter(config)
-        return Program(
+        program = Program(
             argv=command_line(interpreter),
             files={MAIN_FILE: code.encode()},
             main_file=MAIN_FILE,
             runtime_paths=interpreter.runtime_paths,
             worker="python",
         )
+        return replace(program, check=_check(program, interpreter))
 
 
-def command_line(interpreter: Interpreter) -> tuple[str, ...]:
+def _check(program: Program, interpreter: Interpreter) -> Program:
+    files = {CHECK_FILE: CHECK.encode(), **program.files}
+    return replace(program, argv=command_line(interpreter, CHECK_FILE), files=files, main_file=CHECK_FILE)
+
+
+def command_line(interpreter: Interpreter, file: str = MAIN_FILE) -> tuple[str, ...]:
     """The cold start. `-s`: never the caller's user site. `-S`: no site-packages, unless they were asked for.
 
     Not `-I` or `-E`: the environment is already clean, and PYTHON* variables in it come from the request.
     """
     site = () if interpreter.has_site else ("-S",)
-    return (interpreter.path, "-s", *site, "-c", BOOT, f"{CODE_DIR}/{MAIN_FILE}")
+    return (interpreter.path, "-s", *site, "-c", BOOT, f"{CODE_DIR}/{file}")
 
 
 def find_interpreter(config: ProcessConfig) -> Interpreter:

@@ -15,8 +15,9 @@ class LanguageRow:
     """All that is known of a language. In commands, `{program}` is what was found, `{code}` and `{out}` directories.
 
     A language that needs no more than commands has `programs` (names to look for on PATH, best first), `main_file`, a
-    `start` and, when it is compiled, a `build` that leaves `{out}/main`. Any other names its `runtime`, as
-    `module:class`. `shows` are host paths beside the program's own that the cage must show, where they exist.
+    `start` and, when it is compiled, a `build` that leaves `{out}/main`; else a `check`, which reads a program without
+    running it and fails where it is none. Any other names its `runtime`, as `module:class`. `shows` are host paths
+    beside the program's own that the cage must show, where they exist.
     """
 
     name: str
@@ -28,6 +29,7 @@ class LanguageRow:
     main_file: str = ""
     build: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
+    check: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     shows: tuple[str, ...] = ()
     version: tuple[str, ...] = ("{program}", "--version")

@@ -31,8 +31,10 @@ class ShellRuntime:
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         script = (find_shell(), f"{CODE_DIR}/{MAIN_FILE}")
         argv = plain_command(code) or script
+        files = {MAIN_FILE: code.encode()}
+        check = Program((script[0], "-n", *script[1:]), files, MAIN_FILE)
         # A script that is one plain command does nothing with its arguments; the command by itself would.
-        return Program(argv=argv, files={MAIN_FILE: code.encode()}, main_file=MAIN_FILE, argv_for_args=script)
+        return Program(argv, files, MAIN_FILE, argv_for_args=script, check=check)
 
 
 def plain_command(code: str) -> tuple[str, ...] | None:

@@ -84,6 +84,7 @@ ROWS = (
         programs=("ruby",),
         main_file="main.rb",
         start=("{program}", "{code}/main.rb"),
+        check=("{program}", "-c", "{code}/main.rb"),
         shows=("/var/lib/gems",),
         remedy="install ruby (apt install ruby)",
     ),
@@ -94,6 +95,7 @@ ROWS = (
         main_file="main.php",
         # Errors where errors belong; memory is bounded for the run as a whole.
         start=("{program}", "-d", "display_errors=stderr", "-d", "memory_limit=-1", "{code}/main.php"),
+        check=("{program}", "-d", "display_errors=stderr", "-l", "{code}/main.php"),
         # Which extensions are loaded; not php.ini, which may hold more than settings.
         shows=("/etc/php/*/cli/conf.d", "/etc/php/*/mods-available"),
         remedy="install PHP (apt install php-cli)",
@@ -105,6 +107,7 @@ ROWS = (
         programs=("perl",),
         main_file="main.pl",
         start=("{program}", "{code}/main.pl"),
+        check=("{program}", "-c", "{code}/main.pl"),
         version=("{program}", "-e", "print qq(perl $^V)"),
         remedy="install perl",
     ),
@@ -114,6 +117,11 @@ ROWS = (
         programs=("lua5.4", "lua5.3", "lua"),
         main_file="main.lua",
         start=("{program}", "{code}/main.lua"),
+        check=(
+            "{program}",
+            "-e",
+            "local _, why = loadfile('{code}/main.lua') if why then io.stderr:write(why, '\\n') os.exit(1) end",
+        ),
         version=("{program}", "-e", "print(_VERSION)"),
         remedy="install Lua (apt install lua5.4)",
     ),
@@ -124,6 +132,7 @@ ROWS = (
         programs=("Rscript",),
         main_file="main.R",
         start=("{program}", "--vanilla", "{code}/main.R"),
+        check=("{program}", "--vanilla", "-e", "invisible(parse('{code}/main.R'))"),
         shows=("/etc/R",),
         remedy="install R (apt install r-base-core)",
     ),

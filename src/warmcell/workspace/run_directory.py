@@ -13,25 +13,24 @@ from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import FileMissing, WorkspaceError
 from warmcell.workspace.files import put_file, read_file
 from warmcell.workspace.names import split_relative
+from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.quota import space_for
-from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import Root
 
 
 class RunDirectory:
-    """On the host, readable by nobody else; gone with `cleanup`.
+    """On the host, readable by nobody else; gone with `cleanup`, and where we are killed first, with the next sweep.
 
     Whoever takes files from it must know that no process of the guest is left.
     """
 
     def __init__(self, files: Mapping[str, bytes], disk_mb: int, cleanup: ExitStack) -> None:
-        import tempfile
-
         if sum(space_for(len(content)) for content in files.values()) > disk_mb * MIB:
             hint = "send less, or raise Limits(disk_mb=...)"
             raise InvalidRequest(f"take more than the {disk_mb} MB of disk that the run has", field="files", hint=hint)
-        self.path = tempfile.mkdtemp(prefix="warmcell-work-")
-        cleanup.callback(remove_directory, self.path)
+        directory = PrivateDirectory("work")
+        cleanup.callback(directory.close)
+        self.path = directory.path
         self._root = Root(self.path)
         cleanup.callback(self._root.close)
         with Descent(self._root, makes=True) as descent:

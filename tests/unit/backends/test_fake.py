@@ -9,6 +9,7 @@ import pytest
 
 from warmcell import (
     BackendUnavailable,
+    BuildFailed,
     ExecRequest,
     ExecResult,
     ExecutionFailed,
@@ -21,7 +22,7 @@ from warmcell import (
     Usage,
 )
 from warmcell.backends.fake import Answer, FakeDelay, FakeGuest, FakeMemoryExceeded, FakeTimeout
-from warmcell.backends.fake.script import Outcome, outcome
+from warmcell.backends.fake.script import Ending, ending
 from warmcell.core.types import MIB, EffectiveLimits, Enforced
 
 FAKE = Enforced(isolation_class="fake")
@@ -174,7 +175,7 @@ GUESTS: dict[str, tuple[float, EffectiveLimits, float, tuple[Any, ...], ExecResu
 @pytest.mark.parametrize("case", list(GUESTS))
 def test_a_guest_ends_by_the_limit_that_it_meets_first(case: str) -> None:
     timeout, limits, after, error, expected = GUESTS[case]
-    end = outcome(GUEST, request(timeout=timeout), limits)
+    end = ending(GUEST, request(timeout=timeout), limits)
     assert (end.delay, end.is_scripted) == (after, bool(error))
     if not error:
         assert end.verdict == expected
@@ -200,12 +201,12 @@ CAPPED: dict[str, tuple[Answer, ExecResult]] = {
 @pytest.mark.parametrize("case", list(CAPPED))
 def test_output_is_capped(case: str) -> None:
     answer, expected = CAPPED[case]
-    assert outcome(answer, request(), EffectiveLimits(output_bytes=2)).verdict == expected
+    assert ending(answer, request(), EffectiveLimits(output_bytes=2)).verdict == expected
 
 
 def test_what_is_no_answer_is_told_at_once() -> None:
     with pytest.raises(TypeError, match="cannot answer with int"):
-        outcome(3, request(), EffectiveLimits())  # type: ignore[arg-type]
+        ending(3, request(), EffectiveLimits())  # type: ignore[arg-type]
 
 
 def test_a_delay_comes_on_top() -> None:
@@ -213,4 +214,17 @@ def test_a_delay_comes_on_top() -> None:
         return FakeDelay(1, FakeDelay(2, lambda other: f"{asked.code} {other.code}"))
 
     expected = ExecResult("x x", duration=3.5, usage=Usage(0.0, 3.5, 0), enforced=FAKE)
-    assert outcome(late, request(), EffectiveLimits(), 0.5) == Outcome(3.5, expected, is_scripted=False)
+    assert ending(late, request(), EffectiveLimits(), 0.5) == Ending(3.5, expected, is_scripted=False)
+
+
+def test_a_build_fails_when_the_script_says_so_and_its_runs_ask_the_script() -> None:
+    refused = BuildFailed(ExecResult(stderr="no", exit_code=1))
+    backend = FakeBackend([refused, "one", "two"]).when(refused, code="nonsense")
+    for code in ("nonsense", "nonsense", "first"):
+        with pytest.raises(BuildFailed) as caught:
+            backend.build_blocking(ExecRequest("python", code, 5))
+        assert caught.value is refused
+    with backend.build_blocking(ExecRequest("python", "fine", 5)) as program:
+        assert [program.run_blocking("a").stdout, program.run_blocking("b", ["x"], 2).stdout] == ["one", "two"]
+    asked = backend.requests
+    assert [(each.stdin, each.args, each.timeout) for each in asked] == [("a", (), 5), ("b", ("x",), 2)]

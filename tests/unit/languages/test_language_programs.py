@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from warmcell import BackendUnavailable, ExecRequest, ExecResult, ProcessBackend
+from warmcell import BackendUnavailable, BuildFailed, ExecRequest, ExecResult, ProcessBackend
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.languages import go
 from warmcell.languages.config import ProcessConfig
@@ -114,6 +114,25 @@ def test_a_mistake_is_a_result_that_says_where(backend: ProcessBackend, language
     result = run(backend, language, SAMPLES[language].mistake)
     assert not result.ok and result.stdout == ""
     assert SAMPLES[language].complaint in result.stderr
+
+
+@pytest.mark.parametrize("language", PROCESS)
+def test_it_is_built_once_and_run_often(backend: ProcessBackend, language: str) -> None:
+    missing = why_missing(language, DEFAULT)
+    require(missing is None, f"{language}: {missing}")
+    with backend.build_blocking(ExecRequest(language, SAMPLES[language].greets, 120)) as program:
+        for name in ("wörld 🦀", "x"):
+            result = program.run_blocking(f"{name}\n")
+            assert (result.stdout, result.exit_code) == (f"hello {name}\n", SAMPLES[language].status), result.stderr
+
+
+@pytest.mark.parametrize("language", [name for name in PROCESS if name != "sql"])
+def test_a_mistake_is_found_when_it_is_built(backend: ProcessBackend, language: str) -> None:
+    missing = why_missing(language, DEFAULT)
+    require(missing is None, f"{language}: {missing}")
+    with pytest.raises(BuildFailed) as caught:
+        backend.build_blocking(ExecRequest(language, SAMPLES[language].mistake, 120))
+    assert SAMPLES[language].complaint in caught.value.result.stderr + caught.value.result.stdout
 
 
 @pytest.mark.parametrize("language", PROCESS)

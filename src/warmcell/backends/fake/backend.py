@@ -16,11 +16,15 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
-from warmcell.backends.fake.script import Answer, Outcome, Reply, outcome
-from warmcell.core.errors import BackendUnavailable, ExecutionFailed, InvalidRequest
+from warmcell.backends.built import Program
+from warmcell.backends.fake.script import Answer, Ending, Reply, ending
+from warmcell.backends.many import Requests, in_step, run_many
+from warmcell.core.errors import BackendUnavailable, BuildFailed, ExecutionFailed, InvalidRequest
+from warmcell.core.outcomes import Outcome
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
 from warmcell.languages.registry import canonical, language_names
 from warmcell.lifetime.run import Run
@@ -110,6 +114,24 @@ class FakeBackend:
         end = self._decide(request)
         return self._runs.run_blocking(lambda run: _play(end, run))
 
+    async def build(self, request: ExecRequest) -> Program:
+        """Raises the script's reply to the request if that is a `BuildFailed`; each run of the program asks it anew."""
+        return self.build_blocking(request)
+
+    def build_blocking(self, request: ExecRequest) -> Program:
+        self._check(request)
+        ruled = [rule.reply for rule in self._rules if rule.matches(request)]
+        if isinstance((ruled or self._queue or [""])[0], BuildFailed):
+            raise cast("BuildFailed", self._next_reply(request))
+        return Program(self._name, request, self._runs, lambda asked, run: _play(self._decide(asked), run))
+
+    def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
+        """As of the real ones."""
+        return run_many(self.execute, requests, concurrency)
+
+    def run_many_blocking(self, requests: Iterable[ExecRequest], concurrency: int | None = None) -> Iterator[Outcome]:
+        return in_step(self.run_many(requests, concurrency))
+
     async def aclose(self) -> None:
         from warmcell.lifetime.threads import in_thread
 
@@ -120,17 +142,20 @@ class FakeBackend:
         self._is_closed = True
         self._runs.close()
 
-    def _decide(self, request: ExecRequest) -> Outcome:
+    def _decide(self, request: ExecRequest) -> Ending:
         """Before anybody waits, so that concurrent requests get the script's answers in the order of their calls."""
+        self._check(request)
+        self.requests.append(request)
+        limits = effective_limits(self._policy, request.limits, request.memory_limit_mb)
+        return ending(self._next_reply(request), request, limits, self._latency)
+
+    def _check(self, request: ExecRequest) -> None:
         if self._is_closed:
             raise BackendUnavailable(f"the {self._name} backend was closed", hint="make a new FakeBackend")
         if canonical(request.language) not in self._capabilities.supported_languages:
             raise InvalidRequest(
                 f"{self._name} does not run {request.language}", field="language", hint="name it in languages=[...]"
             )
-        self.requests.append(request)
-        limits = effective_limits(self._policy, request.limits, request.memory_limit_mb)
-        return outcome(self._next_reply(request), request, limits, self._latency)
 
     def _next_reply(self, request: ExecRequest) -> Reply:
         for rule in self._rules:
@@ -148,7 +173,7 @@ class FakeBackend:
         return ""
 
 
-def _play(end: Outcome, run: Run) -> ExecResult:
+def _play(end: Ending, run: Run) -> ExecResult:
     """Takes as long as the guest would have."""
     queued = time.monotonic() - run.asked
     over = threading.Event()

@@ -63,7 +63,7 @@ Reply = Answer | Callable[[ExecRequest], Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Ending:
     """What a request ends with, and after how long. `is_scripted`: in the script's own words."""
 
     delay: float
@@ -71,11 +71,11 @@ class Outcome:
     is_scripted: bool = True
 
 
-def outcome(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: float = 0.0) -> Outcome:
+def ending(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: float = 0.0) -> Ending:
     """What a reply of the script comes to under these limits, `delay` seconds late."""
     answer = reply(request) if callable(reply) else reply
     if isinstance(answer, FakeDelay):
-        return outcome(answer.reply, request, limits, delay + answer.seconds)
+        return ending(answer.reply, request, limits, delay + answer.seconds)
     if delay >= request.timeout:
         answer, delay = FakeTimeout(), request.timeout
     match answer:
@@ -85,19 +85,19 @@ def outcome(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: 
             return _played(replace(answer, seconds=answer.seconds + delay), request, limits)
         case FakeTimeout():
             partial = _killed(FakeGuest(answer.stdout, answer.stderr), request.timeout, limits)
-            return Outcome(request.timeout if answer.wait else delay, ExecutionTimeout(request.timeout, partial))
+            return Ending(request.timeout if answer.wait else delay, ExecutionTimeout(request.timeout, partial))
         case FakeMemoryExceeded():
             limit = request.memory_limit_mb or answer.limit_mb
             partial = _killed(FakeGuest(answer.stdout, answer.stderr), delay, limits)
-            return Outcome(delay, MemoryExceeded(limit, partial))
+            return Ending(delay, MemoryExceeded(limit, partial))
         case ExecResult():
-            return Outcome(delay, _capped(answer, limits.output_bytes))
+            return Ending(delay, _capped(answer, limits.output_bytes))
         case BaseException():
-            return Outcome(delay, answer)
+            return Ending(delay, answer)
     raise TypeError(f"a FakeBackend cannot answer with {type(answer).__name__}")
 
 
-def _played(guest: FakeGuest, request: ExecRequest, limits: EffectiveLimits) -> Outcome:
+def _played(guest: FakeGuest, request: ExecRequest, limits: EffectiveLimits) -> Ending:
     """As a real guest would end: by itself, or by the first limit that it meets."""
     there: dict[str, Any] = {**request.files, **guest.files}
     guest = replace(guest, files={path: there[path] for path in request.fetch_files if path in there})
@@ -111,8 +111,8 @@ def _played(guest: FakeGuest, request: ExecRequest, limits: EffectiveLimits) -> 
         partial = _killed(guest, request.timeout, limits)
         ends.append((request.timeout, ExecutionTimeout(request.timeout, partial)))
     if ends:
-        return Outcome(*min(ends, key=lambda end: end[0]))
-    return Outcome(guest.seconds, _result(guest, guest.seconds, limits, guest.exit_code), is_scripted=False)
+        return Ending(*min(ends, key=lambda end: end[0]))
+    return Ending(guest.seconds, _result(guest, guest.seconds, limits, guest.exit_code), is_scripted=False)
 
 
 def _killed(guest: FakeGuest, seconds: float, limits: EffectiveLimits) -> ExecResult:

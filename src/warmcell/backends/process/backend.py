@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from warmcell.backends.process.job import Launch
 from warmcell.backends.process.launcher import Launcher
-from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError
+from warmcell.core.errors import BuildFailed, CommandNotFound, InvalidRequest, SandboxError
+from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
@@ -18,9 +21,12 @@ from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
 from warmcell.runner.outcome import NotStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
+    from warmcell.backends import built
+    from warmcell.backends.many import Requests
     from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.core.outcomes import Outcome
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
@@ -143,14 +149,20 @@ class ProcessBackend:
             raise _command_refusal(argv[0], failure) from None
 
     def _execute(self, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
+        return self._launch(self._prepared(request), request, run, stdin)
+
+    def _prepared(self, request: ExecRequest) -> Program:
         from warmcell.languages.registry import language_runtime
 
         runtime = language_runtime(request.language)
         assert isinstance(request.code, str)  # bytes are for wasm, which has just been refused
-        return self._launch(runtime.prepare(request.code, self._config), request, run, stdin)
+        return runtime.prepare(request.code, self._config)
 
     def _launch(self, program: Program, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
-        launch = Launch(
+        return self._launcher.run(self._planned(program, request, run, stdin))
+
+    def _planned(self, program: Program, request: ExecRequest, run: Run, stdin: int = -1) -> Launch:
+        return Launch(
             program=program,
             env=request.env,
             stdin=stdin if stdin >= 0 else request.stdin_bytes,
@@ -161,7 +173,44 @@ class ProcessBackend:
             files=request.files,  # type: ignore[arg-type]  # text has become bytes when it was checked
             fetch_files=tuple(request.fetch_files),
         )
-        return self._launcher.run(launch)
+
+    async def build(self, request: ExecRequest) -> built.Program:
+        """Compiles the program, or checks its syntax, once. Raises `BuildFailed` with what the compiler said.
+
+        A build has `ProcessConfig.build_timeout` and `build_limits`; the request's are for each run.
+        """
+        return await self._runs.run(lambda run: self._build(request, run))
+
+    def build_blocking(self, request: ExecRequest) -> built.Program:
+        """The same in the calling thread."""
+        return self._runs.run_blocking(lambda run: self._build(request, run))
+
+    def _build(self, request: ExecRequest, run: Run) -> built.Program:
+        from warmcell.backends.built import Program as BuiltProgram
+
+        asked = replace(self._planned(self._prepared(request), request, run), timeout=self._config.build_timeout)
+        with ExitStack() as cleanup:
+            ready = self._launcher.build(asked, cleanup)
+            if isinstance(ready, ExecResult):
+                raise BuildFailed(ready)
+            release = cleanup.pop_all().close
+        return BuiltProgram(self.name, request, self._runs, partial(self._run_built, ready), release)
+
+    def _run_built(self, ready: Launch, request: ExecRequest, run: Run) -> ExecResult:
+        args, stdin = tuple(request.args), request.stdin_bytes
+        return self._launcher.run(replace(ready, timeout=request.timeout, stdin=stdin, args=args, run=run, spent=0.0))
+
+    def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
+        """Outcomes as they finish, `concurrency` runs at a time (None: from the processors). See `backends.many`."""
+        from warmcell.backends.many import run_many
+
+        return run_many(self.execute, requests, concurrency)
+
+    def run_many_blocking(self, requests: Iterable[ExecRequest], concurrency: int | None = None) -> Iterator[Outcome]:
+        """The same for code without an event loop."""
+        from warmcell.backends.many import in_step
+
+        return in_step(self.run_many(requests, concurrency))
 
     def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
         """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""

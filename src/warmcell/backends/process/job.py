@@ -46,6 +46,8 @@ class Launch:
     extra_paths: tuple[ResolvedPath, ...] = ()
     #: Compilers need processes of their own, whatever the program may do.
     is_build: bool = False
+    #: The file that a build made; whoever has the launch sees to it that it stays there.
+    artefact: str = ""
 
 
 def job_for(launch: Launch, world: World, directories: Directories, way_out: WayOut, policy: SandboxPolicy) -> Job:
@@ -69,7 +71,7 @@ def warm_worker(launch: Launch, world: World) -> str | None:
     """Which worker can take the text as it is. What an interpreter reads when it starts needs a new one."""
     worker = launch.program.worker
     effective = world.effective
-    if worker is None or launch.is_build or effective.isolation == "none":
+    if worker is None or effective.isolation == "none":
         return None
     # Node reads its proxy settings when it starts, and they are only known once the way out is open.
     if worker == "node" and not (world.is_shared and world.keeps_cells and effective.network != "proxy"):
@@ -115,7 +117,7 @@ def _wrapped_job(launch: Launch, enforcer: SandboxEnforcer, directories: Directo
         raise
     except Exception as error:  # it may be anybody's
         raise EnforcerFailed(enforcer.name, f"could not wrap the command: {type(error).__name__}: {error}") from error
-    return Job("exec", tuple(wrapped.argv), env, directories.code, dict(program.files))
+    return Job("exec", tuple(wrapped.argv), env, directories.code, dict(program.files), program.main_file)
 
 
 def _configured_env(enforcer: SandboxEnforcer, wrapped: WrappedCommand, policy: SandboxPolicy) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
@@ -15,11 +16,13 @@ from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import CODE_DIR as CODE_WORD
+from warmcell.languages.program import OUT_DIR as OUT_WORD
 from warmcell.languages.program import Build
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.places import WORK_DIR, is_within
+from warmcell.policy.places import OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
 from warmcell.pool.pool import CellKind, Pool
 from warmcell.runner.cell import Cell, CellLost
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from warmcell.net.rules.fetch_policy import FetchPolicy
 
 _ATTEMPTS = 3
+#: Of a compiled program; sending more takes longer than making a cell that has it mounted.
+_MOST_SENT = 8 * MIB
 _MOST_WORLDS = 32
 
 
@@ -100,28 +105,52 @@ class Launcher:
     def run(self, launch: Launch) -> ExecResult:
         """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
         try:
-            return self._run_once(launch) if launch.program.build is None else self._build_and_run(launch)
+            if launch.program.build is None:
+                return self._run_once(launch)
+            with ExitStack() as cleanup:
+                built = self._built(launch, cleanup)
+                return built if isinstance(built, ExecResult) else self._run_once(built)
         except OSError as error:
             raise host_failure(error) from error
 
-    def _build_and_run(self, launch: Launch) -> ExecResult:
+    def build(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
+        """What can be run, many times, until `cleanup`; or the words of the compiler that refused it.
+
+        A language without a compiler looks at the text, as far as it can without running it.
+        """
+        try:
+            launch = replace(launch, program=launch.program.ahead or launch.program)
+            return self._checked(launch) if launch.program.build is None else self._built(launch, cleanup)
+        except OSError as error:
+            raise host_failure(error) from error
+
+    def _checked(self, launch: Launch) -> Launch | ExecResult:
+        self._effective(launch.limits, ())
+        check = launch.program.check
+        if check is None:
+            return launch
+        result = self._run_once(replace(_bare(launch), program=check, files={}))
+        return launch if result.ok else result
+
+    def _built(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
         self._effective(launch.limits, ())  # what cannot be had is refused before anything is compiled
-        build = keyed(launch.program, self._enforcer_name, launch.limits).beside(launch.files)
-        with ExitStack() as cleanup:
-            artefact = self._artefacts.find(build, cleanup)
-            if artefact is None:
-                workshop = cleanup.enter_context(self._artefacts.workshop())
-                result = self._run_once(_compiling(launch, build, workshop))
+        limits = self._config.limits_of_builds
+        build = keyed(launch.program, self._enforcer_name, limits).beside(launch.files)
+        spent, directory = 0.0, self._artefacts.find(build, cleanup)
+        if directory is None:
+            with self._artefacts.workshop() as workshop:
+                result = self._run_once(_compiling(replace(launch, limits=limits), build, workshop))
                 if not result.ok:
                     return result
-                artefact = self._artefacts.keep(build, workshop, cleanup)
-                if result.duration >= launch.timeout:
-                    raise ExecutionTimeout(launch.timeout, phase="build")
-                launch = replace(launch, spent=result.duration)
-            program = replace(launch.program, build=None, files={})
-            return self._run_once(replace(launch, program=program, extra_paths=(pin(artefact, "/out"),)))
+                spent, directory = result.duration, self._artefacts.keep(build, workshop, cleanup)
+            if spent >= launch.timeout:
+                raise ExecutionTimeout(launch.timeout, phase="build")
+        program = replace(launch.program, build=None, files={})
+        return replace(launch, program=program, artefact=os.path.join(directory, build.artefact), spent=spent)
 
     def _run_once(self, launch: Launch) -> ExecResult:
+        if launch.artefact:
+            launch = _with_artefact(launch)
         if not launch.files and not launch.fetch_files:
             return self._run_in_cell(launch)
         from warmcell.workspace.run_directory import RunDirectory
@@ -213,14 +242,30 @@ class Launcher:
 
 
 def _compiling(launch: Launch, build: Build, workshop: str) -> Launch:
-    """The run of the compiler. Nothing of who asks goes with it: no variable, no input, no path.
-
-    The request's files do, because programs are made of them; they are part of the key.
+    """The run of the compiler. The request's files go with it, because programs are made of them; they are part of
+    the key.
     """
     compiler = replace(launch.program, argv=build.argv, build=None, worker=None, env={})
-    out = pin(workshop, "/out", writable=True)
-    bare = replace(launch, program=compiler, env={}, stdin=b"", args=(), fetch_files=())
-    return replace(bare, extra_paths=(out,), is_build=True)
+    out = pin(workshop, OUT_DIR, writable=True)
+    return replace(_bare(launch), program=compiler, extra_paths=(out,))
+
+
+def _bare(launch: Launch) -> Launch:
+    """Nothing of who asks goes with a build: no variable, no input, no path."""
+    return replace(launch, env={}, stdin=b"", args=(), fetch_files=(), is_build=True)
+
+
+def _with_artefact(launch: Launch) -> Launch:
+    """A small one is sent with the job, so that any cell that waits can take it; a mount needs a cell made for it."""
+    directory, name = os.path.split(launch.artefact)
+    program = launch.program
+    if os.path.getsize(launch.artefact) > min(_MOST_SENT, launch.limits.disk_mb * MIB // 4):
+        return replace(launch, artefact="", extra_paths=(*launch.extra_paths, pin(directory, OUT_DIR)))
+    with open(launch.artefact, "rb") as file:
+        content = file.read()
+    argv = tuple(word.replace(OUT_WORD, CODE_WORD) for word in program.argv)
+    program = replace(program, argv=argv, files={name: content}, main_file=name)
+    return replace(launch, artefact="", program=program)
 
 
 def _terms(launch: Launch, world: World) -> Terms:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from warmcell.backends.built import Program
+from warmcell.backends.many import Requests, in_step, run_many
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.pool import MOST_WORKERS
 from warmcell.backends.wasm.run_request import Preopen, RunRequest, check_fuel
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import BuildFailed, InvalidRequest
+from warmcell.core.outcomes import Outcome
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import (
     MIB,
@@ -95,6 +99,30 @@ class WasmBackend:
             record.result = self._runs.run_blocking(lambda run: self._execute(request, run))
             return record.result
 
+    async def build(self, request: ExecRequest) -> Program:
+        """Compiles the module, once. `BuildFailed` says why it is none."""
+        return await self._runs.run(lambda run: self._build(request, run))
+
+    def build_blocking(self, request: ExecRequest) -> Program:
+        """The same in the calling thread."""
+        return self._runs.run_blocking(lambda run: self._build(request, run))
+
+    def _build(self, request: ExecRequest, run: Run) -> Program:
+        self._check_language(request)
+        try:
+            self._supervisor.load(source_from_code(request.code), self._fuel is not None, run)
+        except InvalidRequest as refused:
+            raise BuildFailed(ExecResult(stderr=f"{refused.message}\n", exit_code=1)) from None
+        return Program(self.name, request, self._runs, self._execute)
+
+    def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
+        """Outcomes as they finish, `concurrency` runs at a time (None: from the processors). See `backends.many`."""
+        return run_many(self.execute, requests, concurrency)
+
+    def run_many_blocking(self, requests: Iterable[ExecRequest], concurrency: int | None = None) -> Iterator[Outcome]:
+        """The same for code without an event loop."""
+        return in_step(self.run_many(requests, concurrency))
+
     def worker_pids(self) -> list[int]:
         """The processes of this program that run WASM guests at the moment, or wait to."""
         return sorted(self._supervisor.pool.pids)
@@ -114,11 +142,7 @@ class WasmBackend:
         self._supervisor.close()
 
     def _execute(self, request: ExecRequest, run: Run) -> ExecResult:
-        if request.language is not Language.WASM:
-            raise InvalidRequest(
-                f"WasmBackend runs wasm, not {request.language}", field="language", hint="use ProcessBackend"
-            )
-        wasmtime_directory()
+        self._check_language(request)
         source, limits = source_from_code(request.code), self._effective(request)
         if not request.files and not request.fetch_files:
             return self._supervisor.run(source, self._run_request(request, limits), run)
@@ -128,6 +152,13 @@ class WasmBackend:
             preopens = tuple(Preopen(directory.path, place, writable=True) for place in (".", WORK_DIR))
             wanted = self._run_request(request, limits, preopens)
             return directory.around(lambda: self._supervisor.run(source, wanted, run), request.fetch_files)
+
+    def _check_language(self, request: ExecRequest) -> None:
+        if request.language is not Language.WASM:
+            raise InvalidRequest(
+                f"WasmBackend runs wasm, not {request.language}", field="language", hint="use ProcessBackend"
+            )
+        wasmtime_directory()
 
     def _effective(self, request: ExecRequest) -> EffectiveLimits:
         return effective_limits(SandboxPolicy(limits=self._limits), request.limits, request.memory_limit_mb)

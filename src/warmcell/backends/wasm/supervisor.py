@@ -25,6 +25,8 @@ from warmcell.toolbox.runtime import wasmtime_version
 #: Of one backend or sandbox.
 DEFAULT_MOST_WORKERS = 32
 QUEUE_SECONDS = 60.0
+#: What compiling a caller's module may take when nobody waits for its run.
+BUILD_SECONDS = 60.0
 #: Inside, the epoch ends a run at its deadline; from outside it is killed this much later.
 GRACE_SECONDS = 0.2
 #: Tables, the runtime's own structures and the guest's stack, on top of linear memory.
@@ -65,6 +67,16 @@ class Supervisor:
         except OSError as error:
             raise host_failure(error) from error
         raise ExecutionFailed("WASM workers end before they can be used")
+
+    def load(self, source: ModuleSource, needs_fuel: bool, run: Run) -> None:
+        """Compiles the module, so that its runs find it in a worker or in the cache; `InvalidRequest` if it is none."""
+        load = Load(source, needs_fuel, BUILD_SECONDS)
+        try:
+            with Lease(self.pool, Wanted(load.key), run, self._queue_timeout) as lease:
+                self.loader.ensure(lease, load, run)
+                lease.is_reusable = True
+        except OSError as error:
+            raise host_failure(error) from error
 
     def close(self) -> None:
         """Its runs have ended. Workers that nobody else can use end too."""

@@ -50,7 +50,9 @@ def _rehearse() -> None:
 def _write_files(job: Job) -> None:
     for name, content in job.files.items():
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(os.path.join(job.code_dir, name), flags, 0o644)
+        # What is to be exec'd may be the file itself: a compiled program.
+        mode = 0o755 if job.mode == "exec" and name == job.main else 0o644
+        descriptor = os.open(os.path.join(job.code_dir, name), flags, mode)
         try:
             view = memoryview(content)
             while view:
