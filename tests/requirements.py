@@ -39,7 +39,6 @@ NOT_YET = {
     "PT-15",
     "S2-04",  # watching others
     "S2-05",  # shared quotas
-    "S2-06",  # memory that is not counted
     "S2-09",  # residue in the zygote
     "S2-10",  # disk that is not counted
     "S2-11",  # locks

@@ -41,3 +41,10 @@ def guest(body: str, **values: object) -> str:
     """A Python payload: the prelude, `values` as global names, then the body."""
     names = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     return _PRELUDE.format(numbers=NUMBERS) + names + textwrap.dedent(body)
+
+
+def indented(text: str) -> str:
+    """Lines of a payload as they stand in a body, however deep they were written."""
+    lines = text.strip("\n").splitlines()
+    first = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join("    " + line[first:] for line in lines)

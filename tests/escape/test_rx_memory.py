@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.escape.harness import Cage
-from tests.escape.payloads import guest
+from tests.escape.payloads import guest, indented
 
 _TOOLS = """
     import mmap, socket, threading, time
@@ -174,19 +174,13 @@ _BOMBS = {
 @pytest.mark.claim("WC-RX-2")
 @pytest.mark.parametrize("name", list(_BOMBS))
 def test_memory_is_bounded_wherever_it_is(cage: Cage, name: str) -> None:
-    body = _TOOLS.rstrip(" ") + _indented(_BOMBS[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
+    body = _TOOLS.rstrip(" ") + indented(_BOMBS[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
     outcome = cage.run(guest(body), timeout=6, memory_mb=128, disk_mb=250, processes=64)
     # A control group of version 1 kills the child that went too far, and the rest may end by itself.
     assert "GOT AWAY" not in outcome.stdout or "children" in name
     assert outcome.status == "memory", outcome
     # Where nobody counts socket buffers exactly, each socket is taken to be full.
     assert outcome.result.usage.peak_memory_bytes < 800 << 20
-
-
-def _indented(text: str) -> str:
-    lines = text.strip("\n").splitlines()
-    first = len(lines[0]) - len(lines[0].lstrip())
-    return "\n".join("    " + line[first:] for line in lines)
 
 
 @pytest.mark.attack("RX-02")

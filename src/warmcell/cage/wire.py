@@ -20,10 +20,12 @@ SHORT_PACKET = 96 * 1024
 _MAX_DESCRIPTORS = 128
 
 
-def send_packet(channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+def send_packet(
+    channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = (), flags: int = 0
+) -> None:
     payload = json.dumps(message, separators=(",", ":")).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    channel.sendmsg([payload], rights)
+    channel.sendmsg([payload], rights, flags)
 
 
 class PacketCut(OSError):

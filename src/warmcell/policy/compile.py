@@ -87,7 +87,9 @@ def _binds(
     system += [Bind(source, target) for source, target in layout.etc if not _is_below(target, taken)]
     covered = tuple(bind.target for bind in system)
     system += [Bind(real.get(path, path), path) for path in _outermost(runtime_paths) if not _is_below(path, covered)]
-    system += [Bind(f"/dev/{name}", f"/dev/{name}", device=True) for name in _DEVICES]
+    # Who maps /dev/zero gets shared memory that nobody could count; /dev/full reads the same and cannot be mapped.
+    stand_ins = {} if policy.uses_cgroup else {"zero": "full"}
+    system += [Bind(f"/dev/{stand_ins.get(name, name)}", f"/dev/{name}", device=True) for name in _DEVICES]
     merged = [bind for bind in system if bind.target not in taken] + named
     return tuple(sorted(merged, key=lambda bind: bind.target.rstrip("/").count("/")))
 

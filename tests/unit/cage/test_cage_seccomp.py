@@ -12,7 +12,7 @@ from warmcell.cage.linux import seccomp, syscall_numbers
 from warmcell.cage.linux.seccomp import Profile
 
 _KILL, _ALLOW, _NOTIFY, _ERRNO = 0x80000000, 0x7FFF0000, 0x7FC00000, 0x00050000
-EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = (_ERRNO | number for number in (1, 38, 93, 97))
+EPERM, EINVAL, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT, EOPNOTSUPP = (_ERRNO | n for n in (1, 22, 38, 93, 97, 95))
 _ARCHITECTURES = {"x86_64": (0xC000003E, syscall_numbers.X86_64), "aarch64": (0xC00000B7, syscall_numbers.AARCH64)}
 _HIGHEST = 700
 
@@ -79,7 +79,7 @@ def test_every_number_has_a_verdict(machine: str, profile: Profile) -> None:
         name = known.get(number, "")
         verdict = filter_.verdict(number)
         if name in special:
-            assert verdict in (_ALLOW, _NOTIFY, EPERM, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT), name
+            assert verdict in (_ALLOW, _NOTIFY, EPERM, EINVAL, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT, EOPNOTSUPP), name
         else:
             expected = _ALLOW if name in seccomp._ALLOWED else ENOSYS
             assert verdict == filter_.verdict(number, *[(1 << 64) - 1] * 6) == expected, name or number

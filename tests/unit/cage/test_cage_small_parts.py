@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import socket
 import struct
@@ -14,8 +16,14 @@ from hypothesis import strategies as st
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError, step
 from warmcell.cage.linux import notify, owned
-from warmcell.cage.watching import usage
+from warmcell.cage.watching import disk, usage
+from warmcell.cage.watching.descriptors import Descriptors
+from warmcell.cage.watching.locks import Locks
+from warmcell.cage.watching.mappings import Mappings
+from warmcell.cage.watching.patience import Patience, TooLong
 from warmcell.cage.wire import Job
+
+_PATIENCE = Patience(60, 600)
 
 
 def _inet(host: str, port: int) -> bytes:
@@ -129,22 +137,52 @@ def test_a_step_names_what_failed() -> None:
 
 def test_usage_sees_this_process() -> None:
     own = [os.getpid()]
-    quick = usage.processes_memory("/proc", own, 1 << 60)
-    exact = usage.processes_memory("/proc", own, 0)
+    quick = usage.processes_memory("/proc", own, 1 << 60, _PATIENCE)
+    exact = usage.processes_memory("/proc", own, 0, _PATIENCE)
     assert 1 << 20 < exact <= quick
     assert sum(time.own for time in usage.cpu_times("/proc", own).values()) > 0
     # Nobody has that pid. What sockets and System V objects of this machine hold is counted too, and changes meanwhile.
-    assert usage.processes_memory("/proc", [2**22 + 1], 1 << 60) < usage.processes_memory("/proc", own, 1 << 60)
+    assert usage.processes_memory("/proc", [2**22 + 1], 1 << 60, _PATIENCE) < quick
 
 
-def test_usage_sees_shared_anonymous_memory() -> None:
+def test_shared_memory_counts_whole_while_a_page_of_it_is_mapped() -> None:
     import mmap
 
-    before = usage.processes_memory("/proc", [os.getpid()], 0)
-    with mmap.mmap(-1, 32 << 20) as area:
-        for at in range(0, 32 << 20, 4096):
-            area[at] = 1
-        assert usage.processes_memory("/proc", [os.getpid()], 0) - before > 28 << 20
+    own = [os.getpid()]
+    before = Mappings().held("/proc", own, _PATIENCE)
+    mappings = Mappings()
+    mappings.asked_for(32 << 20)
+    with mmap.mmap(-1, 32 << 20):
+        assert mappings.held("/proc", own, _PATIENCE) - before > 31 << 20  # not a page was touched
+    mappings.asked_for(1 << 20)
+    assert mappings.held("/proc", own, _PATIENCE) - before < 1 << 20
+
+
+def test_what_takes_too_long_to_look_at_is_given_up() -> None:
+    with pytest.raises(TooLong):
+        Mappings().held("/proc", [os.getpid()], Patience(-1, 60))
+    with pytest.raises(TooLong):
+        Mappings().held("/proc", [os.getpid()], Patience(60, -1))
+    assert Mappings().held("/proc", [2**22 + 1], Patience(-1, -1)) == 0  # nobody has that pid
+
+
+def test_descriptors_that_hold_memory_are_counted() -> None:
+    own = [os.getpid()]
+    with contextlib.ExitStack() as opened:
+        for _ in range(260):
+            for end in os.pipe():
+                opened.callback(os.close, end)
+        assert Descriptors().held("/proc", own, _PATIENCE) >= 260 << 16
+    assert Descriptors().held("/proc", own, _PATIENCE) == 0
+
+
+def test_locks_are_counted_for_who_holds_them(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("w") as file:
+        for at in range(5000):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * at)
+        assert Locks(lambda owner, pids: owner in pids).held([os.getpid()], _PATIENCE) >= 4900 * 256
+        assert Locks(lambda owner, pids: owner in pids).held([1], _PATIENCE) == 0
+        assert Locks(lambda owner, pids: False, os.fstat(file.fileno()).st_dev).held([], _PATIENCE) >= 4900 * 256
 
 
 def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
@@ -160,20 +198,20 @@ def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
         with open(os.open("deep", os.O_CREAT | os.O_WRONLY, dir_fd=deep), "wb") as file:
             file.write(bytes(1 << 20))
         os.close(deep)
-        found = usage.disk_use([str(tmp_path)], "/proc", [])
+        found = disk.disk_use([str(tmp_path)], "/proc", [])
         assert 2 << 20 <= found.held < 3 << 20 and found.is_complete
         nameless = os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY)
         os.write(nameless, bytes(1 << 20))
-        assert usage.disk_use([str(tmp_path)], "/proc", [os.getpid()]).held >= 3 << 20
+        assert disk.disk_use([str(tmp_path)], "/proc", [os.getpid()]).held >= 3 << 20
         os.close(nameless)
     finally:
         os.close(here)
 
 
 def test_disk_use_says_when_it_could_not_look(tmp_path: Path) -> None:
-    assert not usage.disk_use([str(tmp_path / "nowhere")], "/proc", []).is_complete
+    assert not disk.disk_use([str(tmp_path / "nowhere")], "/proc", []).is_complete
     (tmp_path / "link").symlink_to("/")
-    assert usage.disk_use([str(tmp_path)], "/proc", []).held < 1 << 20
+    assert disk.disk_use([str(tmp_path)], "/proc", []).held < 1 << 20
     for number in range(50):
         (tmp_path / str(number)).mkdir()
-    assert usage.disk_use([str(tmp_path)], "/proc", []).held >= 51 * 512
+    assert disk.disk_use([str(tmp_path)], "/proc", []).held >= 51 * 512

@@ -133,7 +133,7 @@ def _filter(plan: LaunchPlan) -> bytes:
         is_caged=is_caged,
         shows_host=shows_host,
         allow_unix=is_caged and not (shows_host and plan.network == "host"),
-        is_watched=is_caged and bool(plan.watch.memory_bytes),
+        is_watched=bool(plan.watch.memory_bytes),
     )
     return seccomp.compile_filter(profile)
 

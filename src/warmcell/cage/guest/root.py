@@ -28,6 +28,7 @@ MASKED_PROC = (
     "sysrq-trigger",
     "modules",
     "latency_stats",
+    "locks",  # of files that the guest cannot see, held by whoever
 )
 
 _ENOENT, _EBADF, _EEXIST = 2, 9, 17

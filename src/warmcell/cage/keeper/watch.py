@@ -17,6 +17,7 @@ from ..linux.notify import Listener
 from ..linux.processes import descendants, kill_tree
 from ..plan import LaunchPlan
 from ..watching.ceilings import Ceilings, Tree
+from ..watching.locks import Locks
 from ..wire import receive_packet, send_packet
 
 
@@ -30,11 +31,13 @@ class Keeper:
         self._status = status
         self._begun = begun
         self._guest = guest
-        self._listener = Listener(notifications, guest) if notifications >= 0 else None
-        if self._listener:
-            self._listener.may_exec_once = may_exec
-        tree = Tree("/proc", partial(_below, os.getpid()), lambda pids: 0, plan.watch.disk_paths)
+        locks = Locks(lambda owner, pids: owner in pids)
+        tree = Tree("/proc", partial(_below, os.getpid()), locks.held, plan.watch.disk_paths)
         self._ceilings = Ceilings(plan.watch, tree)
+        self._listener: Optional[Listener] = None
+        if notifications >= 0:
+            self._listener = Listener(notifications, guest, note_shared_memory=self._note_shared_memory)
+            self._listener.may_exec_once = may_exec
         self._exit: Optional[int] = None
         #: Nobody is left in the cell: what the guest had started and not waited for became our children with its end.
         self._is_alone = False
@@ -43,6 +46,10 @@ class Keeper:
         self._cpu = 0.0
         self._peak = 0
         self._next_look: Optional[float] = None
+
+    def _note_shared_memory(self, length: int) -> bool:
+        self._ceilings.mappings.asked_for(length)
+        return True
 
     def watch(self) -> None:
         """The loop: signals of ended children, words from outside, refused calls, and a look at what is used."""

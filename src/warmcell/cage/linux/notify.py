@@ -14,7 +14,7 @@ _RECEIVE, _SEND, _IS_VALID, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40082102
 _ADD_AND_REPLY = 2
 _MFD_CLOEXEC = 1
 _CONTINUE = 1
-_EPERM = 1
+_EPERM, _ENOMEM = 1, 12
 _MOST_REMEMBERED = 32
 
 _NAMES: Dict[int, str] = {number: name for name, number in NUMBERS.items()}
@@ -30,10 +30,19 @@ class Listener:
     """Answers notifications. What is only looked at goes on, what is done for the guest is done, all else gets EPERM.
 
     `connect`, where given, makes the guest's connections in its place. `scratch` is a directory on its tmpfs.
+    `note_shared_memory` is told what length is about to be mapped, and says whether it may be.
     """
 
-    def __init__(self, descriptor: int, guest: int, connect: Optional[Connect] = None, scratch: int = -1) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        guest: int,
+        connect: Optional[Connect] = None,
+        scratch: int = -1,
+        note_shared_memory: Callable[[int], bool] = lambda length: False,
+    ) -> None:
         self.descriptor = descriptor
+        self._note_shared_memory = note_shared_memory
         self._scratch = scratch
         self._connect = connect
         self._guest = guest
@@ -96,6 +105,8 @@ class Listener:
             address = _read_memory(pid, pointer, min(length, 128))
             # Only a call that still waits proves that the memory was its caller's, and not that of a later process.
             return self._look(pid, arguments[0], address, name) if self._is_waiting(identity) else _EPERM
+        if name == "mmap":
+            return None if self._note_shared_memory(arguments[1]) else _ENOMEM
         if name == "execve" and pid == self._guest and self.may_exec_once:
             self.may_exec_once = False
             return None

@@ -9,8 +9,30 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple
 
+from . import shared_with_others
+from .bpf import (
+    ALLOW,
+    AND,
+    ARCH,
+    JEQ,
+    JGE,
+    JSET,
+    KILL,
+    NOTIFY,
+    NR,
+    Instruction,
+    all_but,
+    argument,
+    errno,
+    load,
+    only,
+    ret,
+    returns_if_any_bit,
+    returns_if_equal,
+    without_bits,
+)
 from .call_list import CallList, Field, Value
 from .syscalls import MACHINE, NUMBERS, call
 
@@ -86,131 +108,81 @@ _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
 
-_KILL, _ALLOW, _NOTIFY = 0x80000000, 0x7FFF0000, 0x7FC00000
 _EPERM, _ENOSYS, _EPROTONOSUPPORT, _EAFNOSUPPORT = 1, 38, 93, 97
-_ERRNO = 0x00050000
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
 _SET_MODE_FILTER, _FLAG_NEW_LISTENER, _FLAG_WAIT_KILLABLE = 1, 8, 32
 
-# Offsets in struct seccomp_data; arguments are 64 bits, little endian on both architectures.
-_NR, _ARCH = 0, 4
-
-
-def _argument(index: int) -> int:
-    return 16 + 8 * index
-
-
-_LD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-
-
-class Instruction(NamedTuple):
-    code: int
-    jump_true: int
-    jump_false: int
-    value: int
-
-
-def _ret(action: int) -> Instruction:
-    return Instruction(_RET, 0, 0, action)
-
-
-def _load(offset: int) -> Instruction:
-    return Instruction(_LD, 0, 0, offset)
-
-
-def _returns_if_equal(values: Sequence[int], action: int) -> List[Instruction]:
-    body: List[Instruction] = []
-    for value in values:
-        body += [Instruction(_JEQ, 0, 1, value), _ret(action)]
-    return body
-
-
-def _returns_if_any_bit(bits: int, action: int) -> List[Instruction]:
-    return [Instruction(_JSET, 0, 1, bits), _ret(action)]
-
-
-def _without_bits(index: int, bits: int) -> List[Instruction]:
-    return [_load(_argument(index)), *_returns_if_any_bit(bits, _ERRNO | _EPERM), _ret(_ALLOW)]
-
 
 def _open_rule(flags: int, mode: int) -> List[Instruction]:
     """Its mode counts only when it creates."""
-    look_at_mode = _without_bits(mode, _SET_ID_BITS)
-    return [_load(_argument(flags)), Instruction(_JSET, 1, 0, _CREATING), _ret(_ALLOW), *look_at_mode]
+    look_at_mode = without_bits(mode, _SET_ID_BITS)
+    return [load(argument(flags)), Instruction(JSET, 1, 0, _CREATING), ret(ALLOW), *look_at_mode]
 
 
 def _mknod_rule(index: int) -> List[Instruction]:
     """Regular files, FIFOs and sockets; no devices, no set-id bits."""
-    rule = [_load(_argument(index)), *_returns_if_any_bit(_SET_ID_BITS, _ERRNO | _EPERM)]
-    rule += [Instruction(_AND, 0, 0, _S_IFMT), *_returns_if_equal((_S_IFCHR, _S_IFBLK), _ERRNO | _EPERM)]
-    return [*rule, _ret(_ALLOW)]
+    rule = [load(argument(index)), *returns_if_any_bit(_SET_ID_BITS, errno(_EPERM))]
+    rule += [Instruction(AND, 0, 0, _S_IFMT), *returns_if_equal((_S_IFCHR, _S_IFBLK), errno(_EPERM))]
+    return [*rule, ret(ALLOW)]
 
 
 def _clone_rule(allow_spawn: bool, told: int) -> List[Instruction]:
     """No namespaces; without `allow_spawn` threads only. A thread shares its descriptors, so that none are hidden."""
-    rule = [_load(_argument(0)), *_returns_if_any_bit(_CLONE_NAMESPACES, told)]
-    rule += [Instruction(_JSET, 0, 2, _CLONE_THREAD), Instruction(_JSET, 1, 0, _CLONE_FILES), _ret(_ERRNO | _EPERM)]
+    rule = [load(argument(0)), *returns_if_any_bit(_CLONE_NAMESPACES, told)]
+    rule += [Instruction(JSET, 0, 2, _CLONE_THREAD), Instruction(JSET, 1, 0, _CLONE_FILES), ret(errno(_EPERM))]
     if not allow_spawn:
-        rule += [Instruction(_JSET, 1, 0, _CLONE_THREAD), _ret(told)]
-    return [*rule, _ret(_ALLOW)]
+        rule += [Instruction(JSET, 1, 0, _CLONE_THREAD), ret(told)]
+    return [*rule, ret(ALLOW)]
 
 
 def _without_datagrams() -> List[Instruction]:
-    masked = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
-    return [*masked, *_returns_if_equal((_SOCK_DGRAM, _SOCK_RAW), _ERRNO | _EPERM), _ret(_ALLOW)]
+    masked = [load(argument(1)), Instruction(AND, 0, 0, _SOCK_TYPE_MASK)]
+    return [*masked, *returns_if_equal((_SOCK_DGRAM, _SOCK_RAW), errno(_EPERM)), ret(ALLOW)]
 
 
 def _socketpair_rule(shows_host: bool) -> List[Instruction]:
-    unix = _without_datagrams() if shows_host else [_ret(_ALLOW)]
-    return [_load(_argument(0)), Instruction(_JEQ, 0, len(unix), _AF_UNIX), *unix, _ret(_ERRNO | _EPERM)]
+    unix = _without_datagrams() if shows_host else [ret(ALLOW)]
+    return [load(argument(0)), Instruction(JEQ, 0, len(unix), _AF_UNIX), *unix, ret(errno(_EPERM))]
 
 
 def _socket_rule(profile: Profile) -> List[Instruction]:
     """Streams and datagrams of the internet families; unix sockets; netlink's protocol 0, which lists interfaces."""
-    refuse = [_ret(_ERRNO | _EAFNOSUPPORT)]
-    plain = [_load(_argument(1)), Instruction(_AND, 0, 0, _SOCK_TYPE_MASK)]
-    common = [_load(_argument(2)), *_returns_if_equal(_COMMON_PROTOCOLS, _ALLOW), _ret(_ERRNO | _EPROTONOSUPPORT)]
+    refuse = [ret(errno(_EAFNOSUPPORT))]
+    plain = [load(argument(1)), Instruction(AND, 0, 0, _SOCK_TYPE_MASK)]
+    common = [load(argument(2)), *returns_if_equal(_COMMON_PROTOCOLS, ALLOW), ret(errno(_EPROTONOSUPPORT))]
     for kind in (_SOCK_STREAM, _SOCK_DGRAM):
-        plain += [Instruction(_JEQ, 0, len(common), kind), *common]
-    plain.append(_ret(_ERRNO | _EPERM))
-    route = [_load(_argument(2)), *_returns_if_equal((0,), _ALLOW), *refuse]
-    unix = _without_datagrams() if profile.shows_host else [_ret(_ALLOW)]
-    rule = [_load(_argument(0)), Instruction(_JEQ, 0, len(route), _AF_NETLINK), *route]
+        plain += [Instruction(JEQ, 0, len(common), kind), *common]
+    plain.append(ret(errno(_EPERM)))
+    route = [load(argument(2)), *returns_if_equal((0,), ALLOW), *refuse]
+    unix = _without_datagrams() if profile.shows_host else [ret(ALLOW)]
+    rule = [load(argument(0)), Instruction(JEQ, 0, len(route), _AF_NETLINK), *route]
     if profile.allow_unix:
-        rule += [Instruction(_JEQ, 0, len(unix), _AF_UNIX), *unix]
+        rule += [Instruction(JEQ, 0, len(unix), _AF_UNIX), *unix]
     for family in (_AF_INET, _AF_INET6) if profile.allow_internet else ():
-        rule += [Instruction(_JEQ, 0, len(plain), family), *plain]
+        rule += [Instruction(JEQ, 0, len(plain), family), *plain]
     return [*rule, *refuse]
-
-
-def _only(index: int, values: Sequence[int]) -> List[Instruction]:
-    return [_load(_argument(index)), *_returns_if_equal(values, _ALLOW), _ret(_ERRNO | _EPERM)]
-
-
-def _all_but(index: int, values: Sequence[int]) -> List[Instruction]:
-    return [_load(_argument(index)), *_returns_if_equal(values, _ERRNO | _EPERM), _ret(_ALLOW)]
 
 
 def _of_a_process(which: int) -> List[Instruction]:
     """Calls that take (which, who): one process, and not init; never a whole group or user."""
-    rule = [_load(_argument(0)), Instruction(_JEQ, 1, 0, which), _ret(_ERRNO | _EPERM)]
-    return [*rule, *_all_but(1, (_INIT,))]
+    rule = [load(argument(0)), Instruction(JEQ, 1, 0, which), ret(errno(_EPERM))]
+    return [*rule, *all_but(1, (_INIT,))]
 
 
 def _addressed_send_rule() -> List[Instruction]:
     """sendto() with an address is how a datagram picks its destination: init looks at it."""
-    low, high = _load(_argument(4)), _load(_argument(4) + 4)
+    low, high = load(argument(4)), load(argument(4) + 4)
     return [
         low,
-        Instruction(_JEQ, 1, 0, 0),
-        _ret(_NOTIFY),
+        Instruction(JEQ, 1, 0, 0),
+        ret(NOTIFY),
         high,
-        Instruction(_JEQ, 1, 0, 0),
-        _ret(_NOTIFY),
-        _ret(_ALLOW),
+        Instruction(JEQ, 1, 0, 0),
+        ret(NOTIFY),
+        ret(ALLOW),
     ]
 
 
@@ -227,7 +199,7 @@ class Profile(NamedTuple):
     shows_host: bool = False
     #: Unix sockets: none where nobody could look at whom they connect to.
     allow_unix: bool = True
-    #: Nobody but init counts memory: init itself makes the files behind memfd_create, where it can count them.
+    #: Nobody but the watcher counts memory: the manager makes the files behind memfd_create, where they are counted.
     is_watched: bool = False
 
 
@@ -237,41 +209,44 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
     return {
         "openat": _open_rule(2, 3),
         "open": _open_rule(1, 2),
-        **{name: _without_bits(index, _SET_ID_BITS) for name, index in modes.items()},
-        "openat2": [_ret(_ERRNO | _ENOSYS)],  # its mode is behind a pointer; libc falls back to openat
+        **{name: without_bits(index, _SET_ID_BITS) for name, index in modes.items()},
+        "openat2": [ret(errno(_ENOSYS))],  # its mode is behind a pointer; libc falls back to openat
     }
 
 
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
     """What happens to each call that is not simply allowed. Frequent ones first."""
     table = {
-        "ioctl": _all_but(1, _TERMINAL_INJECTION if profile.is_caged else _TERMINAL_INJECTION + _FILE_FLAG_CHANGES),
-        "clone": _clone_rule(profile.allow_spawn, _NOTIFY),
+        "ioctl": all_but(1, _TERMINAL_INJECTION if profile.is_caged else _TERMINAL_INJECTION + _FILE_FLAG_CHANGES),
+        "clone": _clone_rule(profile.allow_spawn, NOTIFY),
         "socket": _socket_rule(profile),
-        "connect": [_ret(_NOTIFY)],
+        "connect": [ret(NOTIFY)],
         "sendto": _addressed_send_rule(),
-        "prctl": _all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),
-        "close_range": _without_bits(2, _CLOSE_RANGE_UNSHARE),
+        "prctl": all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),
+        "close_range": without_bits(2, _CLOSE_RANGE_UNSHARE),
         "socketpair": _socketpair_rule(profile.shows_host),
-        "personality": _only(0, _PERSONALITIES),
+        "personality": only(0, _PERSONALITIES),
         "mknod": _mknod_rule(1),
         "mknodat": _mknod_rule(2),
     }
+    table = {**shared_with_others.rules_for_all(), **table}
+    if profile.is_watched:
+        table = {**shared_with_others.rules_without_cgroup(), **table}
     if profile.shows_host or not profile.is_caged:
         table = {**_no_set_id_bits(), **table}
     # Init has the guest's user: without this the guest could starve or cripple the one who watches it.
     for name in ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity"):
-        table[name] = _all_but(0, (_INIT,))
+        table[name] = all_but(0, (_INIT,))
     table["setpriority"] = _of_a_process(0)
     table["ioprio_set"] = _of_a_process(1)
-    table.update({name: [_ret(_ALLOW if profile.allow_spawn else _NOTIFY)] for name in _SPAWN})
-    table.update({name: [_ret(_NOTIFY)] for name in _TOLD})
-    table.update({name: [_ret(_ERRNO | _EPERM)] for name in _REFUSED})
-    if profile.is_watched:
-        table["memfd_create"] = [_ret(_NOTIFY)]
+    table.update({name: [ret(ALLOW if profile.allow_spawn else NOTIFY)] for name in _SPAWN})
+    table.update({name: [ret(NOTIFY)] for name in _TOLD})
+    table.update({name: [ret(errno(_EPERM))] for name in _REFUSED})
+    if profile.is_watched and profile.is_caged:
+        table["memfd_create"] = [ret(NOTIFY)]
     if not profile.is_caged:
-        table["prlimit64"] = _only(0, (0,))
-        table.update({name: [_ret(_ERRNO | _EPERM)] for name in _REFUSED_WITHOUT_NAMESPACES})
+        table["prlimit64"] = only(0, (0,))
+        table.update({name: [ret(errno(_EPERM))] for name in _REFUSED_WITHOUT_NAMESPACES})
     return table
 
 
@@ -279,15 +254,15 @@ def compile_filter(profile: Profile) -> bytes:
     """The whole filter as BPF: architecture, then the allow-list as ranges, then one block per special call."""
     if not NUMBERS:
         raise OSError(38, f"no system call table for {MACHINE}")
-    program = [_load(_ARCH), Instruction(_JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), _ret(_KILL), _load(_NR)]
+    program = [load(ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(KILL), load(NR)]
     if MACHINE == "x86_64":
-        program += [Instruction(_JGE, 0, 1, _X32_BIT), _ret(_KILL)]
+        program += [Instruction(JGE, 0, 1, _X32_BIT), ret(KILL)]
     special = rules(profile)
     program += _allow_ranges({NUMBERS[name] for name in _ALLOWED if name in NUMBERS and name not in special})
     for name, rule in special.items():
         if name in NUMBERS:
-            program += [Instruction(_JEQ, 0, len(rule), NUMBERS[name]), *rule]
-    program.append(_ret(_ERRNO | _ENOSYS))
+            program += [Instruction(JEQ, 0, len(rule), NUMBERS[name]), *rule]
+    program.append(ret(errno(_ENOSYS)))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
@@ -301,9 +276,9 @@ def _allow_ranges(numbers: set[int]) -> List[Instruction]:
             end += 1
         # first <= nr < last + 1, else fall through to the next range
         body += [
-            Instruction(_JGE, 0, 2, ordered[start]),
-            Instruction(_JGE, 1, 0, ordered[end] + 1),
-            _ret(_ALLOW),
+            Instruction(JGE, 0, 2, ordered[start]),
+            Instruction(JGE, 1, 0, ordered[end] + 1),
+            ret(ALLOW),
         ]
         start = end + 1
     return body

@@ -92,7 +92,7 @@ class GuestChild:
             return
         self._handoff.close()
         verify.check(self.pid, self._init.pid, self._expected)
-        self._listen()
+        self._listen(watcher)
         watch = self._plan.watch
         if watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes:
             self.watch = watcher.watch(self._plan, self._init.pidfd, self._begun, self._given)
@@ -102,7 +102,10 @@ class GuestChild:
         self._send({"ready": True}, [listener] if listener >= 0 else [])
         close_all([listener])
 
-    def _listen(self) -> None:
+    def _note_shared_memory(self, watcher: Watcher, length: int) -> bool:
+        return self.watch is not None and watcher.note_shared_memory(self.watch, length)
+
+    def _listen(self, watcher: Watcher) -> None:
         """Where host directories are in sight, unix sockets are the guest's own only on the device of its scratch."""
         if NOTIFICATIONS not in self._given:
             return
@@ -111,7 +114,9 @@ class GuestChild:
         connect = None
         if plan.network != "host" and scratch >= 0 and any(bind.as_owner for bind in plan.binds):
             connect = partial(connections.connect, own_device=os.fstat(scratch).st_dev)
-        self._listener = Listener(self._given[NOTIFICATIONS], self.pid, connect, scratch)
+        self._listener = Listener(
+            self._given[NOTIFICATIONS], self.pid, connect, scratch, partial(self._note_shared_memory, watcher)
+        )
         self._listener.may_exec_once = self._may_exec
 
     def _fail(self, error: Exception) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
+import re
+from typing import Dict, Iterable, Iterator, List, NamedTuple
 
 from ..linux import kernel_files
 from ..linux.processes import must_be_expected
+from .patience import Patience
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -47,68 +47,63 @@ def tasks(proc: str, pids: Iterable[int]) -> int:
     return total
 
 
-def processes_memory(proc: str, pids: List[int], ceiling: int) -> int:
-    """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it."""
-    tables = sum(_page_tables(proc, pid) for pid in pids)
-    quick = tables + sum(_resident(proc, pid) for pid in pids)
+def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patience) -> int:
+    """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it.
+
+    Of anonymous memory alone: files of tmpfs are counted where they live, shared memory by what was asked for.
+    """
+    found = [_counters(proc, pid) for pid in pids]
+    tables = sum(process.get("VmPTE", 0) + process.get("HugetlbPages", 0) for process in found)
+    quick = tables + sum(process.get("VmRSS", 0) + process.get("VmSwap", 0) for process in found)
     if quick < ceiling or tables > ceiling:  # where tables alone are too much, walking them would take long
         return quick
-    return tables + sum(_own_share(proc, pid) for pid in pids)
+    return tables + sum(_own_share(proc, pid, patience) for pid in pids)
 
 
-def _readable(proc: str, pid: int, name: str) -> str:
+_COUNTERS = re.compile(r"^(VmRSS|VmPTE|VmSwap|HugetlbPages):\s+(\d+) kB$", re.MULTILINE)
+
+
+def _counters(proc: str, pid: int) -> Dict[str, int]:
+    """A huge mapping of nothing has next to nothing resident, but the tables that describe it are real."""
+    return {name: int(size) * 1024 for name, size in _COUNTERS.findall(_readable(proc, pid, "status", "VmRSS"))}
+
+
+def _readable(proc: str, pid: int, name: str, wanted: str) -> str:
     """Of the process or, when its first thread has ended and so shows nothing, of any thread that has not."""
     base = f"{proc}/{pid}"
-    for path in (f"{base}/{name}", *(f"{base}/task/{thread}/{name}" for thread in _threads(base))):
+    try:
+        text = kernel_files.read(f"{base}/{name}")
+        if wanted in text:
+            return text
+    except OSError as error:
+        must_be_expected(error)
+    for thread in threads(base):
         try:
-            with open(path) as file:
-                text = file.read()
+            text = kernel_files.read(f"{base}/task/{thread}/{name}")
         except OSError as error:
             must_be_expected(error)
             continue
-        if text and not text.startswith("0 "):
+        if wanted in text:
             return text
     return ""
 
 
-def _threads(base: str) -> Iterator[str]:
+def threads(base: str) -> Iterator[str]:
     try:
         yield from os.listdir(f"{base}/task")
     except OSError as error:
         must_be_expected(error)
 
 
-def _resident(proc: str, pid: int) -> int:
-    fields = _readable(proc, pid, "statm").split()
-    return int(fields[1]) * _PAGE if len(fields) > 1 else 0
-
-
-def _page_tables(proc: str, pid: int) -> int:
-    """A huge mapping of nothing has next to nothing resident, but the tables that describe it are real."""
-    for line in _readable(proc, pid, "status").splitlines():
-        if line.startswith("VmPTE:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _own_share(proc: str, pid: int) -> int:
-    """Its part of anonymous memory, shared anonymous mappings included; tmpfs files are counted where they live."""
-    rows = [line.split() for line in _readable(proc, pid, "smaps_rollup").splitlines()]
+def _own_share(proc: str, pid: int, patience: Patience) -> int:
+    """Its part of anonymous memory, what was swapped out included."""
+    patience.check()
+    rows = [line.split() for line in _readable(proc, pid, "smaps_rollup", "Pss_Anon:").splitlines()]
     parts = {row[0]: int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
-    if not parts:
-        return _resident(proc, pid)  # it made itself unreadable: all that it has is taken to be its own
-    shared = _shared_anonymous(proc, pid) if parts.get("Pss_Shmem:") else 0
-    return parts.get("Pss_Anon:", 0) + shared
-
-
-def _shared_anonymous(proc: str, pid: int) -> int:
-    total, is_counted = 0, False
-    for line in _readable(proc, pid, "smaps").splitlines():
-        if "-" in line.split(" ", 1)[0]:
-            is_counted = line.endswith("/dev/zero (deleted)")
-        elif is_counted and line.startswith("Pss:"):
-            total += int(line.split()[1]) * 1024
-    return total
+    if not parts:  # it made itself unreadable: all that it has is taken to be its own
+        counters = _counters(proc, pid)
+        return counters.get("VmRSS", 0) + counters.get("VmSwap", 0)
+    return parts.get("Pss_Anon:", 0) + parts.get("SwapPss:", 0)
 
 
 # ---- memory that no process need have mapped ----
@@ -120,15 +115,19 @@ _SEMAPHORE, _UNIX_BUFFER, _FREE_SOCKETS = 64, 212_992, 64
 _CARRYING = {"01", "04", "05", "07", "08", "09", "0B"}
 
 
+#: What the kernel keeps about a file of a tmpfs, beside its blocks.
+_TMPFS_INODE = 1024
+
+
 def filled(directory: int) -> int:
-    """How much the file system that a descriptor is on holds."""
+    """How much the tmpfs that a descriptor is on holds."""
     status = os.fstatvfs(directory)
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
+    return (status.f_blocks - status.f_bfree) * status.f_frsize + (status.f_files - status.f_ffree) * _TMPFS_INODE
 
 
 def system_v_objects() -> int:
     """Of the ipc namespace that the caller is in."""
-    total = _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/msg", 3)
+    total = _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/shm", 15) + _column("/proc/sysvipc/msg", 3)
     return total + _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
 
 
@@ -137,7 +136,7 @@ def socket_buffers(net: str) -> int:
 
     The kernel's summary tells which of the tables have anything in them: reading them all takes longer than the rest.
     """
-    rows = [line.split() for name in ("sockstat", "sockstat6") for line in _text(f"{net}/{name}")]
+    rows = [line.split() for name in ("sockstat", "sockstat6") for line in text_lines(f"{net}/{name}")]
     used = {row[0] + row[1]: int(row[2]) for row in rows if len(row) > 2}
     total = 0
     if used.get("sockets:used", _FREE_SOCKETS + 1) > _FREE_SOCKETS:
@@ -153,7 +152,7 @@ def socket_buffers(net: str) -> int:
     return total
 
 
-def _text(path: str) -> List[str]:
+def text_lines(path: str) -> List[str]:
     try:
         with open(path) as file:
             return file.readlines()
@@ -164,104 +163,8 @@ def _text(path: str) -> List[str]:
 
 def _lines(path: str) -> List[str]:
     """Without the heading."""
-    return _text(path)[1:]
+    return text_lines(path)[1:]
 
 
 def _column(path: str, index: int) -> int:
     return sum(int(line.split()[index]) for line in _lines(path))
-
-
-# ---- disk ----
-
-
-class DiskUse(NamedTuple):
-    """What writable host directories hold. Not `is_complete`: parts could not be looked at."""
-
-    held: int
-    filesystem: int
-    is_complete: bool
-
-
-_SMALLEST_ENTRY = 512
-_DEEPEST = 200
-_MOST_ENTRIES = 200_000
-
-
-def disk_use(paths: Iterable[str], proc: str, pids: List[int]) -> DiskUse:
-    """Names below the paths, and files of those file systems that are in use but have no name any more."""
-    held, left, devices = 0, _MOST_ENTRIES, set()
-    is_complete, filesystem = True, 0
-    for path in paths:
-        try:
-            root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            is_complete = False
-            continue
-        devices.add(os.fstat(root).st_dev)
-        filesystem += filled(root)
-        size, left, is_whole = _walk(root, left, 0)
-        held += size
-        is_complete = is_complete and is_whole
-    return DiskUse(held + _nameless(proc, pids, devices), filesystem, is_complete)
-
-
-def _walk(directory: int, left: int, depth: int) -> Tuple[int, int, bool]:
-    """By descriptors, so that neither long paths nor links matter. Closes `directory`."""
-    total, is_complete, below = 0, True, []
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                left -= 1
-                status = entry.stat(follow_symlinks=False)
-                total += max(status.st_blocks * 512, _SMALLEST_ENTRY)
-                if stat.S_ISDIR(status.st_mode):
-                    below.append(entry.name)
-                if left <= 0:
-                    return total, left, False
-        for name in below:
-            if depth >= _DEEPEST:
-                return total, left, False
-            try:
-                child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            except OSError:
-                is_complete = False
-                continue
-            size, left, is_whole = _walk(child, left, depth + 1)
-            total += size
-            is_complete = is_complete and is_whole
-        return total, left, is_complete
-    except OSError as error:
-        must_be_expected(error)
-        return total, left, False
-    finally:
-        os.close(directory)
-
-
-def _nameless(proc: str, pids: List[int], devices: Set[int]) -> int:
-    """Open files by their size; files that are only mapped any more by what is mapped of them."""
-    sizes: Dict[int, int] = {}
-    for pid in pids:
-        for thread in _threads(f"{proc}/{pid}"):
-            base = f"{proc}/{pid}/task/{thread}/fd"
-            try:
-                for name in os.listdir(base):
-                    status = os.stat(f"{base}/{name}")
-                    if status.st_nlink == 0 and status.st_dev in devices:
-                        sizes[status.st_ino] = status.st_blocks * 512
-            except OSError as error:
-                must_be_expected(error)
-                continue
-            break  # threads share their descriptors
-        for inode, size in _mapped_nameless(proc, pid, devices):
-            sizes[inode] = max(sizes.get(inode, 0), size)
-    return sum(sizes.values())
-
-
-def _mapped_nameless(proc: str, pid: int, devices: Set[int]) -> Iterator[Tuple[int, int]]:
-    names = {f"{os.major(device):02x}:{os.minor(device):02x}" for device in devices}
-    for line in _text(f"{proc}/{pid}/maps"):
-        if line.endswith(" (deleted)\n"):
-            place, _, offset, device, inode, _ = line.split(None, 5)
-            if device in names:
-                start, end = (int(number, 16) for number in place.split("-"))
-                yield int(inode), int(offset, 16) + end - start

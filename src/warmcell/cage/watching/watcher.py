@@ -24,6 +24,8 @@ from ..plan import LaunchPlan, Watch
 from ..wire import receive_packet, send_packet
 from . import usage
 from .ceilings import Ceilings, Tree, processes_in
+from .locks import Locks, is_in_namespace_of
+from .patience import Patience
 
 
 class Verdict(NamedTuple):
@@ -72,6 +74,16 @@ class Watcher:
         if watch.disk_bytes:
             self._looked_at.add(self._number)
         return self._number
+
+    def note_shared_memory(self, number: int, length: int) -> bool:
+        """A guest is about to map so much of it. False: it asks faster than the watcher listens."""
+        if self._channel is None:
+            return False
+        try:
+            send_packet(self._channel, {"shared": number, "length": length}, flags=socket.MSG_DONTWAIT)
+            return True
+        except OSError:
+            return False
 
     def hear(self) -> bool:
         """Takes all that the watcher has said by now. False: it is gone, and with it every promise to watch."""
@@ -174,6 +186,9 @@ class _Loop:
             return False
         if "watch" in message:
             self._add(message["watch"], Watch(*message["ceilings"]), message["most_tasks"], descriptors)
+        elif "shared" in message:
+            if message["shared"] in self._cells:
+                self._cells[message["shared"]].ceilings.mappings.asked_for(message["length"])
         else:
             self._end(message["end"], message["tell"])
         return True
@@ -181,7 +196,7 @@ class _Loop:
     def _add(self, number: int, watch: Watch, most_tasks: int, descriptors: List[int]) -> None:
         init, go, processes, scratch = descriptors
         proc = f"/proc/self/fd/{processes}"
-        stores = partial(_stores, init, proc, scratch)
+        stores = partial(_stores, init, proc, scratch, Locks(partial(_is_in, proc), os.fstat(scratch).st_dev))
         tree = Tree(proc, partial(processes_in, proc), stores, watch.disk_paths)
         self._cells[number] = _Cell(init, go, processes, scratch, Ceilings(watch, tree, most_tasks))
         self._waiting[go] = number
@@ -248,8 +263,12 @@ def _has_ended(process: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _stores(init: int, proc: str, scratch: int, pids: List[int]) -> int:
-    """The scratch tmpfs, System V objects, what sockets hold. Only who is in a namespace can read some of it."""
+def _is_in(proc: str, owner: int, pids: List[int]) -> bool:
+    return bool(pids) and is_in_namespace_of(owner, f"{proc}/{pids[0]}")
+
+
+def _stores(init: int, proc: str, scratch: int, locks: Locks, pids: List[int], patience: Patience) -> int:
+    """The scratch tmpfs, System V objects, locks, what sockets hold. Only who is in a namespace can read some of it."""
     call("setns", init, CLONE_NEWIPC)
-    total = usage.filled(scratch) + usage.system_v_objects()
+    total = usage.filled(scratch) + usage.system_v_objects() + locks.held(pids, patience)
     return total + (usage.socket_buffers(f"{proc}/{pids[0]}/net") if pids else 0)

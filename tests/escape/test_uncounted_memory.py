@@ -1,0 +1,191 @@
+"""S2-06: memory that shows in no process's account. Without a control group it must count all the same.
+
+Each guest holds about three times its limit, in a way that its resident memory does not tell; bombs are finite.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest, indented
+
+_LIMIT_MB = 96
+
+_TOOLS = """
+    import mmap, socket, time
+    MB = 1 << 20
+    libc.mmap.restype = ctypes.c_void_p
+    def map(size, flags, protection=3, descriptor=-1):
+        area = libc.mmap(None, ctypes.c_size_t(size), protection, flags, descriptor, ctypes.c_long(0))
+        if area in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), 'mmap')
+        return area
+    def forget(area, size):
+        libc.madvise(ctypes.c_void_p(area), ctypes.c_size_t(size), 4)
+    """
+
+#: name -> what takes about 300 MB and hides it.
+_HIDDEN = {
+    "shared memory that is not mapped any more": """
+        for _ in range(30):
+            area = map(10 * MB, 0x21)
+            ctypes.memset(area, 1, 10 * MB)
+            forget(area, 10 * MB)
+        """,
+    "shared memory of which one page is mapped": """
+        for _ in range(30):
+            area = map(10 * MB, 0x21)
+            ctypes.memset(area, 1, 10 * MB)
+            libc.munmap(ctypes.c_void_p(area + 4096), ctypes.c_size_t(10 * MB - 4096))
+        """,
+    "shared memory of one that is gone": """
+        for _ in range(6):
+            if os.fork() == 0:
+                for _ in range(5):
+                    area = map(10 * MB, 0x21)
+                    ctypes.memset(area, 1, 10 * MB)
+                    forget(area, 10 * MB)
+                if os.fork() == 0:
+                    time.sleep(2)
+                os._exit(0)
+        """,
+    "the zero device, shared": """
+        zero = os.open('/dev/zero', os.O_RDWR)
+        for _ in range(30):
+            area = map(10 * MB, 0x01, descriptor=zero)
+            ctypes.memset(area, 1, 10 * MB)
+            forget(area, 10 * MB)
+        """,
+    "huge pages in pipes": """
+        class Vector(ctypes.Structure):
+            _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]
+        keep = []
+        for _ in range(10):
+            read, write = os.pipe()
+            keep.append((read, write))
+            for _ in range(16):
+                area = map(4 * MB, 0x22)
+                start = (area + 2 * MB - 1) // (2 * MB) * (2 * MB)
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(2 * MB), 14)
+                ctypes.memset(start, 1, 2 * MB)
+                if libc.vmsplice(write, ctypes.byref(Vector(start, 1)), ctypes.c_size_t(1), 0) < 0:
+                    raise SystemExit('refused')
+                libc.munmap(ctypes.c_void_p(area), ctypes.c_size_t(4 * MB))
+        """,
+    "pages of a file that was cut, in sockets": """
+        keep = []
+        for _ in range(24):
+            listener = socket.create_server(('127.0.0.1', 0))
+            pair = (socket.create_connection(listener.getsockname()), listener.accept()[0])
+            listener.close()
+            pair[0].setblocking(False)
+            keep.append(pair)
+            with open('/tmp/x', 'wb+') as file:
+                file.write(bytes(12 * MB))
+                file.flush()
+                try:
+                    for page in range(3072):
+                        os.sendfile(pair[0].fileno(), file.fileno(), page * 4096, 1)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    raise SystemExit('refused')
+                file.truncate(0)
+        """,
+    "pipes": """
+        keep = []
+        for _ in range(16):
+            if os.fork() == 0:
+                pipes = [os.pipe() for _ in range(400)]
+                for _, write in pipes:
+                    os.set_blocking(write, False)
+                    try:
+                        os.write(write, bytes(65536))
+                    except BlockingIOError:
+                        pass
+                time.sleep(3)
+                os._exit(0)
+        """,
+    "mappings": """
+        for _ in range(12):
+            if os.fork() == 0:
+                area = map(60000 * 4096, 0x22, 1)
+                for page in range(0, 60000, 2):
+                    libc.mprotect(ctypes.c_void_p(area + page * 4096), ctypes.c_size_t(4096), 3)
+                time.sleep(3)
+                os._exit(0)
+        time.sleep(3)
+        """,
+    "file locks": """
+        import fcntl, struct
+        for name in range(500):
+            file = os.open(f'/tmp/{name}', os.O_RDWR | os.O_CREAT)
+            for at in range(1600):
+                fcntl.fcntl(file, 6, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 2 * at, 1, 0))
+        """,
+    "watched descriptors": """
+        import select
+        keep = []
+        for _ in range(12):
+            if os.fork() == 0:
+                ends = [os.eventfd(0) for _ in range(500)]
+                for _ in range(400):
+                    poll = select.epoll()
+                    keep.append(poll)
+                    for end in ends:
+                        poll.register(end)
+                time.sleep(3)
+                os._exit(0)
+        time.sleep(3)
+        """,
+    "empty files": """
+        for at in range(15000):
+            os.mkdir(f'/tmp/{at:0200}')
+        keep = bytearray(b'x') * (82 * MB)
+        """,
+}
+
+
+@pytest.mark.attack("S2-06")
+@pytest.mark.claim("WC-RX-2")
+@pytest.mark.parametrize("name", list(_HIDDEN))
+def test_memory_on_nobodys_account_is_bounded(cage: Cage, name: str) -> None:
+    """What can be counted is counted; what cannot is refused, where no control group counts it."""
+    body = _TOOLS.rstrip(" ") + indented(_HIDDEN[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
+    outcome = cage.run(guest(body), timeout=20, memory_mb=_LIMIT_MB, disk_mb=60, processes=64)
+    if outcome.result.enforced.memory == "supervisor":
+        assert "GOT AWAY" not in outcome.stdout
+        assert (outcome.status == "memory") is (name not in _REFUSED), outcome
+    assert outcome.status != "timeout"
+
+
+#: Ways that are closed where nobody counts.
+_REFUSED = ("the zero device, shared", "huge pages in pipes", "pages of a file that was cut, in sockets")
+
+
+@pytest.mark.attack("S2-06")
+def test_what_programs_do_instead_of_what_is_refused_works(cage: Cage) -> None:
+    code = """
+import mmap, multiprocessing, os, shutil, socket, subprocess
+os.chdir('/tmp')
+with open('a', 'wb') as file:
+    file.write(bytes(300_000))
+shutil.copyfile('a', 'b')
+print(os.path.getsize('b'), len(open('/dev/zero', 'rb').read(5)))
+left, right = socket.socketpair()
+if os.fork() == 0:
+    with open('a', 'rb') as file:
+        left.sendfile(file)
+    os._exit(0)
+left.close()
+print(sum(iter(lambda: len(right.recv(65536)), 0)))
+area = mmap.mmap(-1, 4 << 20)
+if os.fork() == 0:
+    area[:5] = b'hello'
+    os._exit(0)
+os.wait(); os.wait()
+print(area[:5], multiprocessing.Value('i', 7).value)
+print(subprocess.run('cat a | head -c 9 | wc -c', shell=True, capture_output=True, text=True).stdout)
+"""
+    outcome = cage.run(code, memory_mb=_LIMIT_MB)
+    assert outcome.stdout.split() == ["300000", "5", "300000", "b'hello'", "7", "9"], outcome
