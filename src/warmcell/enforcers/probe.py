@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cache
 
-from warmcell.cage.linux import landlock
+from warmcell.cage.linux import landlock_version
 from warmcell.enforcers import namespaces_probe
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.host import HostCapabilities, HostLayout
@@ -22,7 +22,7 @@ def measure() -> HostCapabilities:
     has_namespaces = namespaces_probe.works()
     if not has_namespaces:
         reasons.append(("user_namespaces", remedy()))
-    abi = landlock.abi()
+    abi = landlock_version.abi()
     if not abi:
         reasons.append(("landlock_abi", "the kernel has no Landlock (5.13+) or it is not in the `lsm=` boot parameter"))
     machine = os.uname().machine

@@ -11,7 +11,6 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
-from warmcell.lifetime.threads import in_thread
 
 T = TypeVar("T")
 
@@ -37,6 +36,8 @@ class Runs:
 
     async def run(self, work: Callable[[Run], T]) -> T:
         """Carries out `work` in a thread. Cancelling the task cancels the run and waits for its real end."""
+        from warmcell.lifetime.threads import in_thread  # the blocking way does without it
+
         self._check_open()
         run = Run()
         await self._queue.enter_async(self._queue_timeout)

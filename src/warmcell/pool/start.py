@@ -1,4 +1,4 @@
-"""Starts the process that becomes a zygote: it needs only the interpreter's path, so it can be asked for early."""
+"""Starts the process that becomes a manager with its zygote. Light to load: it can be asked for before all the rest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import warmcell.cage
+import warmcell.guest
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
+PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
 _CONTROL = 3
 _LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
 
@@ -45,6 +48,8 @@ class Start:
 
     def __init__(self, interpreter: str, prefix: tuple[str, ...] = ()) -> None:
         self._lock = threading.Lock()
+        #: What it was told to become, if it was.
+        self.order: dict[str, Any] = {}
         self._pidfd = -1
         self._channels, self._process = Descriptors(), Descriptors()
         with self._channels:
@@ -58,6 +63,13 @@ class Start:
             self._channels.close_only(*children)
             self._open_pidfd()
         own(self)
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """What it is to become. It need not have loaded for that."""
+        from warmcell.cage.wire import send_packet
+
+        send_packet(self.control, order)
+        self.order = order
 
     def _open_pidfd(self) -> None:
         try:
@@ -148,16 +160,41 @@ _ahead: dict[str, Start] = {}
 
 
 def start_ahead(interpreter: str) -> None:
-    """For a process that will surely need one: it loads while its supervisor still does."""
-    with suppress(OSError):  # told when it is needed
-        _ahead[interpreter] = Start(interpreter)
+    """For a process that will most likely need a plain one: it loads, and becomes it, while its supervisor loads."""
+    if interpreter not in _ahead:
+        with suppress(OSError):  # told when it is needed
+            _ahead[interpreter] = Start(interpreter)
+            _ahead[interpreter].tell(first_order("namespaces"))
 
 
-def started(interpreter: str, prefix: tuple[str, ...]) -> Start:
-    """The one that was started ahead, if it will do, or a new one."""
+def started(interpreter: str, prefix: tuple[str, ...], order: dict[str, Any]) -> Start:
+    """The one that was started ahead, if it will do, or a new one; told its order."""
     early = _ahead.pop(interpreter, None)
-    if early is not None and not prefix and early.is_running():
+    # Not asked whether it runs: by now it may have moved on into namespaces of its own, which its answer tells.
+    if early is not None and not prefix and early.order == order:
         return early
     if early is not None:
         early.let_go()
-    return Start(interpreter, prefix)
+    start = Start(interpreter, prefix)
+    try:
+        start.tell(order)
+    except BrokenPipeError:  # it died: whoever waits for its answer finds out how
+        pass
+    except OSError:
+        start.kill()
+        start.let_go()
+        raise
+    return start
+
+
+def first_order(
+    isolation: str,
+    *,
+    has_worker: bool = True,
+    with_site: bool = False,
+    preload: Sequence[str] = (),
+    spares: bool = False,
+) -> dict[str, Any]:
+    """What a manager and its zygote are to be."""
+    worker = PYTHON_WORKER if has_worker else ""
+    return {"isolation": isolation, "worker": worker, "site": with_site, "preload": list(preload), "spares": spares}

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import warmcell.guest
 from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
@@ -19,12 +18,11 @@ from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import RunCancelled
-from warmcell.pool.start import started
+from warmcell.pool.start import first_order, started
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
 from warmcell.runner.cgroups import GroupLimits
 
-PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
 _IN_FLIGHT_SECONDS = 5.0
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
@@ -44,6 +42,15 @@ class ZygoteKey:
     #: Whether anything may wait for a run that has not been asked for.
     keeps_spares: bool = False
 
+    def first_order(self) -> dict[str, Any]:
+        return first_order(
+            self.isolation,
+            has_worker=self.has_worker,
+            with_site=self.with_site,
+            preload=self.preload,
+            spares=self.keeps_spares,
+        )
+
 
 class ZygoteProcess:
     """Safe to use from many threads. `close` ends the zygote, once the runs that it looks after have ended.
@@ -55,7 +62,7 @@ class ZygoteProcess:
         self.key = key
         self._lock = threading.Lock()
         try:
-            start = started(key.interpreter, prefix)
+            start = started(key.interpreter, prefix, key.first_order())
         except (FileNotFoundError, PermissionError) as error:
             raise BackendUnavailable(f"could not start {key.interpreter}: {error.strerror}") from None
         except OSError as error:
@@ -70,14 +77,6 @@ class ZygoteProcess:
             raise
 
     def _prepare(self, cancelled: int) -> None:
-        order = {
-            "isolation": self.key.isolation,
-            "worker": PYTHON_WORKER if self.key.has_worker else "",
-            "site": self.key.with_site,
-            "preload": list(self.key.preload),
-            "spares": self.key.keeps_spares,
-        }
-        send_packet(self._control, order)
         answer, descriptors = self._answer(cancelled)
         if "pid" in answer:
             self._process.moved(answer["pid"], descriptors[0])

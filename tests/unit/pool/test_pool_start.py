@@ -11,7 +11,7 @@ import pytest
 
 from warmcell.languages.base import base_executable
 from warmcell.pool import start
-from warmcell.pool.start import Start, start_ahead, started
+from warmcell.pool.start import Start, first_order, start_ahead, started
 
 
 def _descriptors() -> int:
@@ -30,7 +30,7 @@ def test_one_that_is_not_needed_ends_and_leaves_nothing() -> None:
 def test_one_started_ahead_is_used_once() -> None:
     start_ahead(base_executable())
     early = start._ahead[base_executable()]
-    assert started(base_executable(), ()) is early and base_executable() not in start._ahead
+    assert started(base_executable(), (), first_order("namespaces")) is early and base_executable() not in start._ahead
     early.let_go()
     assert early.await_end(10)
 
@@ -39,10 +39,19 @@ def test_one_that_will_not_do_is_let_go() -> None:
     """A scope of systemd must be around it from the beginning."""
     start_ahead(base_executable())
     early = start._ahead[base_executable()]
-    wrapped = started(base_executable(), ("/usr/bin/env",))
+    wrapped = started(base_executable(), ("/usr/bin/env",), first_order("namespaces"))
     assert wrapped is not early and early.await_end(10)
     wrapped.let_go()
     assert wrapped.await_end(10)
+
+
+def test_one_that_became_something_else_is_let_go() -> None:
+    start_ahead(base_executable())
+    early = start._ahead[base_executable()]
+    other = started(base_executable(), (), first_order("none", has_worker=False))
+    assert other is not early and early.await_end(10)
+    other.let_go()
+    assert other.await_end(10)
 
 
 def test_an_interpreter_that_is_not_there_is_an_error_and_no_leak() -> None:

@@ -10,9 +10,8 @@ from typing import Container, Iterable, Tuple
 from ..failure import CageError
 from . import fds
 from .call_list import CallList, Field, Value
-from .syscalls import call
+from .landlock_version import abi
 
-_CREATE_VERSION = 1
 _RULE_PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -23,14 +22,6 @@ _MAKE_DEVICES = (1 << 6) | (1 << 11)  # character and block nodes: granted nowhe
 
 _NET_BIND_TCP, _NET_CONNECT_TCP = 1, 2
 _SCOPE_ABSTRACT_UNIX, _SCOPE_SIGNAL = 1, 2
-
-
-def abi() -> int:
-    """The version that the running kernel offers; 0 when there is none."""
-    try:
-        return call("landlock_create_ruleset", None, 0, _CREATE_VERSION)
-    except OSError:
-        return 0
 
 
 def _handled_files(version: int) -> int:

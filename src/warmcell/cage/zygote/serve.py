@@ -66,8 +66,9 @@ class _Zygote:
         self._fork = _Fork(tells_modules=bool(order.get("site") or order.get("preload")))
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
-        gc.collect()
-        self._file_pages = pages.of_files()
+        if order.get("spares"):
+            gc.collect()
+        self._file_pages = pages.of_files() if order.get("spares") else []
         gc.freeze()
 
     def run(self) -> Callable[[], None]:

@@ -5,6 +5,7 @@ Nothing heavy is imported here: each subcommand brings in what it needs when it 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -21,17 +22,18 @@ _RARELY = 100_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status. Without `argv` the whole process is this command.
+    """Entry point; returns the exit status. Without `argv` the whole process is this command, and ends here.
 
-    What such a process loads stays until its end, so the collector need not look at it again and again.
+    What such a process loads stays until its end: the collector need not look at it again and again, and nobody has to
+    take it apart.
     """
     if argv is not None:
         return _status(list(argv))
     gc.set_threshold(_RARELY)
-    try:
-        return _status(sys.argv[1:])
-    finally:
-        gc.freeze()
+    status = _status(sys.argv[1:])
+    atexit._run_exitfuncs()
+    _flush_or_silence()
+    os._exit(status)
 
 
 def _status(argv: list[str]) -> int:
@@ -58,6 +60,8 @@ def _dispatch(argv: list[str]) -> int:
 
     plain = read_run(argv)
     if plain is not None:
+        if plain.enforcer in ("auto", "native"):
+            _start_ahead()
         from warmcell.interfaces.cli.run import run
 
         return run(plain)
@@ -66,6 +70,14 @@ def _dispatch(argv: list[str]) -> int:
     arguments = parse(argv)
     status: int = arguments.handler(arguments)
     return status
+
+
+def _start_ahead() -> None:
+    """A zygote takes as long to load as we do: it can do so beside us. Before anything else of ours is loaded."""
+    from warmcell.languages.base import base_executable
+    from warmcell.pool.start import start_ahead
+
+    start_ahead(base_executable())
 
 
 def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:
@@ -97,8 +109,9 @@ def _report_our_failure(argv: list[str], error: Exception) -> int:
 
 
 def _flush_or_silence() -> None:
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        silence()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            silence()

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 def run(arguments: Namespace | SimpleNamespace) -> int:
     """Checks everything, then runs it; returns the exit status."""
-    if arguments.backend in (None, "process"):
-        _start_ahead()
     source = choose(arguments.target, arguments.source, arguments.code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
     backend = _backend_name(arguments, source.language.backend, policy)
@@ -37,14 +35,6 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     except SandboxError as error:
         outcome = error
     return finish(outcome, arguments.json)
-
-
-def _start_ahead() -> None:
-    """A zygote takes as long to load as we do: it can do so beside us."""
-    from warmcell.languages.base import base_executable
-    from warmcell.pool.start import start_ahead
-
-    start_ahead(base_executable())
 
 
 def _backend_name(arguments: Namespace | SimpleNamespace, usual: str, policy: SandboxPolicy | None) -> str:
