@@ -96,9 +96,13 @@ def cpu_share_is_bounded(bench: Bench) -> None:
 
 
 def cpu_time_is_bounded(bench: Bench) -> None:
-    result = bench.run(payloads.BURN.format(seconds=60), cpu_seconds=2)
-    assert result.exit_code != 0 and any(denial.kind == "cpu" for denial in result.denials), result
-    assert result.usage.wall_time < 40, result.usage
+    started = time.monotonic()
+    try:
+        result = bench.run(payloads.BURN.format(seconds=60), cpu_seconds=2)
+    except ExecutionTimeout as late:
+        assert late.clock == "cpu" and time.monotonic() - started < 40, late
+        return
+    raise AssertionError(f"no ExecutionTimeout: {result}")
 
 
 def timeout_kills_the_tree(bench: Bench) -> None:
@@ -185,7 +189,8 @@ def landlock_alone_is_refused(bench: Bench) -> None:
 def bare_class_is_held_by_groups(bench: Bench) -> None:
     """Without namespaces a tree is ended by its group alone."""
     with ProcessBackend(ON_DEMAND, None) as backend:
-        assert execute(backend, "print('hello')").stdout == "hello\n"
+        result = execute(backend, "print('hello')")
+        assert result.stdout == "hello\n", result
         before = set(descendants(os.getpid()))
         try:
             execute(backend, payloads.TREE, timeout=6)
@@ -204,13 +209,13 @@ def cpu_share_is_refused(bench: Bench) -> None:
 
 
 def nothing_is_left(bench: Bench) -> None:
-    """No group of a cell, and no process but the zygote of the backend that is still open."""
+    """No group of a cell, and no process but the manager of the backend that is still open, its zygote and watcher."""
     home = cgroup_parent.group_parent()
     directories = [Path(path) for path in home.directories.values()] if home else []
     left = [str(path) for directory in directories for path in directory.iterdir() if path.is_dir()]
     assert not [path for path in left if "warmcell-" in os.path.basename(path)], left
     deadline = time.monotonic() + 10
-    most = 2 if home and home.prefix else 1  # the process that keeps a scope is no guest's
+    most = 4 if home and home.prefix else 3  # the process that keeps a scope is no guest's
     while len(found := list(descendants(os.getpid()))) > most and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(found) <= most, found
