@@ -42,9 +42,7 @@ NOT_YET = {
     "S2-09",  # residue in the zygote
     "S2-10",  # disk that is not counted
     "S2-11",  # locks
-    "S2-12",  # descriptors of the host program
     "S2-14",  # metadata in the landlock class
-    "S2-18",  # work that outlives its run
     "S2-21",  # what kill -9 leaves
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
@@ -87,7 +85,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-NW-7": Proof("S2-07 S2-33"),
     "WC-RX-1": Proof("RX-12 RX-15 RX-16"),
     "WC-RX-2": Proof("RX-02 RX-04 S2-06"),
-    "WC-RX-3": Proof("RX-01 RX-06 RX-08 RX-11 S2-10 S2-24"),
+    "WC-RX-3": Proof("RX-01 RX-06 RX-08 RX-11 S2-10 S2-12 S2-24"),
     "WC-RX-4": Proof("RX-09"),
     "WC-RX-5": Proof("RX-12 RX-13 RX-14 PT-09 PT-11 S2-13 S2-18 S2-21 S2-27"),
     "WC-RX-6": Proof("S2-20"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from warmcell.backends.wasm.module_source import source_from_code
+from warmcell.backends.wasm.run_fetches import RunFetches
 from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
@@ -81,8 +81,12 @@ class WasmGuest:
 
     async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
         """One program with its arguments, no shell in between; `CommandNotFound` when there is no such program."""
-        fetch = self._blocking_fetch()
-        return await self._runs.run(lambda run: self._run(argv, job, fetch, run))
+        fetches = RunFetches(self._config.fetch) if self._config.fetch is not None else None
+        try:
+            return await self._runs.run(lambda run: self._run(argv, job, fetches, run))
+        finally:
+            if fetches is not None:
+                await fetches.end()
 
     async def script(self, script: str, job: Job) -> ExecResult:
         return await self.command(("sh", "-c", script), job)
@@ -153,17 +157,6 @@ class WasmGuest:
         if all(mount.guest_path != _TEMPORARY for mount in mounts):
             found.append(Preopen(self._temporary, _TEMPORARY, True))
         return found
-
-    def _blocking_fetch(self) -> Fetch | None:
-        """The sandbox's fetch is a coroutine of its loop; the supervisor calls it from a thread."""
-        fetch, loop = self._config.fetch, asyncio.get_running_loop()
-        if fetch is None:
-            return None
-
-        async def ask(raw: bytes) -> bytes:
-            return await fetch(raw)
-
-        return lambda raw: asyncio.run_coroutine_threadsafe(ask(raw), loop).result()
 
 
 def _as_bytes(stdin: str | bytes | None) -> bytes:

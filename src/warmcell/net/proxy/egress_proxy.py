@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from functools import partial
 
 from warmcell.core.errors import ExecutionFailed, FetchFailed
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.net.connect.admission import AuditSink, DenialSink, Gate
 from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
+from warmcell.net.connect.connection_slots import ConnectionSlots, slots_of_this_program
 from warmcell.net.connect.dial import Dial, client_tls, dial
 from warmcell.net.connect.name_lookup import Resolver
 from warmcell.net.connect.rate_limiter import RateLimiter
@@ -36,6 +38,7 @@ Rules = RuleBook | FetchPolicy | Iterable[NetworkRule] | None
 
 LISTEN_BACKLOG = 128
 SECONDS_WITHOUT_ACCEPTING = 1.0
+SECONDS_BETWEEN_REFUSALS = 0.02
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _SOCKS_REPLIES = {"refused": Reply.NOT_ALLOWED, "rate_limited": Reply.NOT_ALLOWED, "connect": Reply.REFUSED}
 
@@ -61,9 +64,11 @@ class EgressProxy:
         ssl_context: ssl.SSLContext | None = None,
         dial: Dial = dial,
         limiter: RateLimiter | None = None,
+        slots: ConnectionSlots | None = None,
     ) -> None:
         need("h11")
         self._listener = listener
+        self._slots = slots or slots_of_this_program()
         self._limits = limits or ProxyLimits()
         self._authority = authority
         self._tls = ssl_context
@@ -92,8 +97,10 @@ class EgressProxy:
             self._thread = threading.Thread(target=self._run, name="warmcell egress proxy", daemon=True)
             self._thread.start()
             self._ready.wait()
+            if isinstance(self._failure, OSError):
+                raise host_failure(self._failure, "start the egress proxy") from self._failure
             if self._failure is not None:
-                raise ExecutionFailed(f"the egress proxy could not start: {self._failure}")
+                raise ExecutionFailed(f"could not start the egress proxy: {self._failure}")
         return self
 
     def close(self) -> None:
@@ -143,12 +150,12 @@ class EgressProxy:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        except OSError:
-            # Out of descriptors, most likely. The listener stays readable, so look away instead of spinning.
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(SECONDS_WITHOUT_ACCEPTING, self._watch)
-            return
+        except OSError:  # out of descriptors, most likely
+            return self._look_away(SECONDS_WITHOUT_ACCEPTING)
         connection.setblocking(False)
+        held = len(self._serving)
+        if held >= self._limits.connections or not self._slots.take(held):
+            return self._turn_away(connection)
         task = self._loop.create_task(self._serve_connection(connection))
         self._serving.add(task)
         task.add_done_callback(partial(self._end, connection))
@@ -157,6 +164,20 @@ class EgressProxy:
         # Not in the task itself: one that is cancelled before its first step never gets to a `finally`.
         self._serving.discard(task)
         connection.close()
+        self._slots.give_back()
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        """Says so and closes at once: whoever floods us holds nothing of ours, and takes little of our time."""
+        with connection, contextlib.suppress(OSError):
+            connection.send(refusal(FetchFailed("too many connections at once", reason="rate_limited")))
+        self._gate.refuse_unread("too many connections at once", "proxy")
+        self._look_away(SECONDS_BETWEEN_REFUSALS)
+
+    def _look_away(self, seconds: float) -> None:
+        """The listener stays readable, and looking at it again and again would be all that this thread does."""
+        assert self._loop is not None
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._watch)
 
     async def _serve_connection(self, connection: socket.socket) -> None:
         stream = SocketStream(*await asyncio.open_connection(sock=connection, limit=READ_SIZE))
@@ -172,9 +193,6 @@ class EgressProxy:
             stream.close()
 
     async def _serve_guest(self, stream: SocketStream) -> None:
-        if len(self._serving) > self._limits.connections:
-            self._gate.refuse_unread(f"more than {self._limits.connections} connections at once", "proxy")
-            return await stream.write(refusal(FetchFailed("too many connections at once", reason="rate_limited")))
         async with asyncio.timeout(self._limits.head_seconds):
             first = await stream.read()
         stream.unread(first)
