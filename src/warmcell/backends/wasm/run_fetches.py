@@ -1,4 +1,4 @@
-"""The fetches of one run: asked for in the supervisor's threads, carried out on the sandbox's loop, ended with the run."""
+"""The fetches of one run: asked for in threads of the supervisor, done on the sandbox's loop, ended with the run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How many connections the proxies of this program hold, all together: each of them costs it two descriptors.
 
-Guests open connections as they like, and the descriptors are the host program's own. So there is one total for the whole
+Guests open connections as they like, and the descriptors are the host program's own. So there is one total for the
 program, taken from its own limit, and a guest gets a place only while more places are free than it already has: one
-guest alone gets half of them, two a third each, and however many there are, the next one still finds some.
+guest alone gets half of them, two at a time a third each, and the next one that comes still finds some.
 """
 
 from __future__ import annotations
