@@ -30,6 +30,10 @@ class HeldDirectory:
         """Whether this process made it: a fork that ends must not take it away from the one that goes on."""
         return os.getpid() == self._maker
 
+    def share(self) -> None:
+        """From now on others may hold it too."""
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
     def let_go(self) -> None:
         """Whoever comes next may remove it, or has nothing to remove. May be called twice."""
         lock, self._lock = self._lock, -1

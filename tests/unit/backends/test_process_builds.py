@@ -56,6 +56,13 @@ def test_twenty_cases_cost_one_build(backend: ProcessBackend, monkeypatch: pytes
     assert (builds.count(True), builds.count(False)) == (1, 20)
 
 
+def test_what_one_program_holds_others_find(backend: ProcessBackend) -> None:
+    request = ExecRequest("c", adder(), 30, stdin="1 2")
+    with backend.build_blocking(request) as first, backend.build_blocking(request) as second:
+        assert [backend.execute_blocking(request).stdout, first.run_blocking().stdout] == ["3", "3"]
+        assert second.run_blocking().stdout == "3"
+
+
 def test_a_large_program_is_mounted_and_a_small_one_sent(backend: ProcessBackend) -> None:
     large = "static const char filling[9 << 20] = {1}; const char *volatile kept = filling;\n#include <stdio.h>\nint main(int n, char **v) { puts(v[0]); }"
     with backend.build_blocking(ExecRequest("c", large, 30)) as program:

@@ -110,6 +110,7 @@ class Artefacts:
         os.rename(made, os.path.join(fresh.path, build.artefact))
         os.chmod(fresh.path, 0o755)  # reached only through its 0700 parent, or as a mount
         final = os.path.join(self._root, build.cache_key)
+        fresh.share()  # a program may hold it for long, and others are to find it meanwhile
         try:
             os.rename(fresh.path, final)
         except OSError:  # somebody else built the same meanwhile
