@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from warmcell.errors import SessionTimeout as SessionTimeout
     from warmcell.errors import SnapshotNotFound as SnapshotNotFound
     from warmcell.interfaces.tool import SandboxTool as SandboxTool
+    from warmcell.judging.judge import ajudge as ajudge
+    from warmcell.judging.judge import judge as judge
+    from warmcell.judging.verdicts import Case as Case
+    from warmcell.judging.verdicts import Verdict as Verdict
     from warmcell.languages.config import ProcessConfig as ProcessConfig
     from warmcell.net import FetchPolicy as FetchPolicy
     from warmcell.net import FetchRequest as FetchRequest
@@ -119,6 +123,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SnapshotNotFound",
     ),
     "warmcell.interfaces.tool": ("SandboxTool",),
+    "warmcell.judging.judge": ("ajudge", "judge"),
+    "warmcell.judging.verdicts": ("Case", "Verdict"),
     "warmcell.languages.config": ("ProcessConfig",),
     "warmcell.net": ("FetchPolicy", "FetchRequest", "FetchResponse", "RateLimit", "SafeClient", "SecretRef"),
     "warmcell.sandbox.oneshot": ("arun", "run"),

@@ -10,7 +10,7 @@ from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from warmcell.core.types import ExecRequest, ExecResult
+    from warmcell.core.types import ExecRequest, ExecResult, Limits
     from warmcell.lifetime.run import Run
     from warmcell.lifetime.runs import Runs
 
@@ -35,24 +35,36 @@ class Program:
         self._is_closed = False
 
     async def run(
-        self, stdin: str | bytes | None = None, args: Sequence[str] = (), timeout: float | None = None
+        self,
+        stdin: str | bytes | None = None,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        limits: Limits | None = None,
     ) -> ExecResult:
-        """One run. What is not said is as in `request`; files and limits always are."""
-        request = self._request(stdin, args, timeout)
+        """One run. What is not said is as in `request`."""
+        request = self._request(stdin, args, timeout, limits)
         with RunRecord(self._backend, request) as record:
             record.result = await self._runs.run(lambda run: self._work(request, run))
             return record.result
 
     def run_blocking(
-        self, stdin: str | bytes | None = None, args: Sequence[str] = (), timeout: float | None = None
+        self,
+        stdin: str | bytes | None = None,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        limits: Limits | None = None,
     ) -> ExecResult:
         """The same in the calling thread."""
-        request = self._request(stdin, args, timeout)
+        request = self._request(stdin, args, timeout, limits)
         with RunRecord(self._backend, request) as record:
             record.result = self._runs.run_blocking(lambda run: self._work(request, run))
             return record.result
 
-    def _request(self, stdin: str | bytes | None, args: Sequence[str], timeout: float | None) -> ExecRequest:
+    def _request(
+        self, stdin: str | bytes | None, args: Sequence[str], timeout: float | None, limits: Limits | None
+    ) -> ExecRequest:
         if self._is_closed:
             raise InvalidRequest("the program was closed", hint="build it again")
         own = self.request
@@ -61,6 +73,7 @@ class Program:
             stdin=own.stdin if stdin is None else stdin,
             args=args or own.args,
             timeout=own.timeout if timeout is None else timeout,
+            limits=own.limits if limits is None else limits,
         )
 
     def close(self) -> None:

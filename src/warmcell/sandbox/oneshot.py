@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from warmcell.backends.process.backend import ProcessBackend
+from warmcell.backends.shared import shared_backend
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.languages.registry import canonical
-from warmcell.lifetime.ownership import Lock
-
-_lock = Lock()
-_shared: ProcessBackend | None = None
-
-
-def _backend() -> ProcessBackend:
-    global _shared
-    with _lock:
-        if _shared is None:
-            _shared = ProcessBackend()
-        return _shared
 
 
 def _request(
@@ -54,7 +42,7 @@ def run(
 
     Works from anywhere, inside a running event loop too (where it blocks that loop: use `arun` there).
     """
-    return _backend().execute_blocking(_request(code, language, timeout, stdin, env, limits))
+    return shared_backend().execute_blocking(_request(code, language, timeout, stdin, env, limits))
 
 
 async def arun(
@@ -67,4 +55,4 @@ async def arun(
     **limits: Any,
 ) -> ExecResult:
     """`run` for event loops."""
-    return await _backend().execute(_request(code, language, timeout, stdin, env, limits))
+    return await shared_backend().execute(_request(code, language, timeout, stdin, env, limits))

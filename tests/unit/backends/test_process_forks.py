@@ -14,7 +14,7 @@ import pytest
 from tests.helpers import in_a_fork
 
 from warmcell import ExecRequest, ProcessBackend, run
-from warmcell.sandbox import oneshot
+from warmcell.backends import shared
 
 pytestmark = [
     pytest.mark.needs("linux"),
@@ -178,7 +178,7 @@ def test_no_lock_that_is_held_while_forking_is_held_in_the_fork(
 
 def test_run_works_in_a_fork_made_while_its_lock_was_held() -> None:
     assert run("print(1)").stdout == "1\n"
-    with held(oneshot._lock):
+    with held(shared._lock):
         assert in_a_fork(lambda: run("print(2)").stdout, seconds=40) == "2\n"
 
 

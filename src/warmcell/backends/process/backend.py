@@ -197,8 +197,8 @@ class ProcessBackend:
         return BuiltProgram(self.name, request, self._runs, partial(self._run_built, ready), release)
 
     def _run_built(self, ready: Launch, request: ExecRequest, run: Run) -> ExecResult:
-        args, stdin = tuple(request.args), request.stdin_bytes
-        return self._launcher.run(replace(ready, timeout=request.timeout, stdin=stdin, args=args, run=run, spent=0.0))
+        asked = self._planned(ready.program, request, run)
+        return self._launcher.run(replace(asked, artefact=ready.artefact))
 
     def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
         """Outcomes as they finish, `concurrency` runs at a time (None: from the processors). See `backends.many`."""

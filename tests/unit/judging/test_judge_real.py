@@ -1,0 +1,93 @@
+"""Verdicts of real programs, and that a crowd of callers changes none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from warmcell import Case, ExecRequest, ProcessBackend, ajudge, judge
+
+pytestmark = pytest.mark.needs("user namespaces")
+
+#: Does what its input says.
+OBEDIENT = """
+#include <iostream>
+#include <string>
+#include <vector>
+#include <cstdlib>
+#include <unistd.h>
+int main() {
+    std::string word; std::cin >> word;
+    if (word == "crash") std::abort();
+    if (word == "fail") return 3;
+    if (word == "spin") for (volatile long i = 0;; i++) {}
+    if (word == "sleep") sleep(60);
+    if (word == "grow") for (std::vector<char*> all;;) { all.push_back(new char[1 << 20]); for (int i = 0; i < 1 << 20; i += 4096) all.back()[i] = 1; }
+    if (word == "flood") for (int i = 0; i < 1 << 15; i++) std::cout << std::string(1 << 10, 'x');
+    std::cout << word << std::endl;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[ProcessBackend]:
+    with ProcessBackend() as made:
+        yield made
+
+
+def test_every_verdict_by_a_real_program(backend: ProcessBackend) -> None:
+    expected = {
+        "right": "accepted",
+        "other": "wrong_answer",
+        "crash": "runtime_error",
+        "fail": "runtime_error",
+        "spin": "time_limit",
+        "sleep": "time_limit",
+        "grow": "memory_limit",
+        "flood": "output_limit",
+    }
+    cases = [Case(word, "x" if word == "other" else word, timeout=2, name=word) for word in expected]
+    request = ExecRequest("cpp", OBEDIENT, 5, memory_limit_mb=64)
+    verdicts = judge(request, cases, backend=backend)
+    assert {case.name: verdict.status for case, verdict in zip(cases, verdicts, strict=True)} == expected
+    by_name = {case.name: verdict for case, verdict in zip(cases, verdicts, strict=True)}
+    assert by_name["crash"].result is not None and by_name["crash"].result.signal == 6
+    assert by_name["spin"].cpu_time > 0.5 and by_name["spin"].time >= 2
+    assert by_name["right"].memory_bytes > 0
+
+
+def test_the_limit_may_be_on_the_processors_time(backend: ProcessBackend) -> None:
+    code = "import time\nif input() == 'sleep': time.sleep(1.5)\nelse:\n while True: pass"
+    cases = [Case("sleep", ""), Case("spin", "")]
+    began = time.monotonic()
+    verdicts = judge(ExecRequest("python", code, 0.5), cases, backend=backend, clock="cpu")
+    assert [verdict.status for verdict in verdicts] == ["accepted", "time_limit"]
+    assert verdicts[1].cpu_time >= 0.4
+    assert time.monotonic() - began < 60
+
+
+def test_a_mistake_is_a_build_error_for_every_case(backend: ProcessBackend) -> None:
+    verdicts = judge(ExecRequest("cpp", "int main() { return x; }", 5), [Case("", ""), Case("", "")], backend=backend)
+    assert [verdict.status for verdict in verdicts] == ["build_error"] * 2
+    assert verdicts[0].result is not None and "main.cpp:1:" in verdicts[0].result.stderr
+
+
+def test_no_trivial_program_is_out_of_time_because_of_a_crowd(backend: ProcessBackend) -> None:
+    """Four times more callers than processors, each with a program that computes beside one that has nothing to do."""
+    callers = 4 * len(os.sched_getaffinity(0))
+    busy = ExecRequest("python", "n = int(input())\nfor _ in range(3000000): n += 1\nprint('x')", 60)
+    requests = [ExecRequest("python", "print(input())", 1), ExecRequest("command", "cat", 1), busy]
+
+    async def crowd() -> list[str]:
+        judged = [
+            ajudge(requests[n % 3], [Case("7", "x" if n % 3 == 2 else "7")] * 6, backend=backend)
+            for n in range(callers)
+        ]
+        return [verdict.status for verdicts in await asyncio.gather(*judged) for verdict in verdicts]
+
+    statuses = asyncio.run(crowd())
+    assert statuses == ["accepted"] * (6 * callers)
