@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OK = 0
+NOT_ACCEPTED = 1
 USAGE = 2
 TIMEOUT = 124
 OUR_FAILURE = 125

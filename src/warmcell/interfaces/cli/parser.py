@@ -138,6 +138,29 @@ def _add_sh(commands: argparse._SubParsersAction[Parser]) -> None:
     sh.set_defaults(handler=_later("shell", "sh"))
 
 
+def _add_judge(commands: argparse._SubParsersAction[Parser]) -> None:
+    epilog = "exit status: 0 every case was accepted; 1 one was not; 125 one could not be judged; 2 wrong usage"
+    judge = _add(commands, "judge", "run a program on many cases and check what it prints", epilog=epilog)
+    judge.add_argument("file", metavar="FILE", help="the program's file")
+    judge.add_argument("--language", metavar="NAME", help="its language, where the file's suffix does not say")
+    judge.add_argument(
+        "--cases",
+        metavar="PATH",
+        required=True,
+        help="a directory with 1.in and 1.out or with input/ and output/, or a file of JSON lines",
+    )
+    judge.add_argument("--timeout", metavar="S", default="10", help="seconds for each case (default 10)")
+    judge.add_argument("--memory", metavar="MB", help="memory that all its processes may use together")
+    judge.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which time is limited (default wall)")
+    judge.add_argument("--checker", choices=("exact", "trim", "tokens", "number"), help="default trim")
+    judge.add_argument("--tolerance", metavar="X", help="how far numbers may be off; implies --checker number")
+    judge.add_argument("--jobs", metavar="N", help="cases at a time (default: one for each processor)")
+    judge.add_argument("--stop-early", action="store_true", help="stop at the first case that is not accepted")
+    judge.add_argument("--enforcer", metavar="NAME", default="auto", help="default auto; 'none' runs without a cage")
+    judge.add_argument("--json", action="store_true", help="print everything as JSON")
+    judge.set_defaults(handler=_later("judge", "judge"))
+
+
 def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
     doctor = _add(commands, "doctor", "show what this host can enforce, proved by trying")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -160,6 +183,7 @@ def _add_completion(commands: argparse._SubParsersAction[Parser]) -> None:
 _COMMANDS = {
     "run": _add_run,
     "sh": _add_sh,
+    "judge": _add_judge,
     "doctor": _add_doctor,
     "bench": _add_bench,
     "completion": _add_completion,

@@ -52,6 +52,37 @@ def silence() -> None:
     os.close(devnull)
 
 
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Bar:
+    """`with Bar(40, "judged") as bar:` shows how many of a known number are done, on a terminal only."""
+
+    WIDTH = 30
+
+    def __init__(self, total: int, what: str) -> None:
+        self._total, self._what = total, what
+        self._done = 0
+        self._is_shown = _is_terminal()
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._is_shown:
+            filled = self.WIDTH * self._done // max(1, self._total)
+            bar = "#" * filled + "." * (self.WIDTH - filled)
+            sys.stderr.write(f"{_CLEAR_LINE}[{bar}] {self._done}/{self._total} {self._what}")
+            sys.stderr.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown and self._done:
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()
+
+
 class Progress:
     """`with Progress("compiling rust"):` shows a line when it takes long, on a terminal only, and takes it away."""
 
@@ -60,7 +91,7 @@ class Progress:
         self._thread: Thread | None = None
 
     def __enter__(self) -> Progress:
-        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        if _is_terminal():
             import threading
 
             self._done = threading.Event()
@@ -71,6 +102,10 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Takes the line away; something else is shown from now on."""
         if self._thread is not None:
             self._done.set()
             self._thread.join()

@@ -1,0 +1,96 @@
+"""`warmcell judge` over a scripted backend, and once over the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.interfaces.cli.conftest import Ended, Scripted
+from tests.unit.interfaces.cli.test_real import warmcell as real_warmcell
+
+from warmcell import BuildFailed, ExecResult, ExecutionFailed
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> list[str]:
+    (tmp_path / "solution.py").write_text("print(input())")
+    for name in ("1", "2"):
+        (tmp_path / f"{name}.in").write_text(name)
+        (tmp_path / f"{name}.out").write_text(f"{name}\n")
+    return [str(tmp_path / "solution.py"), "--cases", str(tmp_path)]
+
+
+def test_a_table_and_the_status(process: Scripted, warmcell: Command, task: list[str]) -> None:
+    process.answer("1\n", "2\n")
+    ended = warmcell("judge", *task, "--jobs", "1")
+    rows = [line.split()[:2] for line in ended.stdout.splitlines()]
+    assert (ended.status, ended.stderr) == (0, "")
+    assert rows == [["case", "verdict"], ["1", "accepted"], ["2", "accepted"], ["2", "of"]]
+
+
+def test_one_that_was_not_accepted(process: Scripted, warmcell: Command, task: list[str]) -> None:
+    process.answer("1\n", ExecResult(exit_code=1))
+    ended = warmcell("judge", *task, "--jobs", "1")
+    assert ended.status == 1
+    assert "runtime_error" in ended.stdout and ended.stdout.endswith("1 of 2 accepted\n")
+
+
+def test_what_could_not_be_judged_has_a_status_of_its_own(
+    process: Scripted, warmcell: Command, task: list[str]
+) -> None:
+    process.answer(ExecutionFailed("a bad moment"), ExecutionFailed("a bad moment"), "wrong")
+    ended = warmcell("judge", *task, "--jobs", "1")
+    assert ended.status == 125
+    assert "host_error" in ended.stdout and "a bad moment" in ended.stderr
+
+
+def test_the_compilers_words_go_to_stderr(process: Scripted, warmcell: Command, task: list[str]) -> None:
+    process.answer(BuildFailed(ExecResult(stderr="line 1: no\n", exit_code=1)))
+    ended = warmcell("judge", *task)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert "line 1: no" in ended.stderr and "does not compile" in ended.stderr
+
+
+def test_json(process: Scripted, warmcell: Command, task: list[str]) -> None:
+    process.answer("1\n", "wrong\n")
+    ended = warmcell("judge", *task, "--jobs", "1", "--json")
+    plain: dict[str, Any] = json.loads(ended.stdout)
+    assert (plain["status"], plain["accepted"], plain["total"], plain["language"]) == ("wrong_answer", 1, 2, "python")
+    assert [(case["name"], case["status"], case["result"]["stdout"]) for case in plain["cases"]] == [
+        ("1", "accepted", "1\n"),
+        ("2", "wrong_answer", "wrong\n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--timeout", "x"], "--timeout"),
+        (["--memory", "0"], "--memory"),
+        (["--jobs", "0"], "--jobs"),
+        (["--checker", "fuzzy"], "--checker"),
+        (["--checker", "exact", "--tolerance", "1"], "--tolerance"),
+        (["--tolerance", "x"], "--tolerance"),
+        (["--language", "klingon"], "unknown language"),
+        (["--cases", "/nonexistent"], "no such file"),
+    ],
+)
+def test_wrong_usage(process: Scripted, warmcell: Command, task: list[str], options: list[str], said: str) -> None:
+    ended = warmcell("judge", *task, *options)
+    assert ended.status == 2
+    assert said in ended.stderr
+    assert process.fake.requests == []
+
+
+@pytest.mark.needs("user namespaces")
+def test_the_real_thing(task: list[str]) -> None:
+    ended = real_warmcell("judge", *task, "--json")
+    plain = json.loads(ended.stdout)
+    assert (ended.returncode, ended.stderr, plain["status"]) == (0, b"", "accepted")
+    assert plain["version"].startswith("Python 3")
+    assert all(case["memory_bytes"] > 0 for case in plain["cases"])
