@@ -79,10 +79,11 @@ pip_settings() {
         awk '!seen[$1]++' | sed 's/\\n/\n    /g'
 }
 
+# One more than there are processors: many tests wait for something most of their time.
 workers() {
     count=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-    [ "$count" -gt 4 ] && count=4
-    echo "$count"
+    [ "$count" -gt 3 ] && count=3
+    echo $((count + 1))
 }
 
 run_tests() {
