@@ -10,6 +10,7 @@ jq jq
 gawk gawk
 git git
 setpriv util-linux
+strace strace
 zsh zsh
 fish fish
 qemu-system-x86_64 qemu-system-x86

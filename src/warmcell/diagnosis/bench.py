@@ -1,4 +1,8 @@
-"""`warmcell bench`: what a run costs on this host, as ratios against a bare interpreter in the same loop."""
+"""`warmcell bench`: what a run costs on this host, as ratios against a bare interpreter in the same loop.
+
+Bare is `python3 -c` in an empty virtual environment: what other packages do at every start of an interpreter (`.pth`
+files) would be counted against it, and make everything else look fast.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +20,12 @@ from dataclasses import asdict, dataclass
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.python import find_interpreter
 
 Action = Callable[[], object]
 
 HELLO = "print(1)"
+PAUSE_SECONDS = 0.02
+BARE, WARM, FROM_ZYGOTE = "bare python3 -c", "warmcell, with pauses", "warmcell, from the zygote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +103,22 @@ def ours(backend: ProcessBackend, code: str = HELLO, language: Language = Langua
     return lambda: backend.execute_blocking(request)
 
 
+def empty_environment(directory: str) -> str:
+    """A virtual environment with nothing in it; returns its interpreter."""
+    from venv import EnvBuilder
+
+    EnvBuilder(symlinks=True).create(directory)
+    return os.path.join(directory, "bin", "python3")
+
+
 def until_ready(backend: ProcessBackend, cells: int = 1) -> Action:
-    """Waits until cells stand ready and the host has calmed down: what is timed next is a warm run."""
+    """A pause, in which cells are made and the host calms down: what is timed next is a warm run."""
 
     def wait() -> None:
         deadline = time.monotonic() + 10
         while backend.ready_cells < cells and time.monotonic() < deadline:
             time.sleep(0.001)
-        time.sleep(0.002)
+        time.sleep(PAUSE_SECONDS)
 
     return wait
 
@@ -128,24 +142,56 @@ def throughput(action: Action, callers: int, seconds: float) -> float:
 
 def standard_cases(stack: ExitStack) -> list[Case]:
     """What everybody wants to know first. The first case is the baseline."""
-    python = find_interpreter(ProcessConfig()).path
+    python = empty_environment(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmcell-bench-")))
     warm = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
     unpooled = stack.enter_context(ProcessBackend(ProcessConfig(pool_size=0)))
     return [
-        Case("bare python3 -c", bare(python, "-c", HELLO)),
+        Case(BARE, bare(python, "-c", HELLO)),
         Case("bare python3 -I -S -c", bare(python, "-I", "-S", "-c", HELLO)),
-        Case("warmcell, from the zygote", ours(unpooled)),
-        Case("warmcell, warm cell", ours(warm), until_ready(warm)),
+        Case(FROM_ZYGOTE, ours(unpooled)),
+        Case(WARM, ours(warm), until_ready(warm)),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Runs per second with so many callers at once, each with the next one when it has its result."""
+
+    callers: int
+    bare: float
+    warmcell: float
+    ratio: float
+
+
+def rates(callers: Sequence[int], seconds: float, python: str) -> list[Rate]:
+    """Bare and caged in turns, so that a busy moment of the host hits both alike."""
+    found = []
+    with ProcessBackend(ProcessConfig(pool_size=8)) as backend:
+        actions = (bare(python, "-c", HELLO), ours(backend))
+        actions[1]()
+        for count in callers:
+            done = [throughput(action, count, seconds / 2) for action in actions * 2]
+            plain, caged = (done[0] + done[2]) / 2, (done[1] + done[3]) / 2
+            found.append(Rate(count, round(plain, 1), round(caged, 1), round(caged / plain, 3)))
+    return found
+
+
+def rate_table(rows: Sequence[Rate]) -> str:
+    lines = ["callers    bare/s  warmcell/s   x bare"]
+    return "\n".join([*lines, *(f"{r.callers:7}  {r.bare:8.1f}  {r.warmcell:10.1f}  {r.ratio:7.2f}" for r in rows)])
 
 
 def main(rounds: int, *, as_json: bool = False) -> int:
     with ExitStack() as stack:
         cases = standard_cases(stack)
-        rows = figures(measure(cases, rounds), cases[0].name)
+        own = Case("your python3 -c", bare(sys.executable, "-c", HELLO))
+        rows = figures(measure([*cases, own], rounds), cases[0].name)
+        python = empty_environment(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmcell-bench-")))
+        many = rates((1, 8), min(2.0, rounds / 10), python)
     if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print(json.dumps({"hello": [asdict(row) for row in rows], "throughput": [asdict(row) for row in many]}))
     else:
-        print(table(rows))
-        print(f"{os.cpu_count()} processors, Python {sys.version.split()[0]}, {rounds} rounds", file=sys.stderr)
+        print(f"{table(rows)}\n\n{rate_table(many)}")
+        about = f"{os.cpu_count()} processors, Python {sys.version.split()[0]}, {rounds} rounds"
+        print(f"{about}; bare is an empty virtual environment, yours is {sys.executable}", file=sys.stderr)
     return 0

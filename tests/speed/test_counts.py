@@ -1,0 +1,89 @@
+"""What a warm run takes, counted and not timed: whoever adds a system call, a process or a copy finds out here.
+
+The ceilings are what was counted when they were written, and a little for a busy host, on which a run waits more often.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.helpers import is_root
+
+from warmcell import ExecRequest, Language, ProcessBackend
+from warmcell.diagnosis.bench import until_ready
+
+pytestmark = [pytest.mark.needs("linux", "user namespaces")]
+
+RUNS = 40
+HELLO = ExecRequest(Language.PYTHON, "print(1)", 60)
+MOST_SYSTEM_CALLS = 540 if is_root() else 480  # 500 with a control group, 440 without
+MOST_PROCESSES = 2  # the guest and its init
+MOST_FAULTS = {"guests and inits": 800, "zygote": 190, "manager": 20}  # 550 (760 for those that rehearse), 160, 4
+MOST_BYTES = {"supervisor": 500, "manager": 8_000, "zygote": 500}  # 120, 5,600, 0; sockets are not counted
+
+PROGRAM = """
+import sys
+from warmcell import ExecRequest, Language, ProcessBackend
+with ProcessBackend() as backend:
+    for _ in range(int(sys.argv[1])):
+        assert backend.execute_blocking(ExecRequest(Language.PYTHON, "print(1)", 60)).stdout == "1\\n"
+"""
+
+
+def _traced(runs: int, place: Path) -> dict[str, int]:
+    """How often each system call was made by everything that a program with so many runs consists of."""
+    command = ["strace", "-f", "-c", "-o", str(place), sys.executable, "-c", PROGRAM, str(runs)]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    rows = re.findall(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(\w+)$", place.read_text(), re.MULTILINE)
+    return {name: int(calls) for calls, name in rows}
+
+
+@pytest.mark.needs("strace")
+def test_system_calls_and_processes(tmp_path: Path) -> None:
+    few, many = (_traced(runs, tmp_path / str(runs)) for runs in (RUNS, 2 * RUNS))
+    per_run = {name: (many[name] - few.get(name, 0)) / RUNS for name in many}
+    most_often = sorted(per_run.items(), key=lambda item: -item[1])[:12]
+    assert per_run["total"] <= MOST_SYSTEM_CALLS, most_often
+    born = sum(per_run.get(name, 0) for name in ("clone", "clone3", "fork", "vfork"))
+    assert born <= MOST_PROCESSES + 0.5, born  # a pool that grows makes a cell more than there were runs
+
+
+def _numbers(pid: int | str, name: str) -> list[str]:
+    return Path(f"/proc/{pid}/{name}").read_text().rpartition(")")[2].split()
+
+
+def _bytes(pid: int | str) -> int:
+    fields = _numbers(pid, "io")
+    return int(fields[1]) + int(fields[3])
+
+
+def test_copied_pages_and_bytes() -> None:
+    with ProcessBackend() as backend:
+        for _ in range(RUNS):
+            backend.execute_blocking(HELLO)
+        manager = backend.zygote_pids[0]
+        zygote = min(map(int, Path(f"/proc/{manager}/task/{manager}/children").read_text().split()))
+
+        def count() -> tuple[dict[str, int], dict[str, int]]:
+            until_ready(backend, 4)()
+            own = _numbers(manager, "stat")
+            faults = {
+                "manager": int(own[7]),
+                "guests and inits": int(own[8]),
+                "zygote": int(_numbers(zygote, "stat")[7]),
+            }
+            return faults, {"supervisor": _bytes("self"), "manager": _bytes(manager), "zygote": _bytes(zygote)}
+
+        before = count()
+        for _ in range(RUNS):
+            backend.execute_blocking(HELLO)
+        after = count()
+    faults, moved = (
+        {name: (late[name] - early[name]) / RUNS for name in late} for early, late in zip(before, after, strict=True)
+    )
+    assert {name: value for name, value in faults.items() if value > MOST_FAULTS[name]} == {}, faults
+    assert {name: value for name, value in moved.items() if value > MOST_BYTES[name]} == {}, moved
