@@ -58,7 +58,10 @@ FEATURES: dict[str, Callable[[], bool]] = {
     "linux": _is_linux,
     "user namespaces": has_user_namespaces,
     "node": _has_node,
-    **{program: _on_path(program) for program in ("bwrap", "rustc", "bash", "zsh", "fish", "go", "curl", "jq", "strace")},
+    **{
+        program: _on_path(program)
+        for program in ("bwrap", "rustc", "bash", "zsh", "fish", "go", "curl", "jq", "strace")
+    },
 }
 
 
