@@ -43,7 +43,6 @@ NOT_YET = {
     "S2-10",  # disk that is not counted
     "S2-11",  # locks
     "S2-14",  # metadata in the landlock class
-    "S2-21",  # what kill -9 leaves
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
 }

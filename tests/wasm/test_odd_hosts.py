@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.helpers import require
@@ -124,14 +123,15 @@ def test_a_disk_that_fills_up_costs_the_cache_and_nothing_else(tmp_path: Path) -
     assert {item.name for item in (tmp_path / "warmcell" / "wasm").iterdir()} == {"secret"}
 
 
-def test_a_sandbox_without_room_for_its_temporary_directory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_without_room_for_its_temporary_directory_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from warmcell import Sandbox, SandboxError
-    from warmcell.backends.wasm import guest
 
     def full(**_: object) -> str:
         raise OSError(28, "No space left on device", "/tmp/warmcell-tmp-x")
 
-    monkeypatch.setattr(guest, "tempfile", SimpleNamespace(mkdtemp=full))
-    with pytest.raises(SandboxError, match="No space") as caught, Sandbox(backend="wasm") as sandbox:
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(SandboxError, match="No space") as caught, Sandbox(str(tmp_path), backend="wasm") as sandbox:
         sandbox.sh("true")
     assert caught.value.fault == "host"

@@ -17,6 +17,7 @@ from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
 from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.row import LanguageRow
+from warmcell.lifetime.held_directories import temporary_directory
 from warmcell.policy.model import SandboxPolicy
 
 
@@ -61,7 +62,7 @@ def _attempt(statement: str) -> str:
 
 
 def host_files(patient: Patient) -> tuple[bool, str | None, str]:
-    with tempfile.TemporaryDirectory(prefix="warmcell-doctor-") as directory:
+    with temporary_directory("doctor") as directory:
         canary = os.path.join(directory, "canary")
         with open(canary, "w") as file:
             file.write("canary")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.enforcers.host import FileStamp
+from warmcell.lifetime.held_directories import temporary_directory
 
 NAME = "bubblewrap"
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
@@ -46,7 +46,7 @@ Wrap = Callable[[Sequence[str]], list[str]]
 @lru_cache(maxsize=8)
 def probe(identity: FileStamp, wrap: Wrap) -> None:
     """Once per installation of bwrap; a failure is not remembered, since its remedy may have been applied."""
-    with tempfile.TemporaryDirectory(prefix="warmcell-probe-") as directory:
+    with temporary_directory("probe") as directory:
         canary = Path(directory, "canary")
         canary.write_text("the guest must not see this")
         report = _run(wrap(["/bin/sh", "-c", _LOOK_AROUND, "sh", str(canary)]))

@@ -10,11 +10,15 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
+
+from warmcell.lifetime.descriptors import is_exhaustion
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
 #: What this package makes in the directory for temporary files is called `warmcell-<kind>-<random>`.
-KINDS = ("builds", "doctor", "go", "probe", "run", "snapshots", "tmp", "work")
+_KINDS = ("builds", "doctor", "go", "probe", "run", "snapshots", "tmp", "work")
+PREFIXES = tuple(f"warmcell-{kind}-" for kind in _KINDS)
 
 
 class HeldDirectory:
@@ -52,23 +56,45 @@ def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
 
     for _ in range(_ATTEMPTS):
         path = tempfile.mkdtemp(prefix=prefix, dir=parent)
-        held = hold(path)
+        try:
+            held = hold(path)
+        except OSError:
+            os.rmdir(path)
+            raise
         if held is not None:  # between the two steps somebody's sweep may have taken it for abandoned
             return held
     raise FileExistsError(f"something removes each directory that is made in {parent or tempfile.gettempdir()}")
 
 
+@contextmanager
+def temporary_directory(kind: str) -> Iterator[str]:
+    """A held directory for what no guest writes to, gone at the end of the block."""
+    import shutil
+
+    held = make_held(f"warmcell-{kind}-")
+    try:
+        yield held.path
+    finally:
+        shutil.rmtree(held.path, ignore_errors=True)
+        held.let_go()
+
+
 def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:
-    """Takes the lock, or None where the directory is gone, not this user's, or held by somebody else."""
+    """Takes the lock, or None where the directory is gone, not this user's, or held by somebody else.
+
+    Raises `OSError` for what is no answer to that question, such as having no descriptor left.
+    """
     try:
         lock = os.open(path, _OPEN)
-    except OSError:
+    except OSError as error:
+        if is_exhaustion(error):
+            raise
         return None
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if _is_still_there(path, lock):
             return HeldDirectory(path, lock)
-    except OSError:
+    except OSError:  # held by somebody else, or gone meanwhile
         pass
     os.close(lock)
     return None
@@ -79,10 +105,18 @@ def _is_still_there(path: str, lock: int) -> bool:
     return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) and held.st_uid == os.geteuid()
 
 
+def has_candidates() -> bool:
+    """Whether there is anything of ours among the temporary files, held or not. One look at a directory."""
+    return bool(_names(temporary_place(), PREFIXES))
+
+
 def abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:
     """This user's directories of these names that nobody holds, each held by us while the caller removes it."""
     for name in _names(parent, prefixes):
-        held = hold(os.path.join(parent, name))
+        try:
+            held = hold(os.path.join(parent, name))
+        except OSError:  # whoever has no descriptor to spare sweeps another time
+            return
         if held is not None:
             try:
                 yield held.path

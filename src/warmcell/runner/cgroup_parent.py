@@ -28,6 +28,7 @@ _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _PARENT = "warmcell.home."  # then pid and time
 _ASIDE = "warmcell.aside"  # where those wait that a group must not hold while it hands controllers down
 _ATTEMPTS = 8
+_MOST_BESIDE = 256
 
 
 class GroupParent:
@@ -258,21 +259,31 @@ def _move(source: str, target: str) -> None:
 
 
 def _sweep(base: str) -> None:
-    """Removes what killed supervisors left: empty groups on which nobody has a lock any more."""
-    for parent in [path for path in _groups_in(base) if os.path.basename(path).startswith(_PARENT)]:
-        with suppress(OSError):
-            lock = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for cell in _groups_in(parent):
-                    os.rmdir(cell)
-                os.rmdir(parent)
-            finally:
-                os.close(lock)
+    """Removes what killed supervisors left: groups on which nobody has a lock, with whoever is still dying in them.
+
+    Beside our own group too: a session, a service or a container that is started again has another one.
+    """
+    beside = _groups_in(os.path.dirname(base)) if base != ROOT and os.path.dirname(base) != ROOT else [base]
+    for place in dict.fromkeys([base, *beside[:_MOST_BESIDE]]):
+        for path in _groups_in(place):
+            if os.path.basename(path).startswith(_PARENT):
+                _remove_abandoned(path)
+
+
+def _remove_abandoned(parent: str) -> None:
+    with suppress(OSError):
+        lock = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_uid == os.geteuid():
+                for group in (*_groups_in(parent), parent):
+                    remove_group(group)
+        finally:
+            os.close(lock)
 
 
 def _groups_in(path: str) -> list[str]:
     try:
         return [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:  # somebody else's sweep was quicker
+    except (FileNotFoundError, PermissionError):  # somebody else's sweep was quicker, or it is not ours to see
         return []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from warmcell.lifetime.held_directories import KINDS, HeldDirectory, abandoned, make_held, temporary_place
+from warmcell.lifetime.descriptors import is_exhaustion
+from warmcell.lifetime.held_directories import PREFIXES, HeldDirectory, abandoned, make_held, temporary_place
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.remove import remove_directory
 
-_PREFIXES = tuple(f"warmcell-{kind}-" for kind in KINDS)
 #: Whether this process has looked already. Once is enough: what it leaves itself is for the next one.
 _has_swept = False
 
@@ -21,9 +21,20 @@ class PrivateDirectory:
 
     def close(self) -> None:
         """Removes it with all that is in it. May be called twice; in a fork it leaves the original's alone."""
-        if self._held.is_ours:
+        try:
+            if self._held.is_ours:
+                self._remove()
+        finally:
+            self._held.let_go()
+
+    def _remove(self) -> None:
+        try:
             remove_directory(self.path)
-        self._held.let_go()
+        except OSError as error:
+            if not is_exhaustion(error):
+                raise
+            self._held.let_go()  # the descriptor that is missing; if one is not enough, the next start's sweep is
+            remove_directory(self.path)
 
 
 def sweep_once() -> None:
@@ -31,7 +42,7 @@ def sweep_once() -> None:
     global _has_swept
     if not _has_swept:
         _has_swept = True
-        sweep(temporary_place(), _PREFIXES)
+        sweep(temporary_place(), PREFIXES)
 
 
 def sweep(parent: str, prefixes: tuple[str, ...]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import tempfile
 from pathlib import Path
 
 from warmcell.core.errors import SnapshotNotFound
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.names import Parts, shown
-from warmcell.workspace.remove import clear, remove, remove_directory
+from warmcell.workspace.private_directory import PrivateDirectory
+from warmcell.workspace.remove import clear, remove
 from warmcell.workspace.root import Root
 from warmcell.workspace.walk import TreeLimits
 
@@ -34,8 +34,8 @@ class SnapshotStore:
     """A directory of snapshots, for its owner's eyes only. Without a path it is temporary and goes with `close`."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._is_temporary = path is None
-        where = tempfile.mkdtemp(prefix="warmcell-snapshots-") if path is None else os.fspath(path)
+        self._private = PrivateDirectory("snapshots") if path is None else None
+        where = self._private.path if self._private else os.fspath(path or "")
         Path(where).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._root = Root(where)
 
@@ -68,9 +68,8 @@ class SnapshotStore:
     def close(self) -> None:
         """Forgets the store; a temporary one is removed with everything in it. May be called twice."""
         self._root.close()
-        if self._is_temporary:
-            self._is_temporary = False
-            remove_directory(self._root.path)
+        if self._private is not None:
+            self._private.close()
 
     def _parts(self, snapshot: str) -> Parts:
         """The directory of an id. Only ids of our own making have this form, so no id can be a path."""

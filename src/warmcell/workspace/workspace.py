@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
@@ -20,8 +19,9 @@ from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import DirEntry, FileStat, check_limit
 from warmcell.workspace.mount_points import WORK, MountPoint, Place, Places, host_path
 from warmcell.workspace.names import split_guest_absolute
+from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.quota import Quota
-from warmcell.workspace.remove import remove, remove_directory
+from warmcell.workspace.remove import remove
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId, SnapshotStore
 
@@ -50,10 +50,11 @@ class Workspace:
         stand_in = next((mount for mount in mounts if mount.guest_path == WORK), None)
         if stand_in is not None and work_dir is not None:
             raise InvalidRequest("there is a work_dir already", field="mounts")
-        self._cleanup: weakref.finalize[[str], Workspace] | None = None
+        self._cleanup: weakref.finalize[[], Workspace] | None = None
         if stand_in is None and work_dir is None:
-            work_dir = tempfile.mkdtemp(prefix="warmcell-work-")
-            self._cleanup = weakref.finalize(self, remove_directory, work_dir)
+            private = PrivateDirectory("work")
+            work_dir = private.path
+            self._cleanup = weakref.finalize(self, private.close)
         elif work_dir is not None:
             work_dir = host_path("work_dir", work_dir)
         host = stand_in.host if stand_in is not None else work_dir

@@ -77,8 +77,10 @@ class Artefacts:
         try:
             yield held.path
         finally:
-            remove_directory(held.path)
-            held.let_go()
+            try:
+                remove_directory(held.path)
+            finally:
+                held.let_go()
 
     def _writable_root(self) -> str:
         try:

@@ -20,6 +20,7 @@ from warmcell.languages.program import CODE_DIR as CODE_WORD
 from warmcell.languages.program import OUT_DIR as OUT_WORD
 from warmcell.languages.program import Build
 from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.held_directories import has_candidates
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import OUT_DIR, WORK_DIR, is_within
@@ -62,6 +63,7 @@ class Launcher:
             raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
         self._has_fetch_policy = fetch_policy is not None
         self.egress = Egress(fetch_policy or policy.network_rules, audit)
+        _sweep_leftovers()
         self._artefacts = Artefacts()
         self._group_parent = group_parent()
         self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
@@ -239,6 +241,14 @@ class Launcher:
     def close(self) -> None:
         self.pool.close()
         self._artefacts.close()
+
+
+def _sweep_leftovers() -> None:
+    """What killed programs of this user left. The remover is loaded only where there is something to look at."""
+    if has_candidates():
+        from warmcell.workspace.private_directory import sweep_once
+
+        sweep_once()
 
 
 def _compiling(launch: Launch, build: Build, workshop: str) -> Launch:

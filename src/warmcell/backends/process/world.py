@@ -100,12 +100,11 @@ class OpenWorld(World):
         return LaunchPlan(isolation=self.effective.isolation)
 
     def prepare(self, cleanup: ExitStack) -> PreparedWorld:
-        import tempfile
+        from warmcell.workspace.private_directory import PrivateDirectory
 
-        from warmcell.workspace.remove import remove_directory
-
-        root = tempfile.mkdtemp(prefix="warmcell-")
-        cleanup.callback(remove_directory, root)
+        private = PrivateDirectory("run")
+        cleanup.callback(private.close)
+        root = private.path
         for name in (WORK_DIR, CODE_DIR, "/tmp"):
             os.mkdir(root + name, 0o700)
         plan = compile_open_plan(self.effective, probe.layout(), self._runtime_paths, root)

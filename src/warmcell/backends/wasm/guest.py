@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from warmcell.policy.resolve import effective_limits
 from warmcell.toolbox.loader import present_commands
 from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.mount_points import WORK, MountPoint
-from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.private_directory import PrivateDirectory
 
 _TEMPORARY = "/tmp"
 _WORLD = {"HOME": WORK, "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": _TEMPORARY, "LANG": "C.UTF-8"}
@@ -72,7 +71,7 @@ class WasmGuest:
         wasmtime_directory()
         self._config = config
         try:
-            self._temporary = tempfile.mkdtemp(prefix="warmcell-tmp-")
+            self._temporary = PrivateDirectory("tmp")
         except OSError as error:
             raise host_failure(error, "make a temporary directory") from error
         self._supervisor = Supervisor()
@@ -109,7 +108,7 @@ class WasmGuest:
     def _close(self) -> None:
         self._runs.close()
         self._supervisor.close()
-        remove_directory(self._temporary)
+        self._temporary.close()
 
     def _run(self, argv: Sequence[str], job: Job, fetch: Fetch | None, run: Run) -> ExecResult:
         limits = self._limits()
@@ -155,7 +154,7 @@ class WasmGuest:
         mounts = [mount for mount in self._config.mounts if mount.guest_path != WORK]
         found += [Preopen(mount.host, mount.guest_path, mount.writable) for mount in mounts]
         if all(mount.guest_path != _TEMPORARY for mount in mounts):
-            found.append(Preopen(self._temporary, _TEMPORARY, True))
+            found.append(Preopen(self._temporary.path, _TEMPORARY, True))
         return found
 
 

@@ -11,7 +11,6 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import PolicyViolation
@@ -122,10 +121,9 @@ def _server_context(pem: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # The ssl module reads keys from files only; this one is private and gone a moment later.
-    with tempfile.TemporaryDirectory(prefix="warmcell-") as directory:
-        path = Path(directory, "leaf.pem")
-        path.touch(0o600)
-        path.write_bytes(pem)
-        context.load_cert_chain(path)
+    # The ssl module reads keys from files only. This one has no name, and so is gone however we end.
+    with tempfile.TemporaryFile() as file:
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(f"/dev/fd/{file.fileno()}")
     return context
