@@ -11,7 +11,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import warmcell.cage
 import warmcell.guest
@@ -20,6 +19,10 @@ from warmcell.lifetime.ownership import own
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _CONTROL = 3
 _LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
 
