@@ -51,23 +51,6 @@ def _has_seccomp() -> bool:
         return False
 
 
-@cache
-def can_shield_sleepers() -> bool:
-    """Whether an init that only sleeps can be had: made in memory, and out of reach because its file may not be read.
-
-    A host that is set up to dump everything, or to execute nothing from memory, gets inits that keep watch.
-    """
-    return _setting("fs/suid_dumpable") in ("0", "2") and _setting("vm/memfd_noexec") in ("", "0", "1")
-
-
-def _setting(name: str) -> str:
-    try:
-        with open(f"/proc/sys/{name}") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def remedy() -> str:
     """The setting that stands in the way of user namespaces, by name."""
 

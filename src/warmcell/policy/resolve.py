@@ -21,7 +21,7 @@ DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
 #: Alone, without a mount namespace behind it, Landlock must know about truncation.
 _OLDEST_LANDLOCK = 3
 
-NATIVE, LANDLOCK, BARE = "native", "landlock", None
+NATIVE, LANDLOCK = "native", "landlock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ..plan import Bind
 from .call_list import CallList, Value
 from .syscalls import call
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
 _MS_REC, _MS_PRIVATE, _MS_SLAVE = 16384, 1 << 18, 1 << 19
 MNT_DETACH = 2
 

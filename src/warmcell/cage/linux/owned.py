@@ -42,9 +42,6 @@ class Owned:
     def give(self, *descriptors: int) -> None:
         self._held = [descriptor for descriptor in self._held if descriptor not in descriptors]
 
-    def give_all(self) -> None:
-        self._held = []
-
     def close(self) -> None:
         close_all(self._held)
         self._held = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Iterable
 
 from .syscall_numbers import AARCH64, X86_64
 
@@ -39,21 +38,12 @@ def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
     return result
 
 
-def prctl_each(option: int, values: Iterable[int]) -> None:
-    """The same for many values, without a call of our own for each."""
-    for value in values:
-        if _prctl(option, value, 0, 0, 0) < 0:
-            raise _prctl_error()
-
-
 def _prctl_error() -> OSError:
     errno = ctypes.get_errno()
     return OSError(errno, f"prctl: {os.strerror(errno)}")
 
 
-PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
