@@ -38,7 +38,6 @@ NOT_YET = {
     "PT-10",
     "PT-15",
     "S2-04",  # watching others
-    "S2-05",  # shared quotas
     "S2-09",  # residue in the zygote
     "S2-10",  # disk that is not counted
     "S2-11",  # locks
@@ -88,6 +87,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-RX-4": Proof("RX-09"),
     "WC-RX-5": Proof("RX-12 RX-13 RX-14 PT-09 PT-11 S2-13 S2-18 S2-21 S2-27"),
     "WC-RX-6": Proof("S2-20"),
+    "WC-RX-7": Proof("S2-05"),
     "WC-LK-1": Proof("LK-01 PR-01"),
     "WC-LK-2": Proof("LK-02"),
     "WC-LK-3": Proof("LK-05 LK-06 S2-01 S2-04 S2-09"),

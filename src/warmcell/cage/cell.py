@@ -28,6 +28,8 @@ class SleepingInit(NamedTuple):
     lifeline: int
     #: What it does before it sleeps, in memory that we share until then.
     steps: Prepared
+    #: Who its guest is on the host.
+    host_id: int
 
     def end(self) -> None:
         """Init, and with it everything in its namespaces."""

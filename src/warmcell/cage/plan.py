@@ -31,6 +31,8 @@ class Watch(NamedTuple):
     disk_bytes: int = 0
     #: Writable host directories whose growth counts as disk use.
     disk_paths: Tuple[str, ...] = ()
+    #: Whether it must leave others of its user their share of pipes and descriptors in flight.
+    descriptors: bool = False
 
 
 class LaunchPlan(NamedTuple):

@@ -10,7 +10,8 @@ import errno
 import json
 import socket
 import struct
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from .linux.owned import close_all
 
@@ -23,9 +24,29 @@ _MAX_DESCRIPTORS = 128
 def send_packet(
     channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = (), flags: int = 0
 ) -> None:
+    """What a user has in flight is compared with how many descriptors the sender may open."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    channel.sendmsg([payload], rights, flags)
+    try:
+        channel.sendmsg([payload], rights, flags)
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        with _most_descriptors():
+            channel.sendmsg([payload], rights, flags)
+
+
+@contextmanager
+def _most_descriptors() -> Iterator[None]:
+    """For a moment as many as this process may allow itself: somebody else of this user has a great many in flight."""
+    import resource  # seldom needed, and not for free
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 class PacketCut(OSError):

@@ -150,6 +150,7 @@ def _watch(policy: EffectivePolicy, disk_paths: tuple[str, ...]) -> Watch:
         cpu_seconds=float(limits.cpu_seconds or 0.0),
         disk_bytes=limits.disk_mb * MIB if disk_paths else 0,
         disk_paths=disk_paths,
+        descriptors=True,
     )
 
 

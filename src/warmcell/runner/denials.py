@@ -36,6 +36,9 @@ def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_tar
         found.append(_limit("cpu", f"more than {limits.cpu_seconds:g} s of cpu time", "cpuSeconds", "cpu_seconds"))
     if end.verdict == "disk" or "disk" in end.limits_met:
         found.append(_limit("disk", f"more than {limits.disk_mb} MB", "diskMb", "disk_mb"))
+    if end.verdict == "descriptors":
+        what = "more than a guest's share of pipes, watched descriptors or descriptors in flight"
+        found.append(Denial("descriptors", what, "shared quotas", "no policy allows more: other guests need theirs"))
     if kernel.process_refusals or "processes" in end.limits_met:
         found.append(_limit("processes", f"more than {limits.processes} processes", "processes", "processes"))
     return found

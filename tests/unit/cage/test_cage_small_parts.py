@@ -172,8 +172,13 @@ def test_descriptors_that_hold_memory_are_counted() -> None:
         for _ in range(260):
             for end in os.pipe():
                 opened.callback(os.close, end)
-        assert Descriptors().held("/proc", own, _PATIENCE) >= 260 << 16
-    assert Descriptors().held("/proc", own, _PATIENCE) == 0
+        held = Descriptors().held("/proc", own, _PATIENCE)
+        assert held.memory >= 260 << 16 and held.pipes >= 260
+    left, right = socket.socketpair()
+    with left, right:
+        before = Descriptors().held("/proc", own, _PATIENCE).in_flight
+        socket.send_fds(left, [b"x"], [0] * 7)
+        assert Descriptors().held("/proc", own, _PATIENCE).in_flight == before + 7
 
 
 def test_locks_are_counted_for_who_holds_them(tmp_path: Path) -> None:

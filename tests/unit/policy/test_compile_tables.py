@@ -91,7 +91,7 @@ PLAN = LaunchPlan(
     landlock=LANDLOCK,
     seccomp=True,
     allow_spawn=False,
-    watch=Watch(cpu_seconds=3.0),
+    watch=Watch(descriptors=True, cpu_seconds=3.0),
     report_path="/code/.warmcell-report",
 )
 
@@ -113,9 +113,15 @@ def fsize(megabytes: int) -> tuple[tuple[str, int], ...]:
         ({"allow_spawn": True}, {"allow_spawn": True}),
         (
             {"uses_cgroup": False},
-            {"rlimits": (*RLIMITS, ("nproc", 8)), "watch": Watch(memory_bytes=64 * MIB, cpu_seconds=3.0)},
+            {
+                "rlimits": (*RLIMITS, ("nproc", 8)),
+                "watch": Watch(descriptors=True, memory_bytes=64 * MIB, cpu_seconds=3.0),
+                "binds": tuple(
+                    bind._replace(source="/dev/full") if bind.target == "/dev/zero" else bind for bind in PLAN.binds
+                ),
+            },
         ),
-        (with_limits(cpu_seconds=None), {"watch": Watch()}),
+        (with_limits(cpu_seconds=None), {"watch": Watch(descriptors=True)}),
         (with_limits(processes=1), {"rlimits": (*RLIMITS, ("nproc", 3))}),
         (with_limits(disk_mb=64), {"scratch_bytes": 64 * MIB, "scratch_inodes": 16_384, "rlimits": fsize(64)}),
         (with_limits(disk_mb=63), {"scratch_bytes": 63 * MIB, "scratch_inodes": 16_384, "rlimits": fsize(63)}),
@@ -134,7 +140,7 @@ def test_paths_land_on_top_of_what_lies_above_them() -> None:
     assert compile_plan(replace(POLICY, paths=(WRITE, READ)), LAYOUT, RUNTIME) == PLAN._replace(
         binds=(*shallow, *deep),
         landlock=(*LANDLOCK, ("/data/out", True)),
-        watch=Watch(cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/data/out",)),
+        watch=Watch(descriptors=True, cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/data/out",)),
     )
 
 
@@ -147,7 +153,7 @@ def test_a_named_path_is_left_as_it_is() -> None:
         symlinks=LINKS[:-1],
         files=(),
         landlock=(*LANDLOCK, ("/etc", True)),
-        watch=Watch(cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/etc",)),
+        watch=Watch(descriptors=True, cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/etc",)),
     )
 
 
@@ -155,7 +161,7 @@ def test_work_that_is_the_hosts_is_granted_once() -> None:
     work = ResolvedPath("/home/me/project", "/work", True, "1:6")
     plan = compile_plan(replace(POLICY, paths=(work,)), LAYOUT, RUNTIME)
     assert plan.landlock == LANDLOCK
-    assert plan.watch == Watch(cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/work",))
+    assert plan.watch == Watch(descriptors=True, cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/work",))
 
 
 @pytest.mark.parametrize(
@@ -197,13 +203,13 @@ def test_a_path_cannot_hide_the_language(target: str) -> None:
 )
 def test_each_piece_of_the_host_is_counted_once(paths: tuple[Any, ...], watched: tuple[str, ...]) -> None:
     policy = replace(POLICY, paths=tuple(ResolvedPath(*path, "1:8") for path in paths))
-    expected = Watch(cpu_seconds=3.0, disk_bytes=100 * MIB if watched else 0, disk_paths=watched)
+    expected = Watch(descriptors=True, cpu_seconds=3.0, disk_bytes=100 * MIB if watched else 0, disk_paths=watched)
     assert compile_plan(policy, LAYOUT, RUNTIME).watch == expected
 
 
 READABLE = ("/usr", "/opt", "/etc/ssl", "/real/ld.so", "/usr/bin/python3", "/python/lib", "/python", "/proc")
 OPEN_LANDLOCK = (*((path, False) for path in READABLE), *((path, True) for path in DEVICES), ("/run/home", True))
-OPEN_WATCH = Watch(cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/run/home",))
+OPEN_WATCH = Watch(descriptors=True, cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/run/home",))
 OPEN_PLAN = LaunchPlan(
     isolation="landlock",
     network="loopback",

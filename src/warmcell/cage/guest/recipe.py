@@ -81,7 +81,7 @@ class Recipe:
             namespaces.set_hostname(calls, plan.hostname)
             namespaces.set_quotas(calls)
         _new_session(calls)
-        rlimits.apply(calls, plan.rlimits)
+        rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] != "nofile"])
         if plan.isolation != "none":
             capabilities.drop_all(calls)
         if is_caged:
@@ -95,7 +95,11 @@ class Recipe:
             landlock.restrict(calls, plan.landlock, shape.files, _deny_network(plan))
         if plan.seccomp:
             opened.append(seccomp.install(calls, _filter(plan), handover.place_for(NOTIFICATIONS)))
-        handover.send(calls, opened)
+        handover.send(calls)
+        # Last, because with it comes how many descriptors of its user may be in flight for it to send any: others may
+        # have used that up.
+        rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] == "nofile"])
+        fds.close_in_list(calls, (*opened, _HANDOFF))
 
     def prepare(self, given: GuestDescriptors) -> Steps:
         """With the descriptors of one guest, in the order of the list."""
@@ -188,7 +192,7 @@ def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
 
 
 class _Handover:
-    """The last word of the list: locked in, with descriptors. Then nothing is open but stdio and the job."""
+    """The last word of the list: locked in, with descriptors."""
 
     def __init__(self) -> None:
         self._names: List[str] = []
@@ -199,7 +203,7 @@ class _Handover:
         self._names.append(name)
         return Field(self._control, _RIGHTS.size + 4 * (len(self._names) - 1))
 
-    def send(self, calls: CallList, opened: List[Value]) -> None:
+    def send(self, calls: CallList) -> None:
         calls.part("hand over")
         payload = ctypes.create_string_buffer(json.dumps({"locked": self._names}).encode())
         size = len(payload) - 1
@@ -209,8 +213,6 @@ class _Handover:
         header = _MESSAGE.pack(0, 0, ctypes.addressof(vector), 1, ctypes.addressof(self._control), used, 0)
         calls.keep(payload, vector, self._control)
         calls.call("sendmsg", _HANDOFF, header, 0, wanted=size)
-        for descriptor in (*opened, _HANDOFF):
-            calls.call("close", descriptor)
 
 
 #: struct cmsghdr and struct msghdr of 64-bit Linux.

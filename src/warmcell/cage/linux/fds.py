@@ -25,6 +25,11 @@ def open_path(calls: CallList, path: str, flags: int, into: Optional[Field] = No
     return calls.call("openat", _AT_FDCWD, os.fsencode(path), flags | os.O_CLOEXEC, 0, into=into)
 
 
+def close_in_list(calls: CallList, descriptors: Sequence[Value]) -> None:
+    for descriptor in descriptors:
+        calls.call("close", descriptor)
+
+
 def close_gaps(calls: CallList, gaps: Sequence[Tuple[Value, Value]]) -> None:
     """Closes all that `gaps_between` found. A gap between neighbours is none, and the error of no weight."""
     calls.part("close descriptors")

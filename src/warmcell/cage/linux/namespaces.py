@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import struct
-from typing import Optional
+from typing import Dict, Optional
 
 from . import kernel_files
 from .call_list import CallList, Value
@@ -81,17 +81,23 @@ def set_hostname(calls: CallList, name: str) -> None:
     calls.call("setdomainname", b"(none)", 6)
 
 
-#: Per-user kernel objects that a guest would otherwise take from whoever runs Warmcell. No namespace below ours.
-_QUOTAS = {
-    "inotify_instances": 32,
-    "inotify_watches": 8192,
-    **{f"{kind}_namespaces": 0 for kind in ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time")},
-}
+#: No namespace below ours; of what the kernel counts for a user in all namespaces together, a share at most.
+_NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time")
+_MOST_INOTIFY = {"instances": 32, "watches": 8192}
+_SHARES = 16
+
+
+def _quotas() -> Dict[str, int]:
+    inotify = {}
+    for name, most in _MOST_INOTIFY.items():
+        of_the_user = int(kernel_files.read(f"/proc/sys/fs/inotify/max_user_{name}"))
+        inotify[f"inotify_{name}"] = min(most, max(1, of_the_user // _SHARES))
+    return {**inotify, **{f"{kind}_namespaces": 0 for kind in _NAMESPACES}}
 
 
 def set_quotas(calls: CallList) -> None:
     calls.part("set namespace quotas")
-    for name, value in _QUOTAS.items():
+    for name, value in _quotas().items():
         # Not there: a kernel without that kind.
         kernel_files.write_in_list(calls, f"/proc/sys/user/max_{name}", str(value), may_be_missing=True)
 

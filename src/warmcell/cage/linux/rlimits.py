@@ -22,11 +22,17 @@ NAMES = {
 }
 
 
+#: Counted for all processes of a user together, whatever their namespaces: each guest gets a share.
+_OF_THE_USER = ("sigpending", "msgqueue")
+_SHARES = 16
+
+
 def apply(calls: CallList, limits: Iterable[Tuple[str, int]]) -> None:
     """Sets each as soft and hard limit, lowered to what the zygote itself may have."""
     calls.part("set limits")
     for name, value in limits:
         number = NAMES[name]
         _, hard = resource.getrlimit(number)
-        ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        share = hard // _SHARES if name in _OF_THE_USER else hard
+        ceiling = value if hard == resource.RLIM_INFINITY else min(value, share)
         calls.call("prlimit64", 0, number, struct.pack("=QQ", ceiling, ceiling), None)

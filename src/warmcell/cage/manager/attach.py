@@ -22,16 +22,16 @@ _ASTRAY = 70
 class Attacher:
     """Owned by the manager, which must have a mount namespace of its own and the say over those of its cells."""
 
-    def __init__(self, open_tree: Callable[[Bind], int]) -> None:
+    def __init__(self, open_tree: Callable[[Bind, int], int]) -> None:
         self._open_tree = open_tree
         self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
-    def attach(self, binds: Sequence[Bind], pid: int) -> None:
+    def attach(self, binds: Sequence[Bind], pid: int, host_id: int) -> None:
         """To the mount namespace of a child of ours. Raises `CageError` that names the step."""
         with Owned() as owned:
             with step("find cell"):
                 process = owned.take(call("pidfd_open", pid, 0))
-            trees = [owned.take(self._open_tree(bind)) for bind in binds]
+            trees = [owned.take(self._open_tree(bind, host_id)) for bind in binds]
             with step("enter mount namespace"):
                 call("setns", process, CLONE_NEWNS)
             try:

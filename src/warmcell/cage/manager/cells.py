@@ -28,6 +28,7 @@ from ..linux.syscalls import call
 from ..wire import send_packet
 from .attach import Attacher
 from .guest_children import GuestChild
+from .host_ids import HostIds
 from .shared_roots import SharedRoots
 from .sleeping_inits import SleepingInits
 from .zygote_child import ZygoteChild
@@ -60,15 +61,15 @@ class CellMaker:
     ) -> None:
         self._zygote = zygote
         self._is_root = is_caging and host_id != 0
-        self._host_id = host_id
+        self.ids = HostIds(host_id)
         self._on_birth = on_birth
-        self._id_maps: Dict[mounts.Owner, int] = {}
+        self._id_maps: Dict[Tuple[mounts.Owner, int], int] = {}
         self._outer = namespaces.identities()
         self._is_caging = is_caging
         if is_caging:
-            self._roots = SharedRoots(self._open_tree)
+            self._roots = SharedRoots(lambda bind: self._open_tree(bind, host_id))
             self._attacher = Attacher(self._open_tree)
-            self._inits = SleepingInits(host_id, on_birth, keeps_spares, self._roots.tmpfs)
+            self._inits = SleepingInits(self.ids, on_birth, keeps_spares, self._roots.tmpfs)
 
     @property
     def is_complete(self) -> bool:
@@ -78,9 +79,9 @@ class CellMaker:
         """Makes what the next cell can have ready-made."""
         self._inits.complete()
 
-    def attach(self, binds: Sequence[plans.Bind], pid: int) -> None:
+    def attach(self, binds: Sequence[plans.Bind], guest: GuestChild) -> None:
         """Shows more of the host to a cell that stands."""
-        self._attacher.attach(binds, pid)
+        self._attacher.attach(binds, guest.pid, guest.host_id)
 
     def make(self, order: Dict[str, Any], descriptors: List[int]) -> Optional[GuestChild]:
         """Has the processes of one cell made; the descriptors are ours from here.
@@ -113,12 +114,12 @@ class CellMaker:
     def _make_guest(self, order: Order, status: socket.socket, owned: Owned) -> GuestChild:
         """A guest in the namespaces of a sleeping init, with this process as its parent."""
         begun, go = owned.pipe()
-        attached, trees = self._open_trees(order, owned)
-        shape = Shape(order.plan, len(order.cgroups), attached, _files(order.plan, attached))
         init = self._inits.take(order.plan.network)
         for descriptor in (init.pidfd, init.asleep, init.lifeline):
             owned.take(descriptor)
         try:
+            attached, trees = self._open_trees(order, init.host_id, owned)
+            shape = Shape(order.plan, len(order.cgroups), attached, _files(order.plan, attached))
             ours, handoff = owned.socketpair()
             given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, *trees)
             with step("fork guest"):
@@ -128,7 +129,7 @@ class CellMaker:
             # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
             send_packet(status, {"pid": init.pid}, [init.pidfd, pidfd, init.lifeline])
             kept = verify.identities((order.job, go, *order.stdio))
-            expected = verify.Expected(order.plan, kept, self._outer, self._host_id)
+            expected = verify.Expected(order.plan, kept, self._outer, init.host_id)
             guest = GuestChild(pid, expected, status.dup(), init, socket.socket(fileno=ours), begun, order.may_exec)
         except BaseException:
             init.end()
@@ -136,9 +137,11 @@ class CellMaker:
         owned.give(init.pidfd, ours, begun)
         return guest
 
-    def _open_trees(self, order: Order, owned: Owned) -> Tuple[Tuple[Tuple[str, bool], ...], Sequence[int]]:
+    def _open_trees(
+        self, order: Order, host_id: int, owned: Owned
+    ) -> Tuple[Tuple[Tuple[str, bool], ...], Sequence[int]]:
         """What goes on top of the root, and the trees: a copy of the root, and then those."""
-        trees = [owned.take(self._open_tree(bind)) for bind in order.own]
+        trees = [owned.take(self._open_tree(bind, host_id)) for bind in order.own]
         kinds = (stat.S_ISDIR(os.fstat(tree).st_mode) for tree in trees)
         attached = tuple(zip((bind.target for bind in order.own), kinds))  # noqa: B905  # since Python 3.10
         return attached, (owned.take(self._roots.copy_for(order.plan, attached)), *trees)
@@ -158,16 +161,16 @@ class CellMaker:
             kill(pid)
             raise
 
-    def _open_tree(self, bind: plans.Bind) -> int:
-        return mounts.detached_tree(bind, self._id_map)
+    def _open_tree(self, bind: plans.Bind, host_id: int) -> int:
+        return mounts.detached_tree(bind, functools.partial(self._id_map, host_id))
 
-    def _id_map(self, owner: mounts.Owner) -> Optional[int]:
+    def _id_map(self, host_id: int, owner: mounts.Owner) -> Optional[int]:
         """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""
         if not self._is_root:
             return None
-        if owner not in self._id_maps:
-            self._id_maps[owner] = _user_namespace(owner, self._host_id)
-        return self._id_maps[owner]
+        if (owner, host_id) not in self._id_maps:
+            self._id_maps[owner, host_id] = _user_namespace(owner, host_id)
+        return self._id_maps[owner, host_id]
 
 
 def _files(plan: plans.LaunchPlan, attached: Sequence[Tuple[str, bool]]) -> Tuple[str, ...]:

@@ -93,9 +93,11 @@ class GuestChild:
         self._handoff.close()
         verify.check(self.pid, self._init.pid, self._expected)
         self._listen(watcher)
-        watch = self._plan.watch
-        if watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes:
-            self.watch = watcher.watch(self._plan, self._init.pidfd, self._begun, self._given)
+        # Root's guests have a user of their own on the host, and nobody to share its quotas with.
+        watch = self._plan.watch._replace(descriptors=self._plan.watch.descriptors and self._expected.host_id == 0)
+        if watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes or watch.descriptors:
+            plan = self._plan._replace(watch=watch)
+            self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given)
         listener = self._given.pop(PROXY_LISTENER, -1)
         self._is_ready = True
         self._last_pid_before = last_pid()
@@ -134,6 +136,10 @@ class GuestChild:
     @property
     def init_pid(self) -> int:
         return self._init.pid
+
+    @property
+    def host_id(self) -> int:
+        return self._init.host_id
 
     def watch_disk(self, watcher: Watcher, disk_bytes: int, paths: Tuple[str, ...]) -> None:
         """From now on: it was shown directories of the host that it may write to."""

@@ -16,12 +16,13 @@ from ..failure import step
 from ..linux import mounts, namespaces
 from ..linux.syscalls import call
 from ..wire import send_packet
+from .host_ids import IDS_OF_A_MANAGER
 
 _CLONE_PARENT = 0x8000
 
 
 def enter(control: socket.socket) -> int:
-    """Returns in the new process: who guests are to be on the host, as it is seen from in there."""
+    """Returns in the new process: the first of those that guests are to be on the host, as it is seen from in there."""
     is_root = os.geteuid() == 0
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
     pidfd = ctypes.c_int(-1)
@@ -49,4 +50,4 @@ def enter(control: socket.socket) -> int:
         mounts.make_slave()
     with step("mount own proc"):
         mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-    return namespaces.UNOWNED_UID_BASE + int(number) if is_root else 0
+    return namespaces.UNOWNED_UID_BASE + int(number) * IDS_OF_A_MANAGER if is_root else 0

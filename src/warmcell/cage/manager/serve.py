@@ -143,7 +143,7 @@ class Manager:
                 guest = next((guest for guest in self._guests.values() if guest.init_pid == order["cell"]), None)
                 if guest is None:
                     raise CageError("find cell", errno.ESRCH, str(order["cell"]))
-                self._maker.attach(binds, guest.pid)
+                self._maker.attach(binds, guest)
                 writable = tuple(bind.source for bind in binds if bind.writable)
                 if writable:
                     self._with_watcher(lambda watcher: guest.watch_disk(watcher, order["disk_bytes"], writable))
@@ -210,6 +210,7 @@ class Manager:
             if pid == 0:
                 break
             self._processes.pop(pid, None)
+            self._maker.ids.give_back(pid)
             lost = True
             guest = self._guests.pop(pid, None)
             if guest is not None:

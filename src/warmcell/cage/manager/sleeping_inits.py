@@ -15,6 +15,7 @@ from ..failure import CageError, step
 from ..linux import call_list, capabilities, namespaces, sleeper
 from ..linux.call_list import CallList, Prepared, Spawned, Value
 from ..linux.owned import Owned
+from .host_ids import HostIds
 
 _GO, _LIFELINE, _AWAKE, _PROGRAM = (Value(place) for place in range(4))
 
@@ -22,8 +23,8 @@ _GO, _LIFELINE, _AWAKE, _PROGRAM = (Value(place) for place in range(4))
 class SleepingInits:
     """Owned by the zygote. `on_birth` is told the pid of every init, and what must be kept until it has ended."""
 
-    def __init__(self, host_id: int, on_birth: Callable[[int, object], None], keeps_spares: bool, tmpfs: str) -> None:
-        self._host_id = host_id
+    def __init__(self, ids: HostIds, on_birth: Callable[[int, object], None], keeps_spares: bool, tmpfs: str) -> None:
+        self._ids = ids
         self._on_birth = on_birth
         self._program = sleeper.make(tmpfs)
         self._recipes: Dict[str, CallList] = {}
@@ -63,10 +64,12 @@ class SleepingInits:
             with step("clone into namespaces"):
                 spawned = _start(namespaces.flags_for(network), prepared, awake)
             self._on_birth(spawned.pid, spawned)
-            init = SleepingInit(spawned.pid, owned.take(spawned.pidfd), asleep, lifeline, prepared)
+            host_id = self._ids.next()
+            self._ids.take(host_id, spawned.pid)
+            init = SleepingInit(spawned.pid, owned.take(spawned.pidfd), asleep, lifeline, prepared, host_id)
             try:
                 with step("map user"):
-                    namespaces.map_ids(spawned.pid, self._host_id, self._host_id)
+                    namespaces.map_ids(spawned.pid, host_id, host_id)
                 os.write(go_write, b"g")
             except BaseException:
                 init.end()

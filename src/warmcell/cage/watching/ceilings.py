@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
 from ..plan import Watch
 from . import disk, usage
-from .descriptors import Descriptors
+from .descriptors import Descriptors, Held, shares_of_one_guest
 from .mappings import Mappings
 from .patience import Patience, TooLong
 
@@ -49,6 +49,7 @@ class Ceilings:
         self.cpu_lost = 0.0
         self.mappings = Mappings()
         self._descriptors = Descriptors()
+        self._shares = shares_of_one_guest() if watch.descriptors else Held()
         self._cpu_seen: Dict[int, usage.CpuTime] = {}
         self._disk_at_start = disk.DiskUse(0, 0, True)
         self._next_disk_look = 0.0
@@ -69,7 +70,7 @@ class Ceilings:
         """Compares use with the ceilings; returns how long it is safe not to look."""
         started = time.monotonic()
         pids = self._tree.pids()
-        used = self._look_at_memory(pids) if self._watch.memory_bytes else 0
+        used = self._look_at_memory(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
         if self._watch.disk_bytes and started >= self._next_disk_look and self._has_disk_grown(pids):
@@ -85,15 +86,25 @@ class Ceilings:
         return _CROWDED_LOOK if 2 * tasks > self._most_tasks else _SLOWEST_LOOK
 
     def _look_at_memory(self, pids: List[int]) -> int:
+        patience = Patience(*_LONGEST_LOOK)
         try:
-            used = self._memory_of(pids, Patience(*_LONGEST_LOOK))
+            self._look_at_descriptors(pids, patience)
+            used = self._memory_of(pids, patience) if self._watch.memory_bytes else 0
         except TooLong:
-            self.verdict = self.verdict or "memory"
+            self.verdict = self.verdict or ("memory" if self._watch.memory_bytes else "descriptors")
             return self.peak
+        if not self._watch.memory_bytes:
+            return 0
         self.peak = max(self.peak, used)
         if used > self._watch.memory_bytes:
             self.verdict = self.verdict or "memory"
         return used
+
+    def _look_at_descriptors(self, pids: List[int], patience: Patience) -> None:
+        if self._watch.descriptors:
+            held = self._descriptors.held(self._tree.proc, pids, patience)
+            if held.is_more_than_its_share(self._shares):
+                self.verdict = self.verdict or "descriptors"
 
     def _memory_of(self, pids: List[int], patience: Patience) -> int:
         """The most that any listing shows: memory can be handed on to a child that an earlier one does not name."""
@@ -110,7 +121,7 @@ class Ceilings:
     def _memory_now(self, pids: List[int], patience: Patience) -> int:
         used = self._tree.stores(pids, patience)
         used += self.mappings.held(self._tree.proc, pids, patience)
-        used += self._descriptors.held(self._tree.proc, pids, patience)
+        used += self._descriptors.held(self._tree.proc, pids, patience).memory
         room = max(0, self._watch.memory_bytes - used)
         return used + usage.processes_memory(self._tree.proc, pids, room, patience)
 
