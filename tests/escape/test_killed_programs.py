@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from tests.helpers import in_a_fork
 import warmcell
 from warmcell.lifetime import held_directories
 from warmcell.lifetime.held_directories import PREFIXES, abandoned, hold, make_held
+from warmcell.toolbox.signed_directory import SignedDirectory
 from warmcell.workspace import private_directory
 from warmcell.workspace.private_directory import PrivateDirectory, sweep
 from warmcell.workspace.workspace import Workspace
@@ -173,3 +175,19 @@ def test_a_private_directory_is_gone_with_close_however_it_looks(
     made.close()
     made.close()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.attack("S2-21")
+def test_files_that_nobody_writes_any_more_are_swept_from_the_caches(tmp_path: Path) -> None:
+    kept = tmp_path / "cache"
+    SignedDirectory(kept)
+    for name in (".left.signed.0", ".held.signed.0"):
+        (kept / name).write_text("half")
+        os.utime(kept / name, (1, 1))
+    (kept / ".young.signed.0").write_text("half")
+    with (kept / ".held.signed.0").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        SignedDirectory(kept)
+        assert {path.name for path in kept.glob(".*")} == {".held.signed.0", ".young.signed.0"}
+    SignedDirectory(kept)
+    assert {path.name for path in kept.iterdir()} == {"secret", ".young.signed.0"}

@@ -26,6 +26,8 @@ APP = Path(__file__).resolve().parent / "python_app"
 COMPONENTIZE_PY = "0.25.1"
 REMEDY = 'pip install "warmcell[wasm-python]"'
 BUILD_TIMEOUT = 600
+#: Components of other versions go, those that were not used for longest first. One is 36 MB.
+MOST_BYTES = 256 << 20
 WORLD = "interpreter"
 
 Progress = Callable[[str], None]
@@ -118,10 +120,18 @@ def _build_once(name: str, kept: SignedDirectory, report: Progress) -> None:
         with _lock(kept.path / "build.lock", report):
             if not kept.has(name):  # another process may have built it while we waited
                 report("building the Python component (once, about half a minute)")
+                _remove_unfinished(kept.path)
                 _build(name, kept)
+                kept.prune(MOST_BYTES)
                 report("the Python component is ready")
     except OSError as error:
         raise ComponentUnavailable(f"the Python component cannot be kept in {kept.path}: {error.strerror}") from None
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """What builders left that were killed. Whoever builds holds the lock, so none of these is somebody's."""
+    for folder in directory.glob("build-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _build(name: str, kept: SignedDirectory) -> None:

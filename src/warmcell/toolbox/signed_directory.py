@@ -27,8 +27,8 @@ _SECRET_BYTES = 32
 _MOST_RECORD_BYTES = 4096
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SUFFIX = ".signed"
-#: What is older and still unfinished was left by a process that was killed.
-_UNFINISHED_SECONDS = 86_400.0
+#: Whoever begins a file locks it a moment later. What is older and not locked was left by a process that was killed.
+_MOMENT_SECONDS = 2.0
 
 
 class Unusable(Exception):
@@ -69,6 +69,7 @@ class SignedDirectory:
         """Makes the directory when it is missing. Raises `Unusable` or `OSError`."""
         self.path = path
         _prepare(path)
+        _sweep_unfinished(path)
         self._secret = _read_secret(path)
 
     def has(self, name: str) -> bool:
@@ -117,9 +118,6 @@ class SignedDirectory:
                 break
             item.unlink(missing_ok=True)
             total -= size
-        for item in self.path.glob(".*"):
-            if item.stat().st_mtime < time.time() - _UNFINISHED_SECONDS:
-                item.unlink(missing_ok=True)
 
     def _mac(self, name: str, facts: object, digest: str) -> str:
         text = json.dumps([name, facts, digest], sort_keys=True, separators=(",", ":"))
@@ -163,11 +161,26 @@ def _write_new(
     temporary = directory / f".{name}.{secrets.token_hex(8)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fill(descriptor)
         put_in_place(temporary, directory / name)
     finally:
         os.close(descriptor)
         temporary.unlink(missing_ok=True)
+
+
+def _sweep_unfinished(directory: Path) -> None:
+    """Removes what killed processes had begun to write: nobody holds the lock of such a file any more."""
+    for item in directory.glob(".*"):
+        with contextlib.suppress(OSError):  # finished, or swept by somebody else; or held, which is the point
+            descriptor = os.open(item, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                is_old = os.fstat(descriptor).st_mtime < time.time() - _MOMENT_SECONDS
+                if is_old:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    item.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _record(descriptor: int) -> tuple[dict[str, Any], int]:
