@@ -118,6 +118,7 @@ class SignedDirectory:
                 break
             item.unlink(missing_ok=True)
             total -= size
+        _sweep_unfinished(self.path)
 
     def _mac(self, name: str, facts: object, digest: str) -> str:
         text = json.dumps([name, facts, digest], sort_keys=True, separators=(",", ":"))
