@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from warmcell import BackendUnavailable, BuildFailed, ExecRequest, ExecResult, ProcessBackend
+from warmcell import BackendUnavailable, BuildFailed, ExecRequest, ExecResult, PolicyViolation, ProcessBackend
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.languages import go
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.registry import find_language, language_runtime, why_missing
 from warmcell.languages.table import ROWS
+from warmcell.policy.places import is_within
 
 DEFAULT = ProcessConfig(pool_size=0, pool_min=0)
 GREETING = "hello wörld 🦀\n"
@@ -84,6 +85,27 @@ SAMPLES = {
         "select 'hello ' || trim(cast(readfile('/dev/stdin') as text), char(10));", "selec 1;", "syntax error", status=0
     ),
 }
+#: Prints the file that its first argument names; SQL has none, and reads the name from its input.
+READERS = {
+    "python": "import sys; print(open(sys.argv[1]).read())",
+    "javascript": "console.log(require('fs').readFileSync(process.argv[2], 'utf8'))",
+    "typescript": "const path: string = process.argv[2]; console.log(require('fs').readFileSync(path, 'utf8'))",
+    "rust": 'fn main() { print!("{}", std::fs::read_to_string(std::env::args().nth(1).unwrap()).unwrap()) }',
+    "command": 'cat "$1"',
+    "c": '#include <stdio.h>\nint main(int n, char **v) { FILE *f = fopen(v[1], "r"); if (!f) return 1; '
+    "for (int c; (c = getc(f)) != EOF;) putchar(c); }",
+    "cpp": "#include <fstream>\n#include <iostream>\nint main(int, char **v) { std::cout << std::ifstream(v[1]).rdbuf(); }",
+    "go": 'package main\nimport ("fmt"; "os")\n'
+    "func main() { b, e := os.ReadFile(os.Args[1]); if e != nil { os.Exit(1) }; fmt.Print(string(b)) }",
+    "java": "import java.nio.file.*; class A { public static void main(String[] a) throws Exception { "
+    "System.out.print(Files.readString(Path.of(a[0]))); } }",
+    "ruby": "puts File.read(ARGV[0])",
+    "php": "<?php echo file_get_contents($argv[1]);",
+    "perl": "open(my $f, '<', $ARGV[0]) or exit 1; print <$f>;",
+    "lua": "print(assert(io.open(arg[1])):read('a'))",
+    "r": "cat(readLines(commandArgs(TRUE)[1]))",
+    "sql": "select readfile(cast(readfile('/dev/stdin') as text));",
+}
 PROCESS = [row.name for row in ROWS if row.backend == "process"]
 
 
@@ -100,7 +122,7 @@ def run(backend: ProcessBackend, language: str, code: str, stdin: str = "", **mo
 
 
 def test_every_language_has_a_sample() -> None:
-    assert sorted(SAMPLES) == sorted(PROCESS)
+    assert sorted(SAMPLES) == sorted(READERS) == sorted(PROCESS)
 
 
 @pytest.mark.parametrize("language", PROCESS)
@@ -133,6 +155,25 @@ def test_a_mistake_is_found_when_it_is_built(backend: ProcessBackend, language: 
     with pytest.raises(BuildFailed) as caught:
         backend.build_blocking(ExecRequest(language, SAMPLES[language].mistake, 120))
     assert SAMPLES[language].complaint in caught.value.result.stderr + caught.value.result.stdout
+
+
+@pytest.mark.parametrize("language", PROCESS)
+def test_it_reads_the_files_it_was_given_and_none_of_the_host(
+    backend: ProcessBackend, language: str, tmp_path: Path
+) -> None:
+    missing = why_missing(language, DEFAULT)
+    require(missing is None, f"{language}: {missing}")
+    secret = tmp_path / "secret"
+    secret.write_text("canary of the host")
+    request = ExecRequest(language, READERS[language], 120, files={"data/given.txt": "it was given"})
+    needed = language_runtime(language).prepare(READERS[language], DEFAULT).runtime_paths
+    if any(is_within(path, "/work") for path in needed):  # this very checkout may lie there
+        with pytest.raises(PolicyViolation, match="would cover"):
+            backend.execute_blocking(request)
+        return
+    with backend.build_blocking(request) as program:
+        assert "it was given" in program.run_blocking("data/given.txt", ["data/given.txt"]).stdout
+        assert "canary" not in program.run_blocking(str(secret), [str(secret)]).stdout
 
 
 @pytest.mark.parametrize("language", PROCESS)

@@ -34,7 +34,19 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
                 outcome = _run_by_name(backend, request)
     except SandboxError as error:
         outcome = error
-    return finish(outcome, arguments.json)
+    return finish(outcome, arguments.json, _about(source, backend) if arguments.json else None)
+
+
+def _about(source: Source, backend: str) -> dict[str, str]:
+    """Which language it was, and what runs it, as far as a toolchain says."""
+    from warmcell.languages.config import ProcessConfig
+    from warmcell.languages.registry import language_version
+
+    name = source.language.name
+    try:
+        return {"language": name, "version": language_version(name, ProcessConfig()) if backend == "process" else ""}
+    except SandboxError:  # there is none, and the outcome says so
+        return {"language": name, "version": ""}
 
 
 def _backend_name(arguments: Namespace | SimpleNamespace, usual: str, policy: SandboxPolicy | None) -> str:

@@ -139,3 +139,9 @@ def test_an_interrupted_command_leaves_nothing(number: signal.Signals, status: i
     finally:
         command.kill()
         command.wait()
+
+
+def test_json_says_which_language_it_was_and_what_ran_it() -> None:
+    plain = json.loads(warmcell("run", "py", "-c", "print(1)", "--json").stdout)
+    assert plain["language"] == "python"
+    assert plain["version"].startswith("Python 3")
