@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from warmcell.backends.wasm.launcher import Directories
-from warmcell.backends.wasm.run_request import Directory
+from warmcell.backends.wasm.run_request import Directories, Directory
 from warmcell.cage.plan import Bind, Watch, encode
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, SandboxError

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
-from warmcell.backends.wasm.run_request import Directory
-
-#: What a worker was shown. Two of them are equally confined exactly when this is equal.
-Directories = tuple[Directory, ...]
+from warmcell.backends.wasm.run_request import Directories, Directory
 
 
 class WorkerProcess(Protocol):

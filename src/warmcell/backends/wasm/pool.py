@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.launcher import Directories, launcher
+from warmcell.backends.wasm.launcher import launcher
+from warmcell.backends.wasm.run_request import Directories
 from warmcell.backends.wasm.worker import Worker, places_for
 from warmcell.core.errors import ExecutionFailed
 from warmcell.lifetime.fair_queue import FairQueue

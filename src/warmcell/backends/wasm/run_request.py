@@ -34,6 +34,10 @@ class Directory:
     inode: int
 
 
+#: What a worker was shown. Two of them are equally confined exactly when this is equal.
+Directories = tuple[Directory, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """Everything about one run except its module. Raises `InvalidRequest` that names the field."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverCpu, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.launcher import Directories, launcher
+from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.lease import Lease, keep_spare
 from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_loading import Load, Loader
@@ -15,7 +15,7 @@ from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
-from warmcell.backends.wasm.run_request import Directory, RunRequest, look_at_directories
+from warmcell.backends.wasm.run_request import Directories, Directory, RunRequest, look_at_directories
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.descriptors import host_failure

@@ -10,8 +10,8 @@ import threading
 from collections import OrderedDict
 
 from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied
-from warmcell.backends.wasm.launcher import Directories, WorkerProcess, launcher
-from warmcell.backends.wasm.run_request import Directory
+from warmcell.backends.wasm.launcher import WorkerProcess, launcher
+from warmcell.backends.wasm.run_request import Directories, Directory
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.runner.streams import Capture
