@@ -11,6 +11,7 @@ import pytest
 from warmcell.backends.process import builds
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.backends.process.builds import Artefacts, keyed
+from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, ExecRequest, ExecResult
@@ -109,6 +110,28 @@ def test_a_program_built_without_a_cage_runs_in_none(tmp_path: Path) -> None:
         assert CANARY in bare.execute_blocking(ExecRequest("c", code, 60)).stdout
     for enforcer in ("auto", "bubblewrap", "landlock"):
         assert CANARY not in execute(code, enforcer=enforcer).stdout
+
+
+@pytest.mark.attack("S2-01")
+def test_programs_built_under_enforcers_of_others_are_not_shared(own_cache: Path) -> None:
+    """Two of them may have one name and show a compiler different things."""
+
+    class Theirs:
+        name = "theirs"
+
+        def probe(self) -> None: ...
+
+        def wrap_command(self, program: str, args: list[str], policy: object) -> WrappedCommand:
+            return WrappedCommand("/usr/bin/env", ("true",))
+
+        def configure_command(self, command: WrappedCommand, policy: object) -> dict[str, object]:
+            return {"env": {}}
+
+    with ProcessBackend(COLD, Theirs()) as first, ProcessBackend(COLD, Theirs()) as second:  # type: ignore[arg-type]
+        worlds = {backend._launcher._world_of_builds for backend in (first, second)}
+    with ProcessBackend(COLD) as first, ProcessBackend(COLD) as second:
+        ours = {backend._launcher._world_of_builds for backend in (first, second)}
+    assert len(worlds) == 2 and len(ours) == 1
 
 
 @pytest.mark.attack("S2-01")

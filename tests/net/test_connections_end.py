@@ -19,8 +19,8 @@ from tests.net.servers import policy_for, reply, serving
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout
 from warmcell.core.types import ExecRequest, Language
-from warmcell.net.connect import connection_slots
-from warmcell.net.connect.connection_slots import ConnectionSlots
+from warmcell.net.connect import fair_slots, name_lookup
+from warmcell.net.connect.fair_slots import FairSlots
 from warmcell.net.proxy.egress_proxy import EgressProxy
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.sandbox.blocking import Sandbox
@@ -71,7 +71,7 @@ def mute() -> Iterator[Mute]:
 
 @pytest.mark.attack("S2-12")
 def test_places_are_shared_so_that_the_next_one_finds_some() -> None:
-    slots = ConnectionSlots(30)
+    slots = FairSlots(30)
 
     def greedy() -> int:
         held = 0
@@ -87,21 +87,21 @@ def test_places_are_shared_so_that_the_next_one_finds_some() -> None:
 @pytest.mark.attack("S2-12")
 async def test_all_proxies_together_hold_no_more_than_the_total(start_proxy: Start, proxies: Proxies) -> None:
     async with serving(reply()) as server:
-        slots = ConnectionSlots(12)
+        slots = FairSlots(12)
         first, second = (start_proxy(policy_for(server), slots=slots) for _ in range(2))
         before = descriptors()
         flood = [await talk(proxy) for proxy in [first] * 20 + [second] * 20]
         await asyncio.sleep(1)  # those that were turned away are gone by then
         # The flood's own ends are in this process as well.
         assert descriptors() - before - len(flood) <= slots.most
-        assert slots._taken == 6 + 3
+        assert slots.taken == 6 + 3
         for guest in flood:
             guest.close()
         for _ in range(100):
-            if slots._taken == 0:
+            if slots.taken == 0:
                 break
             await asyncio.sleep(0.02)
-        assert slots._taken == 0
+        assert slots.taken == 0
         assert (await get(second, f"http://site.test:{server.port}/"))[0] == 200
     assert any("too many connections" in line for line in proxies.lines)
 
@@ -111,8 +111,8 @@ def test_guests_cannot_use_up_the_descriptors_of_the_host_program(
     outside: World, mute: Mute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three guests with all the connections that they can get; a fourth is served meanwhile."""
-    slots = ConnectionSlots(24)
-    monkeypatch.setattr("warmcell.net.proxy.egress_proxy.slots_of_this_program", lambda: slots)
+    slots = FairSlots(24)
+    monkeypatch.setattr("warmcell.net.proxy.egress_proxy.connection_slots", lambda: slots)
     backend = outside.backend(named(mute.port).build())
     hoard = f"""{TALK}
 import time
@@ -138,7 +138,7 @@ time.sleep(3)
     assert result.stdout == "b'HTTP/1.1 200'\n"
     assert sum(counts) <= slots.most and max(counts) <= slots.most / 2
     assert most < 2 * slots.most + 4 * 40  # both ends of each connection, and what four runs cost by themselves
-    assert settled(lambda: mute.open == 0, 5) and slots._taken == 0
+    assert settled(lambda: mute.open == 0, 5) and slots.taken == 0
 
 
 @pytest.mark.attack("S2-12")
@@ -147,9 +147,9 @@ def test_the_total_is_taken_from_the_programs_own_limit(monkeypatch: pytest.Monk
 
     for soft, most in ((64, 8), (1024, 128), (1 << 20, 1024), (resource.RLIM_INFINITY, 1024)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        connection_slots.slots_of_this_program.cache_clear()
-        assert connection_slots.slots_of_this_program().most == most
-    connection_slots.slots_of_this_program.cache_clear()
+        fair_slots.connection_slots.cache_clear()
+        assert fair_slots.connection_slots().most == most
+    fair_slots.connection_slots.cache_clear()
 
 
 @pytest.mark.attack("S2-12")
@@ -163,6 +163,39 @@ def test_a_proxy_that_finds_no_descriptor_is_a_typed_error_of_the_host(monkeypat
         proxy.start()
     assert failed.value.fault == "host"
     proxy.close()
+
+
+@pytest.mark.attack("S2-12")
+def test_one_guest_cannot_take_all_lookups_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names whose servers do not answer hold a thread until the C library gives up, whoever still waits for them."""
+    answer = threading.Event()
+
+    def hangs(name: str, *_: object, **__: object) -> list[object]:
+        if name.startswith("slow"):
+            answer.wait(20)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+
+    async def flood() -> int:
+        asking = [asyncio.ensure_future(name_lookup.system_resolver(f"slow{n}.test", 80)) for n in range(100)]
+        await asyncio.sleep(0.2)
+        refused = sum(task.done() and isinstance(task.exception(), OSError) for task in asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        return refused
+
+    async def another() -> list[str]:
+        return list(await name_lookup.system_resolver("quick.test", 80))
+
+    try:
+        assert asyncio.run(flood()) == 100 - name_lookup.MAX_LOOKUPS // 2
+        assert name_lookup._slots.taken == name_lookup.MAX_LOOKUPS // 2  # nobody waits, and they are still counted
+        assert asyncio.run(another()) == ["127.0.0.1"]
+    finally:
+        answer.set()
+    assert settled(lambda: name_lookup._slots.taken == 0, 5)
 
 
 @pytest.mark.attack("S2-18")

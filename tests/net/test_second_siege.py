@@ -22,6 +22,7 @@ from warmcell.net.fetch.safe_client import SafeClient
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
 from warmcell.net.proxy.client_hello import MAX_HELLO_BYTES, HelloReader, NotTlsError
 from warmcell.net.proxy.egress_proxy import EgressProxy
+from warmcell.net.proxy.serve_http import _read_head
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.hosts import IPAddress
 from warmcell.policy.model import NetworkRule
@@ -248,6 +249,26 @@ def test_a_hello_in_one_byte_records_is_read_in_linear_time() -> None:
     _drip_steps(1000)
     small, large = (min(_drip_steps(count) for _ in range(3)) for count in (2000, 8000))
     assert large < 4 * small * 2.5 + 0.01, f"four times the bytes took {large / small:.1f} times as long"
+
+
+@pytest.mark.attack("S2-38")
+def test_a_request_head_byte_by_byte_is_read_in_linear_time() -> None:
+    class Drip:
+        def __init__(self, count: int) -> None:
+            self.left = count
+
+        async def read(self) -> bytes:
+            self.left -= 1
+            return b"x" if self.left >= 0 else b""
+
+    def seconds(count: int) -> float:
+        started = time.process_time()
+        asyncio.run(_read_head(Drip(count), b"GET / HTTP/1.1\r\nA: ", 60))  # type: ignore[arg-type]
+        return time.process_time() - started
+
+    seconds(1000)
+    small, large = (min(seconds(count) for _ in range(3)) for count in (15_000, 60_000))
+    assert large < 4 * small * 2.2, f"four times the bytes took {large / small:.1f} times as long"
 
 
 @pytest.mark.attack("S2-38")

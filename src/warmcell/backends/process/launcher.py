@@ -65,6 +65,7 @@ class Launcher:
         self.egress = Egress(fetch_policy or policy.network_rules, audit)
         _sweep_leftovers()
         self._artefacts = Artefacts()
+        self._unshared = os.urandom(16).hex()
         self._group_parent = group_parent()
         self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
         self._worlds_lock = Lock()
@@ -104,6 +105,14 @@ class Launcher:
         """Nothing of this backend's policy: what is built here is run by others (see `builds`)."""
         return resolve(BUILD_POLICY, out, limits, host_capabilities(), self._enforcer_name)
 
+    @property
+    def _world_of_builds(self) -> str | None:
+        """What a compiler sees is known of our own classes; two enforcers of others may share no more than a name."""
+        enforcer = self.enforcer
+        if enforcer is None or type(enforcer).__module__.startswith("warmcell."):
+            return self._enforcer_name
+        return f"{enforcer.name} {self._unshared}"
+
     def run(self, launch: Launch) -> ExecResult:
         """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
         try:
@@ -137,7 +146,7 @@ class Launcher:
     def _built(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
         self._effective(launch.limits, ())  # what cannot be had is refused before anything is compiled
         limits = self._config.limits_of_builds
-        build = keyed(launch.program, self._enforcer_name, limits).beside(launch.files)
+        build = keyed(launch.program, self._world_of_builds, limits).beside(launch.files)
         spent, directory = 0.0, self._artefacts.find(build, cleanup)
         if directory is None:
             with self._artefacts.workshop() as workshop:

@@ -8,8 +8,11 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from weakref import WeakKeyDictionary
 
 from warmcell.core.errors import FetchFailed
+from warmcell.lifetime.ownership import own
+from warmcell.net.connect.fair_slots import FairSlots
 from warmcell.net.rules.hosts import Host, IPAddress
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -19,14 +22,46 @@ MAX_ADDRESSES = 32
 LOOKUP_SECONDS = 10.0
 MAX_LOOKUPS = 64
 
-_lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
+_slots = FairSlots(MAX_LOOKUPS)
+
+
+class _Askers:
+    """How many lookups each event loop has under way: every proxy, and so every guest, has a loop of its own.
+
+    A lookup holds its place until the C library is done with it, also when nobody waits for the answer any more.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+        own(self)
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way.clear()
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> bool:
+        with self._lock:
+            held = self._under_way.get(loop, 0)
+            if not _slots.take(held):
+                return False
+            self._under_way[loop] = held + 1
+            return True
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._under_way[loop] = max(0, self._under_way.get(loop, 0) - 1)
+        _slots.give_back()
+
+
+_askers = _Askers()
 
 
 async def system_resolver(name: str, port: int) -> Sequence[str]:
     """`getaddrinfo` in a thread of its own: a stuck lookup must hold up neither the loop nor the end of the program."""
-    if not _lookups.acquire(blocking=False):
-        raise OSError(f"{MAX_LOOKUPS} name lookups are already under way")
     loop = asyncio.get_running_loop()
+    if not _askers.begin(loop):
+        raise OSError("too many name lookups are already under way")
     answer: asyncio.Future[list[str]] = loop.create_future()
 
     def look_up() -> None:
@@ -36,14 +71,18 @@ async def system_resolver(name: str, port: int) -> Sequence[str]:
         except (OSError, UnicodeError) as error:
             settle(answer.set_exception, error)
         finally:
-            _lookups.release()
+            _askers.end(loop)
 
     def settle(put: Callable[..., None], value: object) -> None:
         # A RuntimeError says that the loop is gone, and with it everyone who wanted to know.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(lambda: None if answer.done() else put(value))
 
-    threading.Thread(target=look_up, name=f"resolve {name[:40]}", daemon=True).start()
+    try:
+        threading.Thread(target=look_up, name=f"resolve {name[:40]}", daemon=True).start()
+    except RuntimeError as error:  # no more threads to be had
+        _askers.end(loop)
+        raise OSError(str(error)) from None
     async with asyncio.timeout(LOOKUP_SECONDS):
         return await answer
 

@@ -18,8 +18,8 @@ from warmcell.core.errors import ExecutionFailed, FetchFailed
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.net.connect.admission import AuditSink, DenialSink, Gate
 from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
-from warmcell.net.connect.connection_slots import ConnectionSlots, slots_of_this_program
 from warmcell.net.connect.dial import Dial, client_tls, dial
+from warmcell.net.connect.fair_slots import FairSlots, connection_slots
 from warmcell.net.connect.name_lookup import Resolver
 from warmcell.net.connect.rate_limiter import RateLimiter
 from warmcell.net.connect.unreachable import for_guest
@@ -64,11 +64,11 @@ class EgressProxy:
         ssl_context: ssl.SSLContext | None = None,
         dial: Dial = dial,
         limiter: RateLimiter | None = None,
-        slots: ConnectionSlots | None = None,
+        slots: FairSlots | None = None,
     ) -> None:
         need("h11")
         self._listener = listener
-        self._slots = slots or slots_of_this_program()
+        self._slots = slots or connection_slots()
         self._limits = limits or ProxyLimits()
         self._authority = authority
         self._tls = ssl_context

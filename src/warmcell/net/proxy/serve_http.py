@@ -64,20 +64,24 @@ async def serve_http(
 
 async def _read_head(stream: ByteStream, received: bytes, limit: float) -> tuple[bytes | None, bytes]:
     """The head with its empty line, and what came after it; None when the guest closes, stalls or floods."""
+    found = bytearray(received)
+    position = found.find(_END)
     with contextlib.suppress(TimeoutError, OSError):
         async with asyncio.timeout(limit):
-            while _END not in received and len(received) <= MAX_HEAD_BYTES:
+            while position < 0 and len(found) <= MAX_HEAD_BYTES:
                 data = await stream.read()
                 if not data:
                     return None, b""
-                received += data
-    position = received.find(_END, 0, MAX_HEAD_BYTES + len(_END))
-    if position < 0:
-        if len(received) > MAX_HEAD_BYTES:
+                # Only where the end can be new: a guest may send its head byte by byte.
+                looked_at = max(0, len(found) - len(_END) + 1)
+                found += data
+                position = found.find(_END, looked_at)
+    if not 0 <= position <= MAX_HEAD_BYTES:
+        if len(found) > MAX_HEAD_BYTES:
             await _refuse(stream, f"the request head is larger than {MAX_HEAD_BYTES} bytes")
         return None, b""
     end = position + len(_END)
-    return received[:end], received[end:]
+    return bytes(found[:end]), bytes(found[end:])
 
 
 async def _refuse(stream: ByteStream, message: str) -> None:

@@ -25,7 +25,8 @@ OURS = _words(
 # Some servers let these override the method or the path that a rule has just allowed.
 STEERING = _words(
     "x-http-method x-http-method-override x-method-override x-original-url x-rewrite-url "
-    "x-original-uri x-forwarded-uri x-forwarded-path"
+    "x-original-uri x-forwarded-uri x-forwarded-path x-forwarded-prefix x-original-path x-envoy-original-path "
+    "x-waws-unencoded-url x-http-path-override"
 )
 # These ask for a part of an answer, or for it in other letters: a secret that comes back so is not recognised.
 IN_PIECES = _words("range if-range request-range accept-charset accept-ranges max-forwards")
