@@ -6,6 +6,12 @@ Every public name is importable from here. Modules load on first use, so that `i
 
 from __future__ import annotations
 
+import os
+
+if "WARMCELL_CHILD" in os.environ:  # the environment of interpreters that we start, which never import this
+    os.write(2, b"this program is no Python interpreter, and was started as one by Warmcell\n")
+    os._exit(125)
+
 TYPE_CHECKING = False  # as `typing` has it, without importing that
 if TYPE_CHECKING:
     from warmcell import errors as errors

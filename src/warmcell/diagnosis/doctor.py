@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import EnforcerUnavailable, ExecutionTimeout, MemoryExceeded, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
-from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.row import LanguageRow
-from warmcell.lifetime.held_directories import temporary_directory
+from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.held_directories import temporary_directory, writable_place
 from warmcell.policy.model import SandboxPolicy
 
 
@@ -85,7 +85,7 @@ def host_environment(patient: Patient) -> tuple[bool, str | None, str]:
 
 
 def descriptors(patient: Patient) -> tuple[bool, str | None, str]:
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile(dir=writable_place()) as file:
         os.set_inheritable(file.fileno(), True)
         code = "import os\nfor n in range(3, 64):\n    try: os.fstat(n); print(n)\n    except OSError: pass"
         found = patient.run(code).stdout
@@ -119,11 +119,8 @@ def abstract_sockets(patient: Patient) -> tuple[bool, str | None, str]:
         server.listen()
         connect = f"socket.socket(socket.AF_UNIX).connect(chr(0) + {name!r})"
         shown = patient.run(f"import socket\n{_attempt(connect)}").stdout
-    return (
-        shown.startswith("held"),
-        "network namespace + Landlock",
-        "an abstract socket of this process was out of reach",
-    )
+    mechanism = f"{patient.enforced.network}{' + Landlock' if patient.enforced.syscalls else ''}"
+    return shown.startswith("held"), mechanism, "an abstract socket of this process was out of reach"
 
 
 def privileges(patient: Patient) -> tuple[bool, str | None, str]:
@@ -239,15 +236,36 @@ def examine() -> Report:
             rows = [Row("native cage", "works", "namespaces + Landlock + seccomp", "a guest ran in it")]
             rows += [_row(name, attack, patient) for name, attack in ATTACKS]
     except SandboxError as error:
-        return Report([_missing_cage(error), *_optional_rows()], default_available=False)
+        return _examine_without_cage(Row("native cage", "missing", None, error.message, error.hint))
     return Report([*rows, *_optional_rows()], all(row.status != "missing" for row in rows))
+
+
+def _examine_without_cage(missing: Row) -> Report:
+    """What `ProcessBackend()` takes instead is attacked in its place, as far as it promises to hold."""
+    rows: list[Row] = []
+    try:
+        with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
+            patient = Patient(backend, backend)
+            rows = [_row(name, attack, patient) for name, attack in ATTACKS if name not in _OF_THE_CAGE_ALONE]
+    except SandboxError:
+        pass  # said by the rows of the cage and of bubblewrap
+    is_available = bool(rows) and all(row.status != "missing" for row in rows)
+    rows += [
+        Row(name, "missing", None, "only the native cage keeps this", missing.remedy) for name in _OF_THE_CAGE_ALONE
+    ]
+    return Report([missing, *(rows if is_available else ()), *_optional_rows()], is_available)
+
+
+_OF_THE_CAGE_ALONE = ("privileges", "system calls", "new processes", "process limit")
 
 
 def _row(name: str, attack: Attack, patient: Patient) -> Row:
     try:
         held, mechanism, proof = attack(patient)
     except SandboxError as error:
-        return Row(name, "missing", None, f"the attack could not be run: {error.message}")
+        return Row(name, "missing", None, f"the attack could not be run: {error.message}", error.hint)
+    except OSError as error:
+        return Row(name, "missing", None, f"the attack could not be run: {host_failure(error, 'prepare it').message}")
     if not held:
         return Row(name, "missing", mechanism, f"the attack succeeded; it should be that {proof}", "please report this")
     is_weaker = mechanism == "supervisor" and name == "memory limit"
@@ -255,12 +273,6 @@ def _row(name: str, attack: Attack, patient: Patient) -> Row:
         "run under a delegated cgroup, e.g. `systemd-run --user --scope -p Delegate=yes ...`" if is_weaker else None
     )
     return Row(name, "weaker" if is_weaker else "works", mechanism, proof, remedy)
-
-
-def _missing_cage(error: SandboxError) -> Row:
-    remedy = error.hint if isinstance(error, EnforcerUnavailable) else None
-    host = probe.measure()
-    return Row("native cage", "missing", None, error.message, remedy or host.reason("user_namespaces"))
 
 
 def _optional_rows() -> list[Row]:

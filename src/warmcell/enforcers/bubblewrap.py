@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from warmcell.core.contracts import WrappedCommand
-from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, InvalidRequest
+from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, ExecutionFailed, InvalidRequest
 from warmcell.core.records import dataclass
 from warmcell.core.types import MIB, check_text
 from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
@@ -169,8 +169,10 @@ def find_bwrap() -> Bwrap:
 def _bwrap(identity: FileStamp) -> Bwrap:
     try:
         words = set(ask([identity[0], "--help"]).split())
-    except BackendUnavailable as error:
-        raise EnforcerUnavailable(NAME, error.message, hint=_REMEDY) from None
+    except (BackendUnavailable, ExecutionFailed) as error:
+        from warmcell.enforcers.bubblewrap_probe import remedy
+
+        raise EnforcerUnavailable(NAME, error.message, hint=remedy(error.message)) from None
     missing = [option for option in _NEEDED if option not in words]
     if missing:
         raise EnforcerUnavailable(NAME, f"{identity[0]} is too old: it has no {missing[0]}", hint=_REMEDY)

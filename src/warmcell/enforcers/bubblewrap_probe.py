@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from warmcell.core.errors import EnforcerUnavailable
-from warmcell.enforcers.host import FileStamp
+from warmcell.enforcers.host import FileStamp, signals_for_child
 from warmcell.lifetime.held_directories import temporary_directory
 
 NAME = "bubblewrap"
@@ -28,14 +28,15 @@ if (: >/work/.warmcell-probe) 2>/dev/null; then echo "workspace"; fi
 echo "end"
 """
 
-#: What bwrap says, in part, and what helps.
-_REMEDIES = (
-    (
-        ("setting up uid map", "No permissions to create", "Creating new namespace failed", "Failed RTM_NEWADDR"),
-        "allow unprivileged user namespaces: sysctl kernel.unprivileged_userns_clone=1, "
-        "kernel.apparmor_restrict_unprivileged_userns=0 or user.max_user_namespaces=10000",
-    ),
-    (("mount proc",), "in a container, start it with an unmasked /proc (--security-opt systempaths=unconfined)"),
+#: What bwrap says, in part, where this host gives it no namespaces.
+_NO_NAMESPACES = (
+    "setting up uid map",
+    "No permissions to create",
+    "Creating new namespace failed",
+    "unshare user ns",
+    "Failed RTM_NEWADDR",
+    "mount proc",
+    "/proc/sys/kernel",
 )
 
 
@@ -46,10 +47,14 @@ Wrap = Callable[[Sequence[str]], list[str]]
 @lru_cache(maxsize=8)
 def probe(identity: FileStamp, wrap: Wrap) -> None:
     """Once per installation of bwrap; a failure is not remembered, since its remedy may have been applied."""
-    with temporary_directory("probe") as directory:
-        canary = Path(directory, "canary")
-        canary.write_text("the guest must not see this")
-        report = _run(wrap(["/bin/sh", "-c", _LOOK_AROUND, "sh", str(canary)]))
+    try:
+        with temporary_directory("probe") as directory:
+            canary = Path(directory, "canary")
+            canary.write_text("the guest must not see this")
+            report = _run(wrap(["/bin/sh", "-c", _LOOK_AROUND, "sh", str(canary)]))
+    except OSError as error:
+        hint = "set TMPDIR to a directory with room that may be written to"
+        raise EnforcerUnavailable(NAME, f"its probe has no place for a file: {error.strerror}", hint=hint) from None
     problems = find_problems(report, host_namespaces())
     if problems:
         raise EnforcerUnavailable(
@@ -64,10 +69,19 @@ def host_namespaces() -> dict[str, str]:
 def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE, check=False, env={}, cwd="/"
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_DEADLINE,
+            check=False,
+            env={},
+            cwd="/",
+            preexec_fn=signals_for_child(),
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnforcerUnavailable(NAME, f"the probe did not run: {error}", hint="reinstall bubblewrap") from None
+    except subprocess.TimeoutExpired:
+        raise EnforcerUnavailable(NAME, f"its probe did not end within {_DEADLINE:g} s") from None
+    except OSError as error:
+        raise EnforcerUnavailable(NAME, f"its probe did not start: {error.strerror}") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
         raise EnforcerUnavailable(NAME, said.splitlines()[-1], hint=remedy(said))
@@ -75,10 +89,11 @@ def _run(command: list[str]) -> str:
 
 
 def remedy(said: str) -> str:
-    """What to do about bwrap's own error message."""
-    for phrases, advice in _REMEDIES:
-        if any(phrase in said for phrase in phrases):
-            return advice
+    """What to do about bwrap's own error message: where namespaces are the trouble, what we found out ourselves."""
+    if any(phrase in said for phrase in _NO_NAMESPACES):
+        from warmcell.enforcers.probe import measure
+
+        return measure().remedy("user_namespaces") or "allow this program user namespaces"
     return "run `warmcell doctor` for what this host can enforce"
 
 

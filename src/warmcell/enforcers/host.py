@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from warmcell.core.errors import BackendUnavailable
+from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.host_program import CHILD_MARK
 
 #: Distinguishes one installation of a file from the next, so that caches notice an upgrade.
 FileStamp = tuple[str, int, int, int]
@@ -44,17 +48,37 @@ def stamp(path: str) -> FileStamp:
     return (path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def signals_for_child() -> Callable[[], object] | None:
+    """For `subprocess`: a program that waits for children of its own must not inherit that they are ignored."""
+    import signal
+
+    if os.name != "posix" or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        return None
+    return partial(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
+
+
 def ask(argv: Sequence[str], timeout: float = 20.0) -> str:
     """What a toolchain says about itself. Run in `/`, so that no version file of the working directory has a say."""
     import subprocess
 
-    environment = {key: value for key, value in os.environ.items() if key != "NODE_OPTIONS"}
+    environment = {key: value for key, value in os.environ.items() if key != "NODE_OPTIONS"} | {CHILD_MARK: "1"}
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd="/", env=environment, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            cwd="/",
+            env=environment,
+            check=False,
+            preexec_fn=signals_for_child(),
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BackendUnavailable(f"{argv[0]} did not start: {error}", hint="check that path") from None
+    except subprocess.TimeoutExpired:
+        raise BackendUnavailable(f"{argv[0]} did not answer within {timeout:g} s", hint="check that path") from None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
+            raise BackendUnavailable(f"{argv[0]} did not start: {error.strerror}", hint="check that path") from None
+        raise host_failure(error, f"start {argv[0]}") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise BackendUnavailable(

@@ -1,66 +1,114 @@
-"""Whether this user may make namespaces and mount in them, told by a child that tries. Also run as a program."""
+"""Whether this user may make namespaces and mount in them, told by a child that tries. Also run as a program.
 
-import ctypes
+The child is a list of system calls that is carried out by machine code: it needs no copy of this process, no
+interpreter and no care for other threads. Where memory may not be executed, a new process goes through the list.
+"""
+
+from __future__ import annotations
+
 import os
 import sys
 from contextlib import suppress
 
-_NEW_USER_AND_MOUNTS = 0x10020000
-_PRIVATE_BELOW = 0x44000
-_NO_SUID_NO_DEVICES = 6
+if __name__ == "__main__":
+    from types import ModuleType
+
+    _package = ModuleType("cage")
+    _package.__path__ = [sys.argv[1]]
+    sys.modules["cage"] = _package
+    from cage.failure import CageError  # type: ignore[import-not-found]
+    from cage.linux import call_list, kernel_files, mounts, namespaces  # type: ignore[import-not-found]
+else:
+    from warmcell.cage.failure import CageError
+    from warmcell.cage.linux import call_list, kernel_files, mounts, namespaces
+
+_FLAGS = namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID
+_QUIET = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
 
-def works() -> bool:
-    """A fork answers soonest, but only a new process can be asked beside other threads, or after a change of user."""
+def refusal() -> CageError | None:
+    """The step that failed, or None: namespaces, users and mounts are to be had as the cage will make them."""
+    failure = _told_by_spawn() if call_list.can_spawn() else _told_by_new_process()
+    if failure is not None and failure.step == "map own user":
+        # Who changed users since it was started may not write to files of its own in /proc; what it starts may.
+        failure = _told_by_new_process()
+    return failure
+
+
+def _told_by_spawn() -> CageError | None:
+    import select
+
+    prepared = _attempts().prepare([])
     try:
-        is_alone = len(os.listdir("/proc/self/task")) == 1
-    except OSError:
-        return False  # without /proc no identity can be mapped
-    return (is_alone and _told_by_fork()) or _told_by_new_process()
-
-
-def _told_by_fork() -> bool:
-    answer, says = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            try_out()
-            os.write(says, b"!")
-        finally:
-            os._exit(0)
-    os.close(says)
+        child = call_list.spawn(_FLAGS, prepared)
+    except OSError as error:
+        return CageError("create namespaces", error.errno or 0, "")
     try:
-        return os.read(answer, 1) == b"!"
+        poll = select.poll()  # not waitpid alone: whoever ignores SIGCHLD has no children to wait for
+        poll.register(child.pidfd, select.POLLIN)
+        poll.poll()
     finally:
-        os.close(answer)
-        with suppress(ChildProcessError):  # the caller's own handling of children was quicker
-            os.waitpid(child, 0)
+        os.close(child.pidfd)
+        _reap(child.pid)
+    return prepared.failure()
 
 
-def _told_by_new_process() -> bool:
+def _attempts() -> call_list.CallList:
+    """What the manager does in the namespaces that it makes for itself."""
+    calls = call_list.CallList()
+    calls.part("map own user")
+    uid, gid = os.geteuid(), os.getegid()
+    for name, text in (("setgroups", "deny"), ("gid_map", f"0 {gid} 1"), ("uid_map", f"0 {uid} 1")):
+        kernel_files.write_in_list(calls, f"/proc/self/{name}", text)
+    calls.part("make mounts slave", "/")
+    mounts.make_private(calls)
+    calls.part("mount own proc", "/proc")
+    mounts.add(calls, "proc", "/proc", "proc", _QUIET)
+    calls.part("mount scratch", "tmpfs")
+    mounts.add(calls, "tmpfs", "/proc", "tmpfs", _QUIET)
+    return calls
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):  # the caller's own handling of children was quicker
+        os.waitpid(pid, 0)
+
+
+def _told_by_new_process() -> CageError | None:
+    """For who may not try it in this one."""
     import subprocess
 
-    command = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
-    return subprocess.run(command, capture_output=True, check=False, cwd="/").stdout == b"!"
+    import warmcell.cage
+    from warmcell.lifetime.host_program import CHILD_MARK, own_interpreter
+
+    command = [own_interpreter(), "-I", "-S", os.path.abspath(__file__), warmcell.cage.__path__[0]]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, check=False, cwd="/", env={CHILD_MARK: "1"}
+    )
+    number, _, step = done.stdout.decode("utf-8", "replace").partition(" ")
+    return None if number == "0" else CageError(step or "create namespaces", int(number or 0), "")
 
 
-def try_out() -> None:
-    """Namespaces and mounts as the cage will make them. This process is not to be used for anything else."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def must(result: int) -> None:
-        if result:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    uid = os.geteuid()
-    must(libc.unshare(_NEW_USER_AND_MOUNTS))
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    must(libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_BELOW), None))
-    must(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", ctypes.c_ulong(_NO_SUID_NO_DEVICES), None))
+def _told_by_clone() -> CageError | None:
+    """In a process that is used for nothing else, where memory may not be executed."""
+    prepared = _attempts().prepare([])  # before the clone, in which nobody is who they are
+    answer, says = os.pipe()
+    try:
+        pid, _ = namespaces.clone(_FLAGS)
+    except OSError as error:
+        return CageError("create namespaces", error.errno or 0, "")
+    if pid == 0:
+        try:
+            prepared.run()
+        except CageError as failure:
+            os.write(says, f"{failure.errno} {failure.step}".encode())
+        os._exit(0)
+    _reap(pid)
+    os.close(says)
+    number, _, step = os.read(answer, 4096).decode().partition(" ")
+    return CageError(step, int(number), "") if number else None
 
 
 if __name__ == "__main__":
-    try_out()
-    os.write(1, b"!")
+    found = _told_by_spawn() if call_list.can_spawn() else _told_by_clone()
+    os.write(1, f"{found.errno} {found.step}".encode() if found is not None else b"0")

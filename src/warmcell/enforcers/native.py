@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import warmcell.cage
 from warmcell.cage.plan import encode
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.core.types import EffectiveLimits
 from warmcell.enforcers import probe
 from warmcell.enforcers.layout import pinned_paths
+from warmcell.lifetime.host_program import own_interpreter
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits, resolve
@@ -49,7 +48,7 @@ class NativeEnforcer:
         effective = resolve(policy, pinned_paths(policy), effective_limits(policy), host, self.name)
         plan = compile_plan(effective, probe.layout(), ())
         interpreter = ("-I", "-S", str(warmcell.cage.__path__[0]), "launch")
-        return WrappedCommand(sys.executable, (*interpreter, encode(plan), *command), {**DEFAULT_ENV, **policy.env})
+        return WrappedCommand(own_interpreter(), (*interpreter, encode(plan), *command), {**DEFAULT_ENV, **policy.env})
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
         return {"env": dict(command.env), "close_fds": True, "cwd": "/"}

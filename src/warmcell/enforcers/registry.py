@@ -78,8 +78,9 @@ def _best(candidates: tuple[str, ...]) -> SandboxEnforcer:
         except EnforcerUnavailable as error:
             reasons.append(error)
     said = "; ".join(error.message for error in reasons) or f"there is none for {sys.platform}"
-    hints = "; or ".join(error.hint for error in reasons if error.hint) or "use WasmBackend, which works everywhere"
-    raise EnforcerUnavailable("auto", f"no enforcer works on this host: {said}", hint=hints)
+    remedies = dict.fromkeys(error.hint for error in reasons if error.hint)  # one reason may stand in the way of all
+    hint = "; or ".join(remedies) or "use WasmBackend, which works everywhere"
+    raise EnforcerUnavailable("auto", f"no enforcer works on this host: {said}", hint=hint)
 
 
 def _load(name: str) -> SandboxEnforcer:

@@ -14,6 +14,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import CODE_DIR, Program
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr, configured_program, is_installation, shown_for, symlink_chain
+from warmcell.lifetime.host_program import own_interpreter
 
 MAIN_FILE = "main.py"
 OLDEST = (3, 9)
@@ -125,7 +126,7 @@ def find_interpreter(config: ProcessConfig) -> Interpreter:
     if config.python_path is not None:
         path = configured_program(os.fspath(config.python_path), "python_path")
     elif config.preload:
-        path = sys.executable
+        path = own_interpreter()
     else:
         path = base_executable()
     has_site = config.python_path is not None or bool(config.preload)
@@ -137,7 +138,7 @@ def find_interpreter(config: ProcessConfig) -> Interpreter:
 @lru_cache(maxsize=32)
 def _interpreter(identity: FileStamp, has_site: bool) -> Interpreter:
     path = identity[0]
-    facts = _own_facts() if path == base_executable() else _facts(path)
+    facts = _own_facts() if _is_base(path) else _facts(path)
     if facts.version < OLDEST:
         raise BackendUnavailable(
             f"{path} is Python {'.'.join(map(str, facts.version))}; guests need 3.9 or newer",
@@ -150,6 +151,13 @@ def _interpreter(identity: FileStamp, has_site: bool) -> Interpreter:
         executable = os.path.realpath(executable)
     paths = runtime_paths(executable, facts.prefixes, facts.libraries)
     return Interpreter(executable, facts.version, paths, has_site)
+
+
+def _is_base(path: str) -> bool:
+    try:
+        return path == base_executable()
+    except BackendUnavailable:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,21 +88,50 @@ def is_exhaustion(error: OSError) -> bool:
 
 def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxError:
     """The typed error for a call of the kernel's that failed on our side; never the guest's fault."""
-    if error.errno in (errno.EMFILE, errno.ETOOMANYREFS):  # open here, or sent and not received yet
-        return ExecutionFailed(
-            f"could not {doing}: this process has as many open descriptors as its limit allows{_soft_limit()}",
-            hint="raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run less at once",
-        )
-    if error.errno == errno.ENFILE:
-        hint = "raise it: `sudo sysctl -w fs.file-max=...`"
-        return ExecutionFailed(f"could not {doing}: this host has as many open files as fs.file-max allows", hint=hint)
+    known = _EXHAUSTED.get(error.errno or 0)
+    if known is not None:
+        what, limit, hint = known
+        return ExecutionFailed(f"could not {doing}: {what}{_soft_limit(limit)}", hint=hint)
     what = f" ({error.filename})" if error.filename else ""
-    return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}")
+    return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}", hint=_HINTS.get(error.errno or 0))
 
 
-def _soft_limit() -> str:
+_MORE_DESCRIPTORS = (
+    "this process has as many open descriptors as its limit allows",
+    "RLIMIT_NOFILE",
+    "raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run less at once",
+)
+#: What ran out, the limit that says how much there is, and what to do.
+_EXHAUSTED = {
+    errno.EMFILE: _MORE_DESCRIPTORS,
+    errno.ETOOMANYREFS: _MORE_DESCRIPTORS,  # sent and not received yet
+    errno.ENFILE: (
+        "this host has as many open files as fs.file-max allows",
+        "",
+        "raise it: `sudo sysctl -w fs.file-max=...`",
+    ),
+    errno.EAGAIN: (
+        "this user has as many processes and threads as it may have",
+        "RLIMIT_NPROC",
+        "raise it (`ulimit -u`, or pids.max of the cgroup), or run less at once",
+    ),
+    errno.ENOMEM: ("there is no memory for it", "RLIMIT_AS", "free some, or raise `ulimit -v`"),
+    errno.EFBIG: ("files may not be as large as it needs", "RLIMIT_FSIZE", "raise it (`ulimit -f unlimited`)"),
+}
+_HINTS = {
+    errno.ENOSPC: "make room there, or set TMPDIR to a directory with room",
+    errno.EDQUOT: "make room there, or set TMPDIR to a directory with room",
+    errno.EROFS: "set TMPDIR to a directory that may be written to",
+    errno.ENOENT: "set TMPDIR to a directory that is there and may be written to",
+}
+
+
+def _soft_limit(name: str) -> str:
     try:
         import resource
     except ImportError:  # Windows
         return ""
-    return f" (RLIMIT_NOFILE is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+    if not name:
+        return ""
+    soft = resource.getrlimit(getattr(resource, name))[0]
+    return f" ({name} is {soft})" if soft != resource.RLIM_INFINITY else ""

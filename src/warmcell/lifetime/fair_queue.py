@@ -59,7 +59,9 @@ class FairQueue:
             return
         import asyncio
 
-        loop = asyncio.get_running_loop()
+        from warmcell.lifetime.threads import running_loop
+
+        loop = running_loop()
         awake = loop.create_future()
         waiting = self._line_up(lambda: loop.call_soon_threadsafe(awake.set_result, None))
         try:

@@ -50,6 +50,16 @@ def temporary_place() -> str:
     return next((os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "/tmp")
 
 
+def writable_place() -> str | None:
+    """For small files that are soon gone again; there is one also where all disks are full, or read-only."""
+    import tempfile
+
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
 def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
     """A new directory for this user alone, held from the beginning."""
     import tempfile
@@ -71,7 +81,7 @@ def temporary_directory(kind: str) -> Iterator[str]:
     """A held directory for what no guest writes to, gone at the end of the block."""
     import shutil
 
-    held = make_held(f"warmcell-{kind}-")
+    held = make_held(f"warmcell-{kind}-", writable_place())
     try:
         yield held.path
     finally:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.lifetime import host_program
 from warmcell.lifetime.ownership import own
 
 P = ParamSpec("P")
@@ -31,6 +32,7 @@ class Portal:
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The coroutine's result. When the wait is interrupted (Ctrl-C), it is cancelled and cleaned up first."""
+        host_program.check()
         loop = self._started()
         if threading.current_thread() is self._thread:
             raise InvalidRequest("a blocking call was made from the portal's own loop", hint="use AsyncSandbox there")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from warmcell.core.errors import BackendUnavailable
+from warmcell.lifetime import host_program
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
@@ -89,5 +90,6 @@ class Runs:
                 self._changed.notify_all()
 
     def _check_open(self) -> None:
+        host_program.check()
         if self._is_closed:
             raise BackendUnavailable(f"the {self._name} backend was closed", hint="create a new one")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from warmcell.core.errors import ExecutionFailed
+from warmcell.core.errors import ExecutionFailed, InvalidRequest
 from warmcell.lifetime.ownership import own
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], object] | Non
     """
     import asyncio
 
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
     _threads.start(lambda: _deliver(loop, outcome, lambda: context.run(work)))
@@ -41,6 +41,20 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], object] | Non
                 await asyncio.wait([outcome])
         outcome.exception()  # looked at, so that asyncio does not complain that nobody did
         raise
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of who awaits; an error that says what to do where it is none of asyncio's."""
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidRequest(
+            "there is no asyncio event loop here, and no other kind will do",
+            hint="under trio, call the blocking form in a thread: `await trio.to_thread.run_sync("
+            "backend.execute_blocking, request)`, or `Sandbox` in place of `AsyncSandbox`",
+        ) from None
 
 
 def _deliver(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work: Callable[[], T]) -> None:

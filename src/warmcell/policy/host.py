@@ -17,10 +17,16 @@ class HostCapabilities:
     cpu_share: bool = False
     #: RLIMIT_NPROC counts per user namespace, not per user of the whole host (Linux 5.14).
     process_limit_per_namespace: bool = False
-    reasons: tuple[tuple[str, str], ...] = ()
+    #: System calls that the cage needs and that cannot be made here.
+    missing_calls: tuple[str, ...] = ()
+    #: (which of these, why, what to do about it)
+    reasons: tuple[tuple[str, str, str], ...] = ()
 
     def reason(self, name: str) -> str:
-        return dict(self.reasons).get(name, "not available on this host")
+        return next((what for key, what, _ in self.reasons if key == name), "not available on this host")
+
+    def remedy(self, name: str) -> str:
+        return next((remedy for key, _, remedy in self.reasons if key == name), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
 #: Alone, without a mount namespace behind it, Landlock must know about truncation.
 _OLDEST_LANDLOCK = 3
 
+#: Of the system calls that a cage takes, those that every class takes, the bare one included.
+_ALWAYS_NEEDED = ("pidfd_send_signal", "pidfd_open", "close_range")
+
 NATIVE, LANDLOCK = "native", "landlock"
 
 
@@ -76,6 +79,7 @@ def resolve(
     elif enforcer == LANDLOCK:
         _require_landlock(host)
         _refuse_narrowed(paths)
+    _refuse(enforcer or "process", host, next((name for name in host.missing_calls if name in _ALWAYS_NEEDED), None))
     if limits.cpus is not None and not host.cpu_share:
         raise EnforcerUnavailable(
             enforcer or "process",
@@ -103,19 +107,17 @@ def resolve(
 
 
 def _require_native(host: HostCapabilities) -> None:
-    for name, label in (("user_namespaces", "user namespaces"), ("seccomp", "seccomp"), ("landlock_abi", "Landlock")):
-        if not getattr(host, name):
-            raise EnforcerUnavailable(
-                NATIVE,
-                f"{label} do not work here: {host.reason(name)}",
-                hint="see `warmcell doctor`; WasmBackend works without them, and enforcer='landlock' is a weaker class",
-            )
+    missing = next((name for name in ("user_namespaces", "seccomp", "landlock_abi") if not getattr(host, name)), None)
+    _refuse(NATIVE, host, missing or next(iter(host.missing_calls), None))
+
+
+def _refuse(enforcer: str, host: HostCapabilities, missing: str | None) -> None:
+    if missing is not None:
+        raise EnforcerUnavailable(enforcer, host.reason(missing), hint=host.remedy(missing) or "see `warmcell doctor`")
 
 
 def _require_landlock(host: HostCapabilities) -> None:
-    if not host.landlock_abi or not host.seccomp:
-        missing = "landlock_abi" if not host.landlock_abi else "seccomp"
-        raise EnforcerUnavailable(LANDLOCK, f"not usable here: {host.reason(missing)}")
+    _refuse(LANDLOCK, host, next((name for name in ("landlock_abi", "seccomp") if not getattr(host, name)), None))
     if host.landlock_abi < _OLDEST_LANDLOCK:
         raise EnforcerUnavailable(
             LANDLOCK,

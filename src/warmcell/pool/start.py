@@ -15,6 +15,7 @@ from functools import partial
 import warmcell.cage
 import warmcell.guest
 from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.host_program import CHILD_MARK
 from warmcell.lifetime.ownership import own
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
@@ -27,12 +28,15 @@ _CONTROL = 3
 _LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
 
 #: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down. And with as
-#: many descriptors as it may have, since it lives longer than the moment in which its supervisor has few left.
+#: many descriptors and as large files as it may have, since it lives longer than the moment in which its supervisor
+#: has few left.
 _BOOT = f"""
 import os, resource, sys
 from types import ModuleType
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+os.environ.pop("{CHILD_MARK}", None)
+for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+    most = resource.getrlimit(limit)[1]
+    resource.setrlimit(limit, (most, most))
 os.chdir("/")
 package = ModuleType("cage")
 package.__path__ = [sys.argv.pop()]
@@ -148,11 +152,11 @@ def _spawn(command: list[str], descriptors: Sequence[int]) -> int:
         return os.posix_spawnp(
             command[0],
             command,
-            {"LANG": "C.UTF-8"},
+            {"LANG": "C.UTF-8", CHILD_MARK: "1"},
             file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(sources)],
             setsid=True,
             setsigmask=[],
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
         )
     finally:
         raised.close()

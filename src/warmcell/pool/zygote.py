@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import socket
 import threading
@@ -16,6 +17,7 @@ from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure
+from warmcell.lifetime.host_program import NOT_AN_INTERPRETER
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import RunCancelled
 from warmcell.pool.start import first_order, started
@@ -25,6 +27,8 @@ from warmcell.runner.cgroups import GroupLimits
 
 _IN_FLIGHT_SECONDS = 5.0
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+
+_SMALL_FILES = 1 << 16
 
 START_SECONDS = 60.0  # a preload such as pandas may take its time
 
@@ -50,6 +54,11 @@ class ZygoteKey:
             preload=self.preload,
             spares=self.keeps_spares,
         )
+
+
+def _is_file_size_too_small() -> bool:
+    """For the few small files that a cage is made with."""
+    return 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[1] < _SMALL_FILES
 
 
 class ZygoteProcess:
@@ -85,7 +94,14 @@ class ZygoteProcess:
             return
         if "failed" in answer:
             raise self._refusal(*answer["failed"])
-        raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {self._process.last_words()}")
+        last_words = self._process.last_words()
+        if last_words == NOT_AN_INTERPRETER:
+            raise BackendUnavailable(
+                f"{self.key.interpreter} is no Python interpreter", hint="set ProcessConfig(python_path=...) to one"
+            )
+        if _is_file_size_too_small():
+            raise host_failure(OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"start {self.key.interpreter}")
+        raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {last_words}")
 
     def _answer(self, cancelled: int) -> tuple[dict[str, Any], list[int]]:
         poll = select.poll()
@@ -102,14 +118,18 @@ class ZygoteProcess:
         except ConnectionResetError:  # it died with our order unread
             return {}, []
 
-    def _refusal(self, step: str, errno: int, what: str) -> Exception:
-        reason = f": {os.strerror(errno)}" if errno else ""
+    def _refusal(self, step: str, number: int, what: str) -> Exception:
+        reason = f": {os.strerror(number)}" if number else ""
+        if number in (errno.EAGAIN, errno.ENOMEM, errno.EFBIG):
+            return host_failure(OSError(number, os.strerror(number)), step)
         if step == "preload":
             return BackendUnavailable(what, hint="install it for that interpreter, or correct ProcessConfig.preload")
         if step == "create namespaces":
-            from warmcell.enforcers.probe import remedy
+            from warmcell.cage.failure import CageError
+            from warmcell.enforcers.refusals import why_no_namespaces
 
-            return EnforcerUnavailable(self.key.enforcer, f"user namespaces do not work here{reason}", hint=remedy())
+            why = why_no_namespaces(CageError(step, number, what))
+            return EnforcerUnavailable(self.key.enforcer, why.what, hint=why.remedy)
         return EnforcerFailed(self.key.enforcer, f"could not {step}: {what}{reason}")
 
     def order_cell(

@@ -130,7 +130,7 @@ class Cell:
         return {}, []
 
     def _failure(self, step: str, number: int, what: str) -> Exception:
-        if number in (errno.EMFILE, errno.ENFILE):
+        if number in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EFBIG):
             return host_failure(OSError(number, os.strerror(number)), step)
         reason = f": {os.strerror(number)}" if number else ""
         return EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")

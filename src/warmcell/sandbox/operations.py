@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from warmcell.core.errors import SandboxDestroyed
+from warmcell.core.errors import InvalidRequest, SandboxDestroyed
+from warmcell.lifetime.threads import running_loop
 
 T = TypeVar("T")
 
@@ -30,7 +31,11 @@ class Operations:
         if self.is_closed:
             work.close()
             raise SandboxDestroyed
-        task = asyncio.ensure_future(work)
+        try:
+            task = running_loop().create_task(work)
+        except InvalidRequest:
+            work.close()
+            raise
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:

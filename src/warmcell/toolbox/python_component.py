@@ -14,11 +14,11 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from warmcell.lifetime.host_program import own_interpreter
 from warmcell.toolbox.ready_made import has_ready_made
 from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
 
@@ -147,7 +147,7 @@ def build_component(folder: Path) -> Path:
     shutil.copytree(APP, sources, ignore=shutil.ignore_patterns("__pycache__"))
     made = folder / "component.wasm"
     # -I: neither the current directory nor PYTHONPATH may lend modules to the build
-    command = [sys.executable, "-I", "-c", "import componentize_py; componentize_py.script()"]
+    command = [own_interpreter(), "-I", "-c", "import componentize_py; componentize_py.script()"]
     world = ["-q", "-d", str(sources / f"{WORLD}.wit"), "-w", WORLD]
     _run([*command, *world, "componentize", "app", "-p", str(sources), "-o", str(made)], sources)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmcell.lifetime.descriptors import is_exhaustion
+from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.held_directories import PREFIXES, HeldDirectory, abandoned, make_held, temporary_place
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.remove import remove_directory
@@ -16,7 +16,10 @@ class PrivateDirectory:
 
     def __init__(self, kind: str) -> None:
         sweep_once()
-        self._held: HeldDirectory = make_held(f"warmcell-{kind}-")
+        try:
+            self._held: HeldDirectory = make_held(f"warmcell-{kind}-")
+        except OSError as error:
+            raise host_failure(error, "make a temporary directory") from error
         self.path = self._held.path
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ def test_silence_is_not_consent() -> None:
     [
         ("bwrap: setting up uid map: Permission denied", "user namespaces"),
         ("bwrap: No permissions to create new namespace, likely because", "user namespaces"),
-        ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "container"),
+        ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "user namespaces"),
         ("bwrap: something else", "doctor"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_bwrap_that_fails_is_unavailable_and_asked_again(broken: dict[str, Any
     broken.update(returncode=1, stderr=b"bwrap: setting up uid map: Permission denied\n")
     with pytest.raises(EnforcerUnavailable, match="uid map") as caught:
         probe(("/fake/bwrap", 1, 1, 1), list)
-    assert caught.value.hint and "kernel.unprivileged_userns_clone" in caught.value.hint
+    assert caught.value.hint and "user namespaces" in caught.value.hint
     names = "\n".join(f"namespace {name} other" for name in NAMESPACES)
     broken.update(returncode=0, stdout=(names + "\n" + GOOD.split("uts:[2]\n")[1]).encode())
     probe(("/fake/bwrap", 1, 1, 1), list)
@@ -111,5 +111,5 @@ def test_a_bwrap_that_hangs_is_unavailable(broken: dict[str, Any], monkeypatch: 
         raise subprocess.TimeoutExpired("bwrap", 15)
 
     monkeypatch.setattr(bubblewrap_probe.subprocess, "run", hang)  # type: ignore[attr-defined]
-    with pytest.raises(EnforcerUnavailable, match="did not run"):
+    with pytest.raises(EnforcerUnavailable, match="did not end within 15 s"):
         probe(("/fake/bwrap", 1, 1, 1), list)

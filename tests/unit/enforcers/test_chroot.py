@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from warmcell.enforcers import probe
+from warmcell.enforcers import refusals
 from warmcell.languages.base import base_executable
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
@@ -53,4 +53,4 @@ def test_a_missing_proc_is_said(tmp_path: Path) -> None:
 
 
 def test_we_are_in_none() -> None:
-    assert probe.is_chroot() is False
+    assert refusals.is_chroot() is False

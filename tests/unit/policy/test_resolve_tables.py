@@ -20,7 +20,7 @@ HOST = HostCapabilities(
     seccomp=True,
     cgroup="cgroup v2",
     cpu_share=True,
-    reasons=(("seccomp", "no"), ("landlock_abi", "old")),
+    reasons=(("seccomp", "no", "do"), ("landlock_abi", "old", ""), ("openat2", "no openat2", "")),
 )
 NO_CGROUP = replace(HOST, cgroup=None, cpu_share=False)
 LIMITS = EffectiveLimits(memory_mb=64, disk_mb=9)
@@ -154,11 +154,13 @@ def test_a_share_of_the_processors_needs_the_controller(enforcer: str | None) ->
 @pytest.mark.parametrize(
     ("enforcer", "missing", "message"),
     [
-        ("native", {"user_namespaces": False}, "native.*user namespaces do not work here: not available on this host"),
-        ("native", {"seccomp": False}, "native.*seccomp do not work here: no"),
-        ("native", {"landlock_abi": 0}, "native.*Landlock do not work here: old"),
-        ("landlock", {"landlock_abi": 0}, "landlock.*not usable here: old"),
-        ("landlock", {"seccomp": False}, "landlock.*not usable here: no$"),
+        ("native", {"user_namespaces": False}, "native: not available on this host"),
+        ("native", {"seccomp": False}, r"native: no \(hint: do\)"),
+        ("native", {"landlock_abi": 0}, "native: old .*doctor"),
+        ("native", {"missing_calls": ("openat2",)}, "native: no openat2"),
+        ("bubblewrap", {"missing_calls": ("pidfd_open",)}, "bubblewrap: not available"),
+        ("landlock", {"landlock_abi": 0}, "landlock: old"),
+        ("landlock", {"seccomp": False}, "landlock: no "),
         ("landlock", {"landlock_abi": 2}, "landlock.*Landlock here is version 2, which cannot stop"),
     ],
 )

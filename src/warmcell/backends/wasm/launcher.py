@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from functools import cache
 from typing import Protocol
 
 from warmcell.backends.wasm.run_request import Directories, Directory
+from warmcell.core.errors import BackendUnavailable
+from warmcell.lifetime.host_program import CHILD_MARK
 
 
 class WorkerProcess(Protocol):
@@ -91,12 +94,14 @@ class PlainLauncher:
     confines = False
 
     def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> WorkerProcess:
+        if not os.path.exists("/proc/self/stat"):
+            raise BackendUnavailable("there is no /proc here", hint="mount it with `mount -t proc proc /proc`")
         process = subprocess.Popen(
             list(argv),
             stdin=control,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={},
+            env={CHILD_MARK: "1"},
             cwd="/",
             start_new_session=True,
             close_fds=True,

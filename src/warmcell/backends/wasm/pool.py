@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation
@@ -223,8 +224,10 @@ class WorkerPool:
 
     def _retire_later(self) -> None:
         if self._retiring is None:
-            self._retiring = threading.Thread(target=self._retire, name="warmcell-wasm-idle", daemon=True)
-            self._retiring.start()
+            retiring = threading.Thread(target=self._retire, name="warmcell-wasm-idle", daemon=True)
+            with suppress(RuntimeError):  # no thread to be had: they wait until the program ends
+                retiring.start()
+                self._retiring = retiring
 
     def _retire(self) -> None:
         """Ends those that have waited too long, until none waits any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
 from warmcell.backends.wasm.run_request import Directories, Directory, RunRequest, look_at_directories
-from warmcell.core.errors import ExecutionFailed
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
@@ -65,7 +66,7 @@ class Supervisor:
                 except WorkerUnusable:
                     continue
         except OSError as error:
-            raise host_failure(error) from error
+            raise _missing_call(error) or host_failure(error) from error
         raise ExecutionFailed("WASM workers end before they can be used")
 
     def load(self, source: ModuleSource, needs_fuel: bool, run: Run) -> None:
@@ -106,6 +107,16 @@ class Supervisor:
         if directories and source.is_own:
             keep_spare(self.pool, lambda spare: self.loader.warm(spare, load, request.memory_bytes))
         return result
+
+
+def _missing_call(error: OSError) -> SandboxError | None:
+    """What the kernel does not have at all, by its name."""
+    if error.errno != errno.ENOSYS:
+        return None
+    from warmcell.enforcers.kernel_calls import OF_WASM, missing_call
+
+    missing = next(filter(None, map(missing_call, OF_WASM)), None)
+    return BackendUnavailable(f"wasm: {missing.reason}", hint=missing.remedy) if missing else None
 
 
 def _run_message(

@@ -23,7 +23,7 @@ _CLONE_PARENT = 0x8000
 
 def enter(control: socket.socket) -> int:
     """Returns in the new process: the first of those that guests are to be on the host, as it is seen from in there."""
-    is_root = os.geteuid() == 0
+    is_root = namespaces.is_root_of_host()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
     pidfd = ctypes.c_int(-1)
     flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID | (0 if is_root else namespaces.CLONE_NEWUSER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import wasmtime
 from wasm.binary import Outline, Unreadable
 from wasm.growth_counter import add_growth_counter
 from wasm.pages import Touched
+from wasmtime import _ffi as ffi
 
 #: Every switch is set, so that a new default of wasmtime never opens anything by itself. What is off could escape a
 #: limit (threads: shared memories ignore the limiter; memory64 and multi-memory: more than one bounded memory; GC:
@@ -101,6 +103,24 @@ class Source:
 PORTABLE_FLAGS = {"x86_64": ("has_sse3", "has_ssse3", "has_sse41", "has_sse42", "has_popcnt")}
 
 
+@functools.lru_cache(maxsize=1)
+def _can_seal() -> bool:
+    """Whether memory can begin as a sealed file. In a cage of ours files in memory are plain ones, and counted."""
+    if not hasattr(os, "memfd_create"):
+        return True  # wasmtime then has ways of its own
+    import fcntl
+
+    try:
+        file = os.memfd_create("warmcell-seal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        finally:
+            os.close(file)
+    except OSError:
+        return False
+    return True
+
+
 def make_engine(needs_fuel: bool, *, has_components: bool = False, target: str | None = None) -> wasmtime.Engine:
     """For this very processor, or for a target (`x86_64-unknown-linux-gnu`): code that other machines can run, too."""
     config = wasmtime.Config()
@@ -115,6 +135,8 @@ def make_engine(needs_fuel: bool, *, has_components: bool = False, target: str |
     config.epoch_interruption = True
     config.consume_fuel = needs_fuel
     config.max_wasm_stack = MAX_STACK_BYTES
+    if not _can_seal():
+        ffi.wasmtime_config_memory_init_cow_set(config.ptr(), False)
     return wasmtime.Engine(config)
 
 

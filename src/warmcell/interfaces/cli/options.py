@@ -33,6 +33,19 @@ def whole_number(option: str, text: str | None, largest: int) -> int | None:
     return int(text)
 
 
+def text(word: str) -> str:
+    """What was typed, as UTF-8: under the C locale Python takes every other byte for an undecodable one.
+
+    For words that are given to guests; those that name files stay as the file system has them.
+    """
+    if word.isascii():
+        return word
+    try:
+        return os.fsencode(word).decode()
+    except UnicodeError:  # what it is then is for who checks it to say
+        return word
+
+
 def environment(pairs: list[str]) -> dict[str, str]:
     """`--env K=V`, each given once."""
     env: dict[str, str] = {}
@@ -42,7 +55,7 @@ def environment(pairs: list[str]) -> dict[str, str]:
             raise UsageError(f"--env: {pair[:80]!r} has no value", "write it as --env NAME=VALUE")
         if key in env:
             raise UsageError(f"--env: {key!r} is given twice", "give it once")
-        env[key] = value
+        env[text(key)] = text(value)
     try:
         return dict(check_env(env, "--env"))
     except InvalidRequest as error:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def run(arguments: Namespace | SimpleNamespace) -> int:
     """Checks everything, then runs it; returns the exit status."""
-    source = choose(arguments.target, arguments.source, arguments.code)
+    code = options.text(arguments.code) if arguments.code is not None else None
+    source = choose(arguments.target, arguments.source, code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
     backend = _backend_name(arguments, source.language.backend, policy)
     request = _request(arguments, source, backend)

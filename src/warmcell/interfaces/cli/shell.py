@@ -24,7 +24,7 @@ READ_ONLY_DIRECTORY = "/here"
 
 def sh(arguments: argparse.Namespace) -> int:
     """Runs the script where the user stands; read-only unless `--write`."""
-    script = _script(arguments.script)
+    script = _script(options.text(arguments.script))
     settings = _settings(arguments)
     stdin = read_guest_stdin(Source(find_language(Language.COMMAND), inline=script), settings["timeout"])
     outcome: ExecResult | SandboxError

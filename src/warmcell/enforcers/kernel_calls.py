@@ -1,0 +1,86 @@
+"""The system calls that the cage cannot do without: whether they are there, found by calling them with nonsense."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+from warmcell.cage.linux.syscalls import call
+from warmcell.core.records import dataclass
+
+#: By name, the Linux that brought it. `move_mount` came with `open_tree`, and asks for privileges before it looks.
+SINCE = {
+    "unshare": (2, 6),
+    "setns": (3, 0),
+    "pidfd_send_signal": (5, 1),
+    "open_tree": (5, 2),
+    "pidfd_open": (5, 3),
+    "openat2": (5, 6),
+    "close_range": (5, 9),
+    "mount_setattr": (5, 12),
+}
+#: WebAssembly hands compiled code to its workers in sealed files.
+OF_WASM = {"memfd_create": (3, 17)}
+#: Filters may look at flags too. No descriptor has the last number that there is.
+_HARMLESS = {"close_range": (0xFFFFFFFF, 0xFFFFFFFF, 0)}
+_SECCOMP_GET_ACTION_AVAIL, _USER_NOTIFICATION = 2, 0x7FC00000
+_GONE = (errno.ENOSYS, errno.EPERM, errno.EACCES)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A call that cannot be made, why, and what helps."""
+
+    name: str
+    reason: str
+    remedy: str
+
+
+def missing_call(name: str) -> Missing | None:
+    """Nothing comes of the attempt: the kernel refuses such arguments before it does anything."""
+    try:
+        call(name, *_HARMLESS.get(name, (-1, -1, -1, -1, -1)))
+    except OSError as error:
+        if error.errno in _GONE:
+            return _missing(name, {**SINCE, **OF_WASM}[name])
+    return None
+
+
+def missing_calls() -> tuple[Missing, ...]:
+    found = (missing_call(name) for name in SINCE)
+    return tuple(missing for missing in found if missing is not None)
+
+
+def missing_seccomp() -> Missing | None:
+    """Filters with notifications, which a cage is locked with."""
+    action = ctypes.c_uint32(_USER_NOTIFICATION)
+    try:
+        call("seccomp", _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return Missing("seccomp", "the kernel has no seccomp notifications", "use Linux 5.0 or newer")
+        missing = _missing("seccomp", (5, 0))
+        return Missing("seccomp", missing.reason, f"{missing.remedy}, or use a kernel with CONFIG_SECCOMP_FILTER")
+    return None
+
+
+def kernel_version() -> tuple[int, int]:
+    numbers = os.uname().release.split(".")
+    return int(numbers[0]), int("".join(ch for ch in numbers[1] if ch.isdigit()) or 0)
+
+
+def _missing(name: str, since: tuple[int, int]) -> Missing:
+    """A kernel that has the call and does not answer has a filter in front of it."""
+    first = f"{since[0]}.{since[1]}"
+    if kernel_version() < since:
+        release = ".".join(map(str, kernel_version()))
+        return Missing(
+            name, f"the kernel (Linux {release}) has no {name}, which came with {first}", f"use Linux {first} or newer"
+        )
+    return Missing(
+        name,
+        f"a seccomp filter around this process refuses {name}, or the kernel was built without it",
+        f"allow {name} in the seccomp profile of whatever started this process (for containers: `--security-opt "
+        "seccomp=PROFILE`)",
+    )

@@ -1,0 +1,222 @@
+"""Why this host gives no namespaces: which of the settings, filters and places it is, found by trying and looking."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NamedTuple
+
+from warmcell.cage.failure import CageError
+from warmcell.cage.linux import kernel_files, namespaces
+from warmcell.cage.linux.syscalls import call
+
+#: What works where namespaces do not.
+ELSEWHERE = "WasmBackend needs none of it"
+
+
+class Reason(NamedTuple):
+    """What stands in the way, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+def why_no_namespaces(refusal: CageError) -> Reason:
+    """The first of these that is true; nothing is said that was not seen."""
+    return (
+        _unusable_proc()
+        or _place()
+        or (_resources(refusal) if refusal.step == "create namespaces" else None)
+        or (_filter() if refusal.step == "create namespaces" else None)
+        or _settings(refusal)
+        or _security_module(refusal)
+        or _privileges(refusal)
+        or _mounts(refusal)
+        or _unknown(refusal)
+    )
+
+
+def _unusable_proc() -> Reason | None:
+    if not os.path.exists("/proc/self/mountinfo"):
+        return Reason("there is no /proc here", "mount it with `mount -t proc proc /proc`")
+    if os.readlink("/proc/self") != str(os.getpid()):
+        return Reason(
+            "/proc is that of another pid namespace than the one that this process is in",
+            "mount its own there: `mount -t proc proc /proc` (or `unshare --mount-proc`)",
+        )
+    if not os.path.exists("/proc/sys/kernel"):
+        return Reason(
+            "/proc is mounted with subset=pid here, which hides /proc/sys",
+            "mount it whole: `mount -t proc proc /proc`, without subset=pid (systemd: ProcSubset=all)",
+        )
+    return None
+
+
+def roots_own_guests() -> Reason | None:
+    """Files of the kernel are the host's root's. Who has its id, and not its powers, has guests with that id."""
+    if os.stat("/proc/sys").st_uid != os.geteuid() or namespaces.is_root_of_host():
+        return None
+    if kernel_files.read("/proc/self/uid_map").split() == ["0", "0", _ALL_IDS]:
+        return Reason(
+            "this is root without the capabilities of root, and guests would be root to the files of the host",
+            f"run it as an ordinary user, or give it back what it lacks (CAP_SYS_ADMIN, CAP_SETUID, ...); {ELSEWHERE}",
+        )
+    return Reason(
+        "this is the host's root in a user namespace, and guests would be root to the files of the host",
+        f"run it as root outside of that namespace, or as an ordinary user; {ELSEWHERE}",
+    )
+
+
+_ALL_IDS = str((1 << 32) - 1)
+
+
+def _place() -> Reason | None:
+    if is_own_cage():
+        return Reason(
+            "this is already inside a cage of Warmcell, where no second one can be built",
+            f"run it outside; in here {ELSEWHERE}",
+        )
+    if is_chroot():
+        return Reason(
+            "the kernel refuses user namespaces in a chroot",
+            "enter this root with pivot_root in a mount namespace of its own, as container tools do, instead of chroot",
+        )
+    return None
+
+
+def is_own_cage() -> bool:
+    """By what it is: the guest's name and user, and its ban on namespaces."""
+    is_guest = os.uname().nodename == "sandbox" and os.getuid() == 1000
+    return is_guest and _reads("/proc/sys/user/max_user_namespaces") == "0"
+
+
+def is_chroot() -> bool:
+    """Whether our root directory is not that of our mount namespace. Known for certain in the two usual cases only."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        if all(line.split()[4] != "/" for line in file):
+            return True  # the root is a plain directory, and the mount that it lies on is out of sight
+    try:
+        same_namespace = os.readlink("/proc/1/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        return same_namespace and not os.path.samefile("/proc/1/root", "/")
+    except OSError:
+        return False  # only root may look at where somebody else's root is
+
+
+def _resources(refusal: CageError) -> Reason | None:
+    if refusal.errno == errno.EAGAIN:
+        return Reason("this user has as many processes as it may have", "raise the limit (`ulimit -u`), or run less")
+    if refusal.errno == errno.ENOMEM:
+        return Reason("there is no memory for another process", "free some, or raise the limit (`ulimit -v`)")
+    return None
+
+
+def _filter() -> Reason | None:
+    """The kernel answers a flag that it does not know with EINVAL before it looks at anything else."""
+    names = [
+        name
+        for name, flags in _REFUSED_BY_THE_KERNEL.items()
+        if not _is_answered(name, namespaces.CLONE_NEWUSER | flags)
+    ]
+    if not names:
+        return None
+    return Reason(
+        f"a seccomp filter around this process refuses {names[0]} with CLONE_NEWUSER",
+        f"allow unshare, clone, mount and pivot_root in the seccomp profile of whatever started it (for containers: "
+        f"`--security-opt seccomp=PROFILE`); {ELSEWHERE}",
+    )
+
+
+#: Flags beside which no kernel makes anything: a signal number, a thread without the signal handlers of its process.
+_REFUSED_BY_THE_KERNEL = {"unshare": 1, "clone": 0x10000}
+
+
+def _is_answered(name: str, flags: int) -> bool:
+    """Whether it is the kernel that refuses."""
+    try:
+        call(name, flags, 0, 0, 0, 0)
+    except OSError as error:
+        return error.errno == errno.EINVAL
+    os._exit(1)  # not a kernel that we know: this is a process too many
+
+
+def _settings(refusal: CageError) -> Reason | None:
+    if _reads("/proc/sys/kernel/unprivileged_userns_clone") == "0" and os.geteuid() != 0:
+        return Reason(
+            "user namespaces are switched off (kernel.unprivileged_userns_clone)",
+            f"run `sudo sysctl -w kernel.unprivileged_userns_clone=1`; {ELSEWHERE}",
+        )
+    if _reads("/proc/sys/user/max_user_namespaces") == "0":
+        return Reason(
+            "user namespaces are switched off (user.max_user_namespaces)",
+            f"run `sudo sysctl -w user.max_user_namespaces=15000`; {ELSEWHERE}",
+        )
+    if refusal.step == "create namespaces" and refusal.errno in (errno.ENOSPC, errno.EUSERS):
+        return Reason(
+            "a user namespace around this process allows no more of them (user.max_user_namespaces there)",
+            f"start it without that limit (bubblewrap: without --disable-userns); {ELSEWHERE}",
+        )
+    if refusal.step == "create namespaces" and refusal.errno in (errno.EINVAL, errno.ENOSYS):
+        return Reason("the kernel was built without user namespaces", f"use one with CONFIG_USER_NS; {ELSEWHERE}")
+    return None
+
+
+def _security_module(refusal: CageError) -> Reason | None:
+    """AppArmor lets a namespace be made and takes its privileges away; a profile's ban on mounting is EACCES."""
+    if _reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" and os.geteuid() != 0:
+        return Reason(
+            "AppArmor restricts unprivileged user namespaces (kernel.apparmor_restrict_unprivileged_userns)",
+            "run `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, or give this Python an AppArmor "
+            f"profile with `userns,`; {ELSEWHERE}",
+        )
+    label = _reads("/proc/self/attr/current").strip("\0\n")
+    if refusal.errno != errno.EACCES or not label or label == "unconfined":
+        return None
+    has_selinux = os.path.exists("/sys/fs/selinux/enforce")
+    module, option = ("SELinux", "label=disable") if has_selinux else ("AppArmor", "apparmor=unconfined")
+    return Reason(
+        f"{module} forbids it to this process ({label}): could not {refusal.step}",
+        f"allow userns and mount in that profile (for containers: `--security-opt {option}`); {ELSEWHERE}",
+    )
+
+
+def _privileges(refusal: CageError) -> Reason | None:
+    if os.geteuid() != 0 or refusal.step not in ("create namespaces", "map own user"):
+        return None
+    return Reason(
+        "this is root without the capabilities of root: who has no CAP_SETFCAP may not take uid 0 into a namespace",
+        f"run it as an ordinary user, or keep CAP_SYS_ADMIN and CAP_SETFCAP; {ELSEWHERE}",
+    )
+
+
+def _mounts(refusal: CageError) -> Reason | None:
+    if refusal.step != "mount own proc":
+        return None
+    covered = _covered_in_proc()
+    if not covered:
+        return None
+    return Reason(
+        f"parts of /proc are covered or read-only here ({', '.join(covered[:3])}), and so the kernel gives no new one",
+        "start this process with all of /proc (for containers: `--security-opt systempaths=unconfined`, or "
+        f"`procMount: Unmasked`); {ELSEWHERE}",
+    )
+
+
+def _covered_in_proc() -> list[str]:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        targets = [line.split()[4] for line in file]
+    return sorted({target for target in targets if target.startswith("/proc/")})
+
+
+def _unknown(refusal: CageError) -> Reason:
+    reason = os.strerror(refusal.errno) if refusal.errno else "no answer"
+    return Reason(
+        f"could not {refusal.step}: {reason}; it is neither a seccomp filter, a sysctl nor a chroot", ELSEWHERE
+    )
+
+
+def _reads(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,49 @@
+"""Hosts that are not as one would wish, each as the beginning of a command line: what follows runs on such a host.
+
+All of it in namespaces, limits and filters of the command's own: nothing of this host is changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_REFUSE = str(Path(__file__).with_name("refuse_calls.py"))
+Prefix = tuple[str, ...]
+
+ORDINARY: Prefix = ()
+ROOT_OF_NAMESPACE: Prefix = ("unshare", "-Ur")
+ROOT_WITHOUT_CAPABILITIES: Prefix = ("unshare", "-Ur", "setpriv", "--bounding-set=-all", "--inh-caps=-all")
+NO_MORE_NAMESPACES: Prefix = tuple(
+    "bwrap --bind / / --dev-bind /dev /dev --proc /proc --unshare-user --disable-userns".split()
+)
+READ_ONLY_ROOT: Prefix = tuple("bwrap --ro-bind / / --dev-bind /dev /dev --proc /proc".split())
+
+
+def without_calls(*names: str) -> Prefix:
+    return (sys.executable, _REFUSE, ",".join(names))
+
+
+def as_root(script: str, *, then_ordinary: bool = True) -> Prefix:
+    """After `script`, in a user and a mount namespace of its own; then as an ordinary user of another one."""
+    go_on = 'exec unshare -U --map-user=1001 --map-group=1001 "$@"' if then_ordinary else 'exec "$@"'
+    return ("unshare", "-Urmpf", "--mount-proc", "sh", "-ec", f"{script}\n{go_on}", "sh")
+
+
+def limited(option: str) -> Prefix:
+    return ("bash", "-ec", f'ulimit {option}; exec "$@"', "sh")
+
+
+def ignoring(signal: str) -> Prefix:
+    code = (
+        f"import os, signal, sys; signal.signal(signal.{signal}, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    return (sys.executable, "-c", code)
+
+
+NO_PROC = as_root("mount -t tmpfs none /proc", then_ordinary=False)
+PROC_SUBSET = as_root("mount -t proc -o subset=pid proc /proc")
+STALE_PROC: Prefix = ("unshare", "-Urpf")
+PROC_COVERED = as_root("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys")
+SWITCHED_OFF = ("unshare", "-Ur", "sh", "-ec", 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh")
+NO_ROOM = as_root("mount -t tmpfs -o size=4k,nr_inodes=2 none /tmp; mount --bind /tmp /var/tmp; echo full > /tmp/file")

@@ -1,0 +1,158 @@
+"""The table of hosts: on each it works, or says what is wrong and what to do, by every door alike.
+
+`docs/troubleshooting.md` lists the same by the message that a user sees; a test below holds the two together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helpers import is_root
+from tests.hosts import conditions
+from tests.hosts.conditions import Prefix, ignoring, limited, without_calls
+
+ATTEMPT = str(Path(__file__).with_name("attempt.py"))
+PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the message says, and the remedy, as patterns."""
+
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """`process`: the enforcer that is taken, or the refusal; `wasm`: the class of isolation, or the refusal."""
+
+    name: str
+    prefix: Prefix
+    process: str | Refused
+    wasm: str | Refused
+    is_only_for_users: bool = False
+
+
+def call_refused(name: str) -> Refused:
+    return Refused(f"a seccomp filter around this process refuses {name}", f"allow {name} in the seccomp profile")
+
+
+def has_many(what: str) -> Refused:
+    return Refused(what, "raise")
+
+
+#: In a user namespace of root's the cage is refused: guests would be root to the files of the host.
+IN_NAMESPACE, WASM_IN_NAMESPACE = ("bubblewrap", "wasm") if is_root() else ("native", "wasm+process")
+NO_PROC = Refused("there is no /proc here", "mount -t proc proc /proc")
+HOSTS = (
+    Host("ordinary", conditions.ORDINARY, "native", "wasm+process"),
+    Host("uid 0 in a user namespace", conditions.ROOT_OF_NAMESPACE, IN_NAMESPACE, WASM_IN_NAMESPACE),
+    Host(
+        "root without capabilities",
+        conditions.ROOT_WITHOUT_CAPABILITIES,
+        Refused("this is root without the capabilities of root", "run it as an ordinary user"),
+        "wasm",
+    ),
+    Host(
+        "no more user namespaces (--disable-userns)",
+        conditions.NO_MORE_NAMESPACES,
+        Refused("a user namespace around this process allows no more of them", "without --disable-userns"),
+        "wasm",
+    ),
+    Host(
+        "user namespaces switched off by sysctl",
+        conditions.SWITCHED_OFF,
+        Refused("switched off .user.max_user_namespaces", "sysctl -w user.max_user_namespaces"),
+        "wasm",
+    ),
+    Host(
+        "user namespaces refused by a seccomp filter",
+        without_calls("unshare&0x10000000=1", "clone&0x10000000=1", "clone3"),
+        Refused("a seccomp filter around this process refuses unshare with CLONE_NEWUSER", "seccomp profile"),
+        "wasm",
+    ),
+    Host("no unshare", without_calls("unshare=1"), call_refused("unshare"), "wasm"),
+    Host("no Landlock", without_calls("landlock_create_ruleset"), "bubblewrap", "wasm"),
+    Host("no seccomp", without_calls("seccomp"), "bubblewrap", "wasm"),
+    Host("no open_tree", without_calls("open_tree"), "bubblewrap", "wasm"),
+    Host("no mount_setattr", without_calls("mount_setattr"), "bubblewrap", "wasm"),
+    Host("no openat2", without_calls("openat2"), "bubblewrap", "wasm"),
+    Host("no pidfd_open", without_calls("pidfd_open"), call_refused("pidfd_open"), "wasm"),
+    Host("no close_range", without_calls("close_range"), call_refused("close_range"), "wasm"),
+    Host("no memfd_create", without_calls("memfd_create"), "native", call_refused("memfd_create")),
+    Host("no /proc", conditions.NO_PROC, NO_PROC, NO_PROC),
+    Host("a /proc of another pid namespace", conditions.STALE_PROC, "bubblewrap", "wasm"),
+    Host("/proc with subset=pid", conditions.PROC_SUBSET, Refused("subset=pid", "ProcSubset=all"), "wasm"),
+    Host(
+        "/proc/sys read-only",
+        conditions.PROC_COVERED,
+        Refused("parts of /proc are covered or read-only here", "systempaths=unconfined"),
+        "wasm",
+    ),
+    Host("read-only root", conditions.READ_ONLY_ROOT, "native", "wasm+process", is_only_for_users=True),
+    Host("SIGCHLD ignored", ignoring("SIGCHLD"), "native", "wasm+process"),
+    Host("ulimit -f 0", limited("-f 0"), has_many("files may not be as large"), has_many("files may not be as large")),
+    Host("ulimit -n 12", limited("-n 12"), has_many("RLIMIT_NOFILE is 12"), has_many("RLIMIT_NOFILE is 12")),
+    Host("ulimit -n 64", limited("-n 64"), "native", "wasm+process"),
+    Host(
+        "ulimit -u 1",
+        limited("-u 1"),
+        has_many("as many processes as it may have"),
+        has_many("as many processes and threads as it may have"),
+        is_only_for_users=True,
+    ),
+    Host("ulimit -v", limited("-v 1000000"), "native", Refused("address space", "")),
+    Host("a full /tmp", conditions.NO_ROOM, IN_NAMESPACE, WASM_IN_NAMESPACE),
+)
+
+
+def on(host: Prefix, *doors: str, cwd: str | None = None, **environment: str) -> dict[str, list[Any]]:
+    """What each door answers there."""
+    command = [*host, sys.executable, ATTEMPT, *doors]
+    environ = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, cwd=cwd, check=False)
+    assert done.returncode == 0, done
+    answers: dict[str, list[Any]] = json.loads(done.stdout)
+    return answers
+
+
+def check(said: list[Any], expected: str | Refused) -> None:
+    if isinstance(expected, str):
+        assert said == ["42\n", "", expected, 0]
+        return
+    kind, _, fault, message, hint = said
+    assert (kind, fault) == ("error", "host"), said
+    assert re.search(expected.message, message) and re.search(expected.remedy, hint), said
+
+
+@pytest.mark.needs("linux", "user namespaces", "bwrap")
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
+def test_it_works_or_says_what_is_wrong(host: Host) -> None:
+    if host.is_only_for_users and is_root():
+        pytest.skip("root is above this, or covers /proc when it asks for it")
+    answers = on(host.prefix, "process", "wasm", "command", "doctor")
+    print(json.dumps(answers, indent=1))
+    check(answers["process"], host.process)
+    check(answers["wasm"], host.wasm)
+    assert_command_and_doctor_agree(answers)
+
+
+def assert_command_and_doctor_agree(answers: dict[str, list[Any]]) -> None:
+    works = answers["process"][0] == "42\n"
+    is_available, (status, proof, remedy) = answers["doctor"]
+    assert is_available == works
+    if works:
+        assert answers["command"][0] == "42\n"
+        return
+    assert answers["command"][2:] == answers["process"][2:]
+    assert status == "missing" and proof.removeprefix("native: ") in answers["process"][3]
+    assert remedy and remedy in answers["process"][4]
