@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import os
 
-if "WARMCELL_CHILD" in os.environ:  # the environment of interpreters that we start, which never import this
-    os.write(2, b"this program is no Python interpreter, and was started as one by Warmcell\n")
-    os._exit(125)
-
 TYPE_CHECKING = False  # as `typing` has it, without importing that
 if TYPE_CHECKING:
     from warmcell import errors as errors
@@ -145,7 +141,12 @@ __all__ = sorted([*_HOME_OF, "errors"])
 
 if not TYPE_CHECKING:  # a type checker that saw this would accept any name at all
 
-    def __getattr__(name: str) -> object:
+    if "WARMCELL_CHILD" in os.environ:  # the environment of interpreters that we start, which never import this
+    os.write(2, b"this program is no Python interpreter, and was started as one by Warmcell\n")
+    os._exit(125)
+
+
+def __getattr__(name: str) -> object:
         from importlib import import_module
 
         if name == "errors":
