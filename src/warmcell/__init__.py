@@ -139,14 +139,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME_OF, "errors"])
 
 
-if not TYPE_CHECKING:  # a type checker that saw this would accept any name at all
-
-    if "WARMCELL_CHILD" in os.environ:  # the environment of interpreters that we start, which never import this
+if "WARMCELL_CHILD" in os.environ:  # the environment of interpreters that we start, which never import this
     os.write(2, b"this program is no Python interpreter, and was started as one by Warmcell\n")
     os._exit(125)
 
+if not TYPE_CHECKING:  # a type checker that saw this would accept any name at all
 
-def __getattr__(name: str) -> object:
+    def __getattr__(name: str) -> object:
         from importlib import import_module
 
         if name == "errors":
