@@ -37,10 +37,8 @@ ATTACKS = {
 NOT_YET = {
     "PT-10",
     "PT-15",
-    "S2-04",  # watching others
     "S2-09",  # residue in the zygote
     "S2-10",  # disk that is not counted
-    "S2-11",  # locks
     "S2-14",  # metadata in the landlock class
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
@@ -90,7 +88,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-RX-7": Proof("S2-05"),
     "WC-LK-1": Proof("LK-01 PR-01"),
     "WC-LK-2": Proof("LK-02"),
-    "WC-LK-3": Proof("LK-05 LK-06 S2-01 S2-04 S2-09"),
+    "WC-LK-3": Proof("LK-05 LK-06 S2-01 S2-04 S2-09 S2-11"),
     "WC-LK-4": Proof("LK-04"),
     "WC-LK-5": Proof("LK-11 S2-17 S2-36 S2-39"),
     "WC-PT-1": Proof("PT-02 PT-03 PT-04 PT-05"),

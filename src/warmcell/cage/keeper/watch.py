@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from .. import refused_paths
 from ..leftovers import Leftovers
+from ..linux.guests_files import is_writable_by_rule
 from ..linux.notify import Listener
 from ..linux.processes import descendants, kill_tree
 from ..plan import LaunchPlan
@@ -36,7 +37,8 @@ class Keeper:
         self._ceilings = Ceilings(plan.watch, tree)
         self._listener: Optional[Listener] = None
         if notifications >= 0:
-            self._listener = Listener(notifications, guest, note_shared_memory=self._note_shared_memory)
+            is_own = partial(is_writable_by_rule, [path for path, is_writable in plan.landlock if is_writable])
+            self._listener = Listener(notifications, guest, note_shared_memory=self._note_shared_memory, is_own=is_own)
             self._listener.may_exec_once = may_exec
         self._exit: Optional[int] = None
         #: Nobody is left in the cell: what the guest had started and not waited for became our children with its end.

@@ -8,13 +8,15 @@ import socket
 import struct
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
+from . import guests_files
 from .syscalls import NUMBERS
 
 _RECEIVE, _SEND, _IS_VALID, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 _ADD_AND_REPLY = 2
 _MFD_CLOEXEC = 1
 _CONTINUE = 1
-_EPERM, _ENOMEM = 1, 12
+_EPERM, _ENOENT, _ENOMEM, _EFAULT = 1, 2, 12, 14
+_LONGEST_PATH = 4096
 _MOST_REMEMBERED = 32
 
 _NAMES: Dict[int, str] = {number: name for name, number in NUMBERS.items()}
@@ -30,7 +32,8 @@ class Listener:
     """Answers notifications. What is only looked at goes on, what is done for the guest is done, all else gets EPERM.
 
     `connect`, where given, makes the guest's connections in its place. `scratch` is a directory on its tmpfs.
-    `note_shared_memory` is told what length is about to be mapped, and says whether it may be.
+    `note_shared_memory` is told what length is about to be mapped, and says whether it may be. `is_own` tells of a
+    file that is open whether the guest may lock it.
     """
 
     def __init__(
@@ -40,9 +43,13 @@ class Listener:
         connect: Optional[Connect] = None,
         scratch: int = -1,
         note_shared_memory: Callable[[int], bool] = lambda length: False,
+        host_id: int = 0,
+        is_own: Callable[[int], bool] = guests_files.is_on_writable_mount,
     ) -> None:
         self.descriptor = descriptor
         self._note_shared_memory = note_shared_memory
+        self._host_id = host_id
+        self._is_own = is_own
         self._scratch = scratch
         self._connect = connect
         self._guest = guest
@@ -66,12 +73,28 @@ class Listener:
         name = _NAMES.get(number, str(number))
         if name == "memfd_create" and self._give_memory_file(identity, arguments[1]):
             return
+        if name == "inotify_add_watch":
+            result = self._add_watch(identity, pid, arguments)
+            self._reply(identity, max(result, 0), min(result, 0), 0)
+            return
         errno = self._judge(identity, name, pid, arguments)
         error, flags = (0, _CONTINUE) if errno is None else (-errno, 0)
+        self._reply(identity, 0, error, flags)
+
+    def _reply(self, identity: int, value: int, error: int, flags: int) -> None:
         try:
-            fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, error, flags))
+            fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, value, error, flags))
         except OSError:
             return
+
+    def _add_watch(self, identity: int, pid: int, arguments: Tuple[int, ...]) -> int:
+        path, end, _ = _read_memory(pid, arguments[1], _LONGEST_PATH).partition(b"\0")
+        if not path:
+            return -_ENOENT if end else -_EFAULT
+        if not self._is_waiting(identity):
+            return -_EPERM
+        descriptor, mask = arguments[0] & 0x7FFFFFFF, arguments[2] & 0xFFFFFFFF
+        return guests_files.add_watch(pid, descriptor, path, mask, self._host_id)
 
     def _give_memory_file(self, identity: int, flags: int) -> bool:
         """An unlinked file on the scratch tmpfs instead of a memfd: it behaves as one, and its size is counted."""
@@ -107,6 +130,8 @@ class Listener:
             return self._look(pid, arguments[0], address, name) if self._is_waiting(identity) else _EPERM
         if name == "mmap":
             return None if self._note_shared_memory(arguments[1]) else _ENOMEM
+        if name == "flock":
+            return guests_files.may_lock(pid, arguments[0] & 0x7FFFFFFF, arguments[1], self._is_own) or None
         if name == "execve" and pid == self._guest and self.may_exec_once:
             self.may_exec_once = False
             return None

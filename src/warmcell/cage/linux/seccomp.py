@@ -59,7 +59,7 @@ sched_rr_get_interval sched_setaffinity sched_getaffinity sched_setattr sched_ge
 arch_prctl set_tid_address set_robust_list get_robust_list futex futex_waitv futex_wake futex_wait futex_requeue
 rseq membarrier restart_syscall getrandom memfd_create copy_file_range splice tee vmsplice
 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 signalfd signalfd4
-inotify_init inotify_init1 inotify_add_watch inotify_rm_watch readahead fadvise64 cachestat mseal
+inotify_init inotify_init1 inotify_add_watch inotify_rm_watch readahead fadvise64 mseal
 setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr
 fremovexattr clock_gettime clock_getres close_range pidfd_open pidfd_send_signal pkey_mprotect pkey_alloc pkey_free
 landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy openat2 process_mrelease
@@ -229,7 +229,7 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "mknod": _mknod_rule(1),
         "mknodat": _mknod_rule(2),
     }
-    table = {**shared_with_others.rules_for_all(), **table}
+    table = {**shared_with_others.rules_for_all(), **table, **shared_with_others.rules_for_inodes(profile.is_caged)}
     if profile.is_watched:
         table = {**shared_with_others.rules_without_cgroup(), **table}
     if profile.shows_host or not profile.is_caged:

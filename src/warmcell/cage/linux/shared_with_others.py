@@ -43,6 +43,13 @@ def rules_for_all() -> Dict[str, List[Instruction]]:
     }
 
 
+def rules_for_inodes(is_caged: bool) -> Dict[str, List[Instruction]]:
+    """Events and locks, on what is the guest's own: the manager says. Without mounts to tell by, no events."""
+    if is_caged:
+        return {name: [ret(NOTIFY)] for name in ("inotify_add_watch", "flock")}
+    return {"flock": [ret(NOTIFY)], **{name: [ret(errno(_ENOSYS))] for name in ("inotify_init", "inotify_init1")}}
+
+
 def rules_without_cgroup() -> Dict[str, List[Instruction]]:
     """Where memory is counted by looking, and must not be where nobody can look."""
     return {

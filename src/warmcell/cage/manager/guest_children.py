@@ -116,9 +116,8 @@ class GuestChild:
         connect = None
         if plan.network != "host" and scratch >= 0 and any(bind.as_owner for bind in plan.binds):
             connect = partial(connections.connect, own_device=os.fstat(scratch).st_dev)
-        self._listener = Listener(
-            self._given[NOTIFICATIONS], self.pid, connect, scratch, partial(self._note_shared_memory, watcher)
-        )
+        note = partial(self._note_shared_memory, watcher)
+        self._listener = Listener(self._given[NOTIFICATIONS], self.pid, connect, scratch, note, self._init.host_id)
         self._listener.may_exec_once = self._may_exec
 
     def _fail(self, error: Exception) -> None:

@@ -1,0 +1,119 @@
+"""Files as a guest names them, by path or by descriptor, seen from outside; and what is done with them in its place.
+
+Events and locks belong to inodes, and inodes of what may only be read are everybody's: who watches one learns what
+the host and other runs open, and who locks one makes them wait. So a guest gets them on what it may write, which is its
+own. Where that is looked at here, it is done here as well: nothing can change between the look and the act.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import stat
+from contextlib import contextmanager
+from typing import Callable, Iterator, Sequence
+
+from .syscalls import call
+
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 2, 16
+_EACCES, _EOPNOTSUPP = 13, 95
+_IN_DONT_FOLLOW = 0x02000000
+_LOCK_UN = 8
+
+
+def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
+    """Where the path leads for the guest: every link on the way is one of its own root's, and none leads out of it."""
+    base = os.readlink(b"/proc/%d/cwd" % thread)
+    flags = os.O_PATH | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
+    how = (ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    root = os.open(b"/proc/%d/root" % thread, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return call("openat2", root, os.path.join(base, path), how, 24)
+    finally:
+        os.close(root)
+
+
+def copy_of(thread: int, descriptor: int) -> int:
+    """A guest's descriptor as one of ours: the same open file."""
+    pidfd = call("pidfd_open", _process_of(thread), 0)
+    try:
+        return call("pidfd_getfd", pidfd, descriptor, 0)
+    finally:
+        os.close(pidfd)
+
+
+def _process_of(thread: int) -> int:
+    with open(f"/proc/{thread}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Tgid:"))
+
+
+def add_watch(thread: int, descriptor: int, path: bytes, mask: int, host_id: int) -> int:
+    """Carries out inotify_add_watch() with the guest's own rights. Returns what it gets, an errno as negative."""
+    try:
+        notifier = copy_of(thread, descriptor)
+        try:
+            with _as_user(host_id):
+                return _add_watch(thread, notifier, path, mask)
+        finally:
+            os.close(notifier)
+    except OSError as error:
+        return -(error.errno or _EACCES)
+
+
+def _add_watch(thread: int, notifier: int, path: bytes, mask: int) -> int:
+    target = open_inside(thread, path, follows=not mask & _IN_DONT_FOLLOW)
+    try:
+        if not is_on_writable_mount(target):
+            return -_EACCES
+        return call("inotify_add_watch", notifier, b"/proc/self/fd/%d" % target, mask & ~_IN_DONT_FOLLOW)
+    finally:
+        os.close(target)
+
+
+def is_on_writable_mount(file: int) -> bool:
+    """No device either, which is everybody's wherever its node is."""
+    mode = os.fstat(file).st_mode
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+    return not is_device and not os.fstatvfs(file).f_flag & os.ST_RDONLY
+
+
+def is_writable_by_rule(places: Sequence[str], file: int) -> bool:
+    """Where mounts do not tell: it was opened for writing, or lies where the guest may write."""
+    if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+        return True
+    path = os.readlink(f"/proc/self/fd/{file}")
+    return any((path + "/").startswith(place.rstrip("/") + "/") for place in places)
+
+
+def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int], bool]) -> int:
+    """0: the guest's flock() may go on; else the errno that it gets, the one of a file system without locks.
+
+    It goes on by itself, because it may have to wait, and a signal may end that. A guest that changes the descriptor
+    meanwhile can lock a file after all that is not its own.
+    """
+    if operation & _LOCK_UN:
+        return 0
+    try:
+        file = copy_of(thread, descriptor)
+    except OSError as error:
+        return error.errno or _EACCES
+    try:
+        return 0 if is_own(file) else _EOPNOTSUPP
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _as_user(host_id: int) -> Iterator[None]:
+    """For a moment our rights to files are those of another user. An ordinary user has but its own."""
+    if not host_id:
+        yield
+        return
+    try:
+        for name in ("setfsgid", "setfsuid"):
+            call(name, host_id)
+        yield
+    finally:
+        for name in ("setfsuid", "setfsgid"):
+            call(name, 0)
