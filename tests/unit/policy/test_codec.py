@@ -38,7 +38,7 @@ def test_an_error_names_the_language_that_was_expected(tmp_path: Path, name: str
     path = tmp_path / name
     path.write_text("= nothing")
     assert refusal(path).message.startswith(f"policy: {str(path)!r}: not {language}: ")
-    with pytest.raises(InvalidRequest, match="^policy: not JSON: "):
+    with pytest.raises(InvalidRequest, match=r"^policy: not JSON: "):
         SandboxPolicy.from_json("= nothing")
 
 
@@ -56,6 +56,13 @@ def test_the_line_is_told_where_the_key_stands_only_once(tmp_path: Path, text: s
     path.write_text(text)
     place = f"line {line}: " if line else ""
     assert refusal(path).message == f"{str(path)!r}: {place}unknown: there is no such key"
+
+
+@pytest.mark.parametrize(("text", "field"), [("{%s}", "%s"), ('{"limits": {%s}}', "limits.%s")])
+def test_a_long_key_is_told_by_its_beginning(text: str, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SandboxPolicy.from_json(text % ('"' + "k" * 50 + '": 1'))
+    assert caught.value.field == field % ("k" * 40)
 
 
 def test_text_is_spelt_as_it_is() -> None:
