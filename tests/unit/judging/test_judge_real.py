@@ -50,13 +50,16 @@ def test_every_verdict_by_a_real_program(backend: ProcessBackend) -> None:
         "grow": "memory_limit",
         "flood": "output_limit",
     }
-    cases = [Case(word, "x" if word == "other" else word, timeout=2, name=word) for word in expected]
+    cases = [
+        Case(word, "x" if word == "other" else word, timeout=1 if word in ("spin", "sleep") else 20, name=word)
+        for word in expected
+    ]
     request = ExecRequest("cpp", OBEDIENT, 5, memory_limit_mb=64)
     verdicts = judge(request, cases, backend=backend)
     assert {case.name: verdict.status for case, verdict in zip(cases, verdicts, strict=True)} == expected
     by_name = {case.name: verdict for case, verdict in zip(cases, verdicts, strict=True)}
     assert by_name["crash"].result is not None and by_name["crash"].result.signal == 6
-    assert by_name["spin"].cpu_time > 0.5 and by_name["spin"].time >= 2
+    assert by_name["spin"].cpu_time > 0.2 and by_name["spin"].time >= 1
     assert by_name["right"].memory_bytes > 0
 
 

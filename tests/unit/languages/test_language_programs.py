@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,7 @@ def test_a_mistake_is_found_when_it_is_built(backend: ProcessBackend, language: 
 
 
 @pytest.mark.parametrize("language", PROCESS)
-def test_it_reads_the_files_it_was_given_and_none_of_the_host(
+def test_it_reads_the_files_it_was_given_and_has_nothing_of_the_host(
     backend: ProcessBackend, language: str, tmp_path: Path
 ) -> None:
     missing = why_missing(language, DEFAULT)
@@ -174,6 +175,8 @@ def test_it_reads_the_files_it_was_given_and_none_of_the_host(
     with backend.build_blocking(request) as program:
         assert "it was given" in program.run_blocking("data/given.txt", ["data/given.txt"]).stdout
         assert "canary" not in program.run_blocking(str(secret), [str(secret)]).stdout
+        devices = program.run_blocking("/proc/net/dev", ["/proc/net/dev"]).stdout
+        assert set(re.findall(r"(\w+):", devices)) == {"lo"}
 
 
 @pytest.mark.parametrize("language", PROCESS)
