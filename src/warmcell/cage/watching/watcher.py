@@ -251,7 +251,9 @@ class _Loop:
     def _forget(self, number: int) -> None:
         cell = self._cells.pop(number)
         self._due.pop(number, None)
-        if self._waiting.pop(cell.go, None) is not None:
+        # One that has begun has closed its descriptor, and another's may have that number now: that one is waited for.
+        if self._waiting.get(cell.go) == number:
+            del self._waiting[cell.go]
             self._poll.unregister(cell.go)
             os.close(cell.go)
         cell.close()
