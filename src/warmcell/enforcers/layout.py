@@ -9,7 +9,7 @@ import os
 from functools import cache
 
 from warmcell.core.records import dataclass
-from warmcell.enforcers.mounts import Mount, resolve_mounts
+from warmcell.enforcers.mounts import Mount, explained, resolve_mounts
 from warmcell.policy.model import SandboxPolicy, check_places
 from warmcell.policy.resolve import ResolvedPath
 
@@ -67,7 +67,12 @@ def pinned_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
     check_places(policy)
     layout = system_layout()
     mounts = resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)
-    return tuple(pin(mount.source, mount.target, mount.writable) for mount in mounts)
+    return tuple(_pinned(mount) for mount in mounts)
+
+
+def _pinned(mount: Mount) -> ResolvedPath:
+    with explained(mount.source):
+        return pin(mount.source, mount.target, mount.writable)
 
 
 def pin(source: str, target: str, writable: bool = False) -> ResolvedPath:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import dataclass
 from warmcell.enforcers.host_paths import follow, note_writable
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.policy.model import AccessMode, AllowedPath
 from warmcell.policy.places import KERNEL_PLACES, is_within
+
+_OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +82,31 @@ def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
     found = follow(allowed.path)
     if found.guest_link is not None:
         raise PolicyViolation(f"{allowed.path!r} {found.complaint(found.guest_link)}", hint=found.remedy)
-    try:
+    with explained(allowed.path):
         source = os.path.realpath(allowed.path, strict=True)
         mode = os.stat(source).st_mode
-    except OSError as error:
-        raise PolicyViolation(
-            f"{allowed.path!r} cannot be allowed: {error.strerror or error}", hint="name a path that exists"
-        ) from None
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         raise PolicyViolation(f"{allowed.path!r} is neither a file nor a directory", hint="allow its directory instead")
     if source == "/":
         raise PolicyViolation("'/' cannot be allowed", hint="name the directories that the guest needs")
     is_writable = allowed.mode is AccessMode.READ_WRITE
     if is_writable:
-        note_writable(source)
+        with explained(allowed.path):
+            note_writable(source)
     return Mount(source, target, is_writable)
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """What the kernel says of a path is the caller's fault; that it has no memory for a look is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_THE_PATH:
+            raise host_failure(error, f"look at {path!r}") from None
+        raise PolicyViolation(
+            f"{path!r} cannot be allowed: {error.strerror or error}", hint="name a path that exists"
+        ) from None
 
 
 def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:

@@ -86,6 +86,11 @@ def is_exhaustion(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
+def is_shortage(error: OSError) -> bool:
+    """Whether the same call may well work a moment later."""
+    return is_exhaustion(error) or error.errno in (errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+
+
 def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxError:
     """The typed error for a call of the kernel's that failed on our side; never the guest's fault."""
     known = _EXHAUSTED.get(error.errno or 0)

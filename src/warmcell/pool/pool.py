@@ -98,8 +98,14 @@ class Pool:
                 is_there = self._state.lease(kind, time.monotonic())
                 cell = self._ready[kind].popleft() if is_there else None
                 self._start_maker()
-            if cell is None or cell.is_alive():
-                return cell
+            if cell is None:
+                return None
+            try:
+                if cell.is_alive():
+                    return cell
+            except BaseException:
+                cell.close()
+                raise
             cell.close()
 
     def _make(self, kind: CellKind, run: Run, cancelled: int = -1, *, waits: bool = False) -> Cell:

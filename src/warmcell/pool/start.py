@@ -114,7 +114,8 @@ class Start:
         if self.is_running():
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            poll.poll(seconds * 1000)
+            with suppress(OSError):  # no memory to wait with: then it is not waited for
+                poll.poll(seconds * 1000)
         return not self.is_running()
 
     def kill(self) -> None:

@@ -18,6 +18,7 @@ from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 from warmcell.lifetime.run import RunCancelled
 from warmcell.runner.cgroups import Group, GroupUsage
+from warmcell.runner.outcome import JOB_UNREAD
 
 _PATIENCE_MS = 5000
 
@@ -160,7 +161,8 @@ class Cell:
             words = self.job.recv(4096)
         except BlockingIOError:
             return False
-        except OSError:  # it ended with some of the job unread
+        except OSError:
+            self.start_failure = JOB_UNREAD
             return True
         self.start_failure += words.decode("utf-8", "replace")
         return not words
@@ -217,6 +219,15 @@ class Cell:
         if self._is_closed:
             return
         self._is_closed = True
+        try:
+            self._end()
+        except BaseException:
+            self.kill()  # there was no memory to wait with
+            raise
+        finally:
+            self._give_back()
+
+    def _end(self) -> None:
         self._close_theirs()
         self._owned.close_only(self.job.fileno())
         if self._is_ordered and self.pidfd < 0:
@@ -226,6 +237,8 @@ class Cell:
             if not self.await_gone(2 * self.grace):
                 self.kill()
         self.await_gone(10)
+
+    def _give_back(self) -> None:
         self._owned.close()
         self.stdin = self.stdout = self.stderr = self.pidfd = self._guest = self.listener = -1
         if self.group is not None:

@@ -12,6 +12,7 @@ import time
 from typing import NamedTuple
 
 from warmcell.cage.linux import kernel_files
+from warmcell.lifetime.descriptors import is_shortage
 
 ROOT = "/sys/fs/cgroup"
 _REMOVAL_SECONDS = 2.0
@@ -149,7 +150,7 @@ def remove_group(path: str) -> None:
             os.rmdir(path)
             return
         except OSError as error:
-            if error.errno != errno.EBUSY:
+            if error.errno != errno.EBUSY and not is_shortage(error):
                 return
         _kill_members(path)
         time.sleep(0.002)
@@ -159,7 +160,11 @@ def _kill_members(path: str) -> None:
     try:
         kernel_files.write(f"{path}/cgroup.kill", "1")
     except OSError:  # version 1, or before Linux 5.14
-        for pid in members(path):
+        try:
+            found = members(path)
+        except OSError:  # no descriptor for a look, this time
+            return
+        for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):

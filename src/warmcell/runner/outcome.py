@@ -12,6 +12,8 @@ from warmcell.core.types import Denial, Enforced, ExecResult, Usage
 from warmcell.runner.streams import Capture
 
 _SIGNAL_BASE = 128
+#: As a failure to start: none of the guest's code ran, and none will.
+JOB_UNREAD = "0 its process ended before it had read its job"
 
 
 class NotStarted(ExecutionFailed):
@@ -20,6 +22,10 @@ class NotStarted(ExecutionFailed):
     def __init__(self, errno: int, reason: str) -> None:
         super().__init__(f"could not start the program: {reason}")
         self.errno = errno
+
+
+class JobUnread(NotStarted):
+    """Somebody ended the cell while it waited: another one can take its place."""
 
 
 @dataclass(slots=True)
@@ -88,12 +94,12 @@ class KernelUsage:
 
 def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
     """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
-    if end.start_failure:
+    is_memory = end.verdict == "memory" or kernel.memory_kills > 0
+    if end.start_failure and not is_memory:
         number, _, reason = end.start_failure.partition(" ")
-        raise NotStarted(int(number), reason)
+        raise (JobUnread if end.start_failure == JOB_UNREAD else NotStarted)(int(number), reason)
     if end.cut_short == "never began" and not end.ended_by_itself:
         raise ExecutionFailed("the guest had its job and never began: this host has no time for it")
-    is_memory = end.verdict == "memory" or kernel.memory_kills > 0
     was_cut_short = end.is_timeout or end.is_over_cpu
     if end.status is None and not (was_cut_short or is_memory):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")

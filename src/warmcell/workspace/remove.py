@@ -10,8 +10,10 @@ import contextlib
 import errno
 import os
 import stat
+import time
 
 from warmcell.core.errors import PathTraversal
+from warmcell.lifetime.descriptors import is_shortage
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError
 from warmcell.workspace.root import OPEN_DIRECTORY, TEMP_PREFIX, Root, explained, text_of
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 #: A guest that is still running can put new names where we have just cleaned; it wins only so many times.
 _TRIES = 64
+_PATIENCE_SECONDS = 0.5
 
 
 def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int = 1_000_000) -> None:
@@ -47,8 +50,20 @@ def clear(root: Root) -> None:
 def remove_directory(path: str) -> None:
     """Removes a directory of our own making, whatever a guest has made of what is in it. A missing one is fine.
 
-    The directory itself is beyond the guest's reach: it cannot have become a link.
+    The directory itself is beyond the guest's reach: it cannot have become a link. Nobody comes back for it, so where
+    descriptors or memory are short for a moment, that is waited for.
     """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return _remove_directory(path)
+        except OSError as error:
+            if not is_shortage(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
+def _remove_directory(path: str) -> None:
     try:
         os.chmod(path, 0o700)
         fd = os.open(path, OPEN_DIRECTORY)
@@ -139,8 +154,12 @@ def _open_at_any_cost(dir_fd: int, name: str) -> int:
     except PermissionError:
         _grant(dir_fd, name)
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=dir_fd)
-    if os.fstat(fd).st_mode & 0o700 != 0o700:
-        os.fchmod(fd, 0o700)
+    try:
+        if os.fstat(fd).st_mode & 0o700 != 0o700:
+            os.fchmod(fd, 0o700)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, PathTraversal, SandboxDestroyed, SandboxError
+from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.workspace import openat2
 from warmcell.workspace.errors import AccessDenied, AlreadyExists, FileMissing, WorkspaceError, WrongKind
 from warmcell.workspace.names import Parts, printable
@@ -60,6 +61,8 @@ class Root:
         try:
             self._fd = os.open(self.path, OPEN_DIRECTORY)
         except OSError as error:
+            if is_exhaustion(error):
+                raise host_failure(error, "open the work directory") from None
             raise InvalidRequest(f"{self.path!r} is not a directory: {error.strerror}", field="work_dir") from None
 
     @property
@@ -214,6 +217,8 @@ def explanation(error: OSError, parts: Parts) -> SandboxError:
     if isinstance(error, SandboxError):
         return error
     path = text_of(parts)
+    if is_exhaustion(error):
+        return host_failure(error, f"open {path!r}")
     match error.errno:
         case errno.ENOENT:
             return FileMissing(path)

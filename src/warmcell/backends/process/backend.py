@@ -15,6 +15,7 @@ from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
@@ -156,7 +157,10 @@ class ProcessBackend:
 
         runtime = language_runtime(request.language)
         assert isinstance(request.code, str)  # bytes are for wasm, which has just been refused
-        return runtime.prepare(request.code, self._config)
+        try:
+            return runtime.prepare(request.code, self._config)
+        except OSError as error:
+            raise host_failure(error, f"prepare {request.language}") from error
 
     def _launch(self, program: Program, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
         return self._launcher.run(self._planned(program, request, run, stdin))

@@ -30,7 +30,7 @@ from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
 from warmcell.runner.denials import DenialCollector, explain
-from warmcell.runner.outcome import KernelUsage, Terms, judge
+from warmcell.runner.outcome import JobUnread, KernelUsage, Terms, judge
 from warmcell.runner.pump import Bounds, Pump
 
 if TYPE_CHECKING:
@@ -182,6 +182,15 @@ class Launcher:
             )
 
     def _run_in_cell(self, launch: Launch) -> ExecResult:
+        """In another one where somebody ended the first before it had read its job."""
+        try:
+            return self._run_in_one_cell(launch)
+        except JobUnread:
+            if isinstance(launch.stdin, int):  # what was read of the caller's is gone
+                raise
+        return self._run_in_one_cell(launch)
+
+    def _run_in_one_cell(self, launch: Launch) -> ExecResult:
         world, limits = self._world(launch), launch.limits
         with ExitStack() as cleanup:
             cancelled = cleanup.enter_context(launch.run.descriptor())

@@ -33,9 +33,14 @@ def await_job(
         job = receive_job(functools.partial(os.read, job_descriptor))
     except EOFError:
         os._exit(0)
+    except OSError as error:
+        _tell_failure(job_descriptor, 0, "the job", error)
     if job.mode != "python" or worker is None:
         return functools.partial(_become_program, job, job_descriptor, go)
-    _write_files(job)
+    try:
+        _write_files(job)
+    except OSError as error:
+        _tell_failure(job_descriptor, 0, error.filename or "the program", error)
     close_all([go, job_descriptor])
     return functools.partial(worker.run, job)
 
@@ -74,7 +79,7 @@ def _become_program(job: Job, job_descriptor: int, go: int) -> None:
         if job.cwd:
             os.chdir(job.cwd)
     except OSError as error:
-        _tell_failure(job_descriptor, 0, error.filename, error)
+        _tell_failure(job_descriptor, 0, error.filename or "the program", error)
     _tell_failure(job_descriptor, *_exec(job))
 
 

@@ -92,15 +92,16 @@ class _Workshop:
     """
 
     def __init__(self) -> None:
-        with step("make workshop"):
-            self._own = _open_mount_namespace()
+        with step("make workshop"), Owned() as owned:
+            self._own = owned.take(_open_mount_namespace())
             call("unshare", CLONE_NEWNS)
             try:
                 root.enter_new_tmpfs("/tmp")
-                self._tmpfs = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                self._other = _open_mount_namespace()
+                self._tmpfs = owned.take(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+                self._other = owned.take(_open_mount_namespace())
             finally:
                 self._return()
+            owned.give(self._own, self._tmpfs, self._other)
 
     @property
     def tmpfs(self) -> str:

@@ -49,9 +49,13 @@ class ZygoteChild:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
             self._channel.sendmsg([ORDER.pack(self._recipe(shape), may_exec, waits)], rights)
-            answer = self._channel.recv(ANSWER.size)
         except (BrokenPipeError, ConnectionResetError):
-            answer = b""
+            raise ZygoteLost from None
+        try:
+            answer = self._channel.recv(ANSWER.size)
+        except OSError:
+            # Whatever the reason: an answer that was not taken would be taken for the next one's.
+            raise ZygoteLost from None
         if not answer:
             raise ZygoteLost
         (pid,) = ANSWER.unpack(answer)

@@ -118,6 +118,7 @@ class Watcher:
         try:
             send_packet(self._channel, {"end": number, "tell": has_more_to_say})
         except OSError:
+            self.let_go()  # it would keep what it has of the cell for ever
             return LOST
         return None if has_more_to_say else NO_VERDICT
 
