@@ -60,7 +60,7 @@ class Belongings:
 
     descriptors: int
     processes: int
-    below: tuple[tuple[str, int, int], ...]
+    below: tuple[tuple[str, int], ...]
     temporary: tuple[str, ...]
     groups: int
 
@@ -126,14 +126,14 @@ def belongings() -> Belongings:
     )
 
 
-def _inside(pid: int) -> tuple[str, int, int]:
-    """Its parent's place, its descriptors and its mounts."""
+def _inside(pid: int) -> tuple[str, int]:
+    """What it has open, by kind, and how many mounts it sees. Of user namespaces a manager keeps a few for later."""
     try:
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        leads_to = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
         mounts = len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
     except OSError:
-        return ("gone", 0, 0)
-    return ("there", descriptors, mounts)
+        return ("gone", 0)
+    return (" ".join(sorted(name.partition(":")[0] for name in leads_to if not name.startswith("user:"))), mounts)
 
 
 def settled(before: Belongings) -> Belongings:

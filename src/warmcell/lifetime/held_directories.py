@@ -6,13 +6,14 @@ knows that nobody needs the directory any more; no clock and no process id has t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from warmcell.lifetime.descriptors import is_exhaustion
+from warmcell.lifetime.descriptors import is_shortage
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
@@ -97,15 +98,17 @@ def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:
     try:
         lock = os.open(path, _OPEN)
     except OSError as error:
-        if is_exhaustion(error):
+        if is_shortage(error):
             raise
         return None
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if _is_still_there(path, lock):
             return HeldDirectory(path, lock)
-    except OSError:  # held by somebody else, or gone meanwhile
-        pass
+    except OSError as error:  # held by somebody else, or gone meanwhile
+        if is_shortage(error) and error.errno != errno.EWOULDBLOCK:
+            os.close(lock)
+            raise
     os.close(lock)
     return None
 

@@ -75,7 +75,13 @@ class Start:
         """What it is to become. It need not have loaded for that."""
         from warmcell.cage.wire import send_packet
 
-        send_packet(self.control, order)
+        try:
+            send_packet(self.control, order)
+        except OSError:
+            self.kill()  # nobody else knows of it yet
+            self.await_end(5)
+            self.let_go()
+            raise
         self.order = order
 
     def _open_pidfd(self) -> None:
