@@ -29,6 +29,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[ProcessBackend]:
         yield made
 
 
+@pytest.mark.attack("WS-07")
 @pytest.mark.needs("user namespaces")
 def test_links_pipes_directories_and_giants_are_told_and_nothing_of_the_host_comes_back(
     backend: ProcessBackend, tmp_path: Path

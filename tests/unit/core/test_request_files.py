@@ -51,6 +51,7 @@ PATHS = [
 ]
 
 
+@pytest.mark.attack("WS-01")
 @pytest.mark.parametrize("path", PATHS, ids=[repr(path)[:20] for path in PATHS])
 @pytest.mark.parametrize("field", ["files", "fetch_files"])
 def test_a_path_that_is_no_plain_path_inside_is_refused(field: str, path: Any) -> None:

@@ -61,7 +61,7 @@ RECURSION = {
     "perl": f"no warnings; sub f {{ my $n = shift; $n ? 1 + f($n - 1) : 0 }} print f({DEEP});",
     "lua": f"local function f(n) return n == 0 and 0 or 1 + f(n - 1) end print(f({DEEP}))",
     "c": "#include <stdio.h>\nint f(int n) { volatile char b[64]; b[0] = n; return n ? 1 + f(n - 1) + b[0] * 0 : 0; }\n"
-    f'int main(void) {{ printf("%d", f({DEEP})); fflush(stdout); return f(1 << 30); }}',
+    f'int main(void) {{ printf("%d", f({DEEP})); fflush(stdout); return f(400000) & 1; }}',
 }
 ODD = {
     f"{kind} {language}": (language, code)
