@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from tests.escape.harness import settled
+from tests.escape.killing import KilledPrograms
 from tests.helpers import in_a_fork
 
-import warmcell
 from warmcell.lifetime import held_directories
 from warmcell.lifetime.held_directories import PREFIXES, abandoned, hold, make_held
 from warmcell.toolbox.signed_directory import SignedDirectory
@@ -23,77 +17,16 @@ from warmcell.workspace import private_directory
 from warmcell.workspace.private_directory import PrivateDirectory, sweep
 from warmcell.workspace.workspace import Workspace
 
-_SOURCE = os.path.dirname(os.path.dirname(warmcell.__file__))
-
-#: Sandboxes of every class with runs, snapshots and builds under way, for ever.
-_BUSY = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
-from warmcell import ProcessBackend, Sandbox, ExecRequest
-def sandboxes(backend):
-    while True:
-        with Sandbox(backend=backend) as sandbox:
-            sandbox.write_file("a/b/c.txt", "x")
-            sandbox.snapshot()
-            sandbox.sh("mkdir -p d/e; chmod 0 d; echo x >f")
-def backends(enforcer, language, code):
-    while True:
-        with ProcessBackend(enforcer=enforcer) as backend:
-            for number in range(3):
-                backend.execute_blocking(ExecRequest(language, code.replace("SEED", str(number)), 20))
-work = [(sandboxes, "process"), (sandboxes, "wasm"), (backends, "landlock", "command", "mkdir -p a/b; chmod 0 a; echo x"),
-        (backends, "bubblewrap", "python", "print(1)"), (backends, "auto", "c", "int main(void) { return SEED; }")]
-for function, *arguments in work:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
-print("up", flush=True)
-threading.Event().wait()
-"""
-_NEXT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from warmcell import ProcessBackend, ExecRequest
-with ProcessBackend() as backend:
-    print(backend.execute_blocking(ExecRequest("c", "int main(void) { return 7; }", 60)).exit_code)
-"""
-
-
-def left_in(place: Path) -> list[str]:
-    found = [str(path) for path in (place / "tmp").iterdir() if path.name.startswith("warmcell")]
-    builds = place / "cache" / "warmcell" / "builds"
-    return found + ([str(path) for path in builds.iterdir() if path.name.startswith(".")] if builds.exists() else [])
-
-
-def groups_of(pids: list[int]) -> list[str]:
-    """Control groups that programs with these process ids made, wherever that was."""
-    names = tuple(f"warmcell.home.{pid}." for pid in pids)
-    tree = os.walk("/sys/fs/cgroup")
-    return [os.path.join(folder, name) for folder, found, _ in tree for name in found if name.startswith(names)]
-
 
 @pytest.mark.attack("S2-21")
 @pytest.mark.needs("user namespaces", "bwrap")
 def test_after_a_kill_the_next_start_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    places = {"TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    env = {**os.environ, **places}
-    moments = random.Random(21)
-    seen, killed = 0, []
+    programs = KilledPrograms(tmp_path)
     for _ in range(4):
-        command = [sys.executable, "-c", _BUSY, _SOURCE]
-        program = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert program.stdout is not None and program.stdout.readline() == "up\n"
-        assert settled(lambda: bool(left_in(tmp_path)), 30.0)
-        time.sleep(moments.uniform(0, 1.5))
-        program.send_signal(signal.SIGKILL)
-        program.wait()
-        program.stdout.close()
-        killed.append(program.pid)
-        seen += len(left_in(tmp_path))
-    assert seen, "the test must leave something to be swept"
-    after = subprocess.run([sys.executable, "-c", _NEXT, _SOURCE], env=env, capture_output=True, text=True, check=False)
-    assert after.stdout == "7\n", after.stderr
-    assert settled(lambda: left_in(tmp_path) == [], 5.0), left_in(tmp_path)
-    assert groups_of(killed) == []
+        programs.kill_one()
+    assert programs.seen, "the test must leave something to be swept"
+    programs.start_another()
+    assert programs.left() == []
 
 
 @pytest.mark.attack("S2-21")

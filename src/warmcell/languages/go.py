@@ -13,7 +13,7 @@ from warmcell.languages.plain import ARTEFACT, build_key
 from warmcell.languages.program import CODE_DIR, OUT_DIR, Build, Program
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr
-from warmcell.lifetime.held_directories import HeldDirectory, abandoned, make_held
+from warmcell.lifetime.held_directories import UNFINISHED_LIBRARIES, HeldDirectory, abandoned, cache_place, make_held
 
 MAIN_FILE = "main.go"
 #: Libraries of other versions that are kept beside the one in use, 100 MB each.
@@ -104,8 +104,7 @@ def standard_library(go: GoToolchain) -> str:
     Nothing of a guest goes into it, so that none can learn or leave anything there.
     """
     name = build_key(go.program, go.version, _ENVIRONMENT, COMMON_PACKAGES)[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    place = os.path.join(base, "warmcell", "go", name)
+    place = os.path.join(cache_place(), "go", name)
     return place if _is_ours(place) else _compiled(go, place)
 
 
@@ -153,7 +152,7 @@ def _forget_others(home: str) -> None:
     """What a killed process left unfinished, and all but the last of those that were made for another Go."""
     import shutil
 
-    for path in abandoned(home, (".go-",)):
+    for path in abandoned(home, UNFINISHED_LIBRARIES):
         shutil.rmtree(path, ignore_errors=True)
     kept = [entry for entry in os.scandir(home) if not entry.name.startswith(".")]
     for entry in sorted(kept, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)[:-_MOST_OTHERS]:

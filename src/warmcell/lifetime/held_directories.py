@@ -19,6 +19,8 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
 #: What this package makes in the directory for temporary files is called `warmcell-<kind>-<random>`.
 _KINDS = ("builds", "doctor", "go", "probe", "run", "snapshots", "tmp", "work")
+UNFINISHED_BUILDS = (".build-", ".keep-")
+UNFINISHED_LIBRARIES = (".go-",)
 PREFIXES = tuple(f"warmcell-{kind}-" for kind in _KINDS)
 
 
@@ -59,6 +61,12 @@ def writable_place() -> str | None:
         return tempfile.gettempdir()
     except FileNotFoundError:
         return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def cache_place() -> str:
+    """What is kept for the runs of one user."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "warmcell")
 
 
 def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
@@ -118,9 +126,15 @@ def _is_still_there(path: str, lock: int) -> bool:
     return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) and held.st_uid == os.geteuid()
 
 
+def swept_places() -> list[tuple[str, tuple[str, ...]]]:
+    """Where held directories are made, and what they are called there."""
+    builds, go = (os.path.join(cache_place(), name) for name in ("builds", "go"))
+    return [(temporary_place(), PREFIXES), (builds, UNFINISHED_BUILDS), (go, UNFINISHED_LIBRARIES)]
+
+
 def has_candidates() -> bool:
-    """Whether there is anything of ours among the temporary files, held or not. One look at a directory."""
-    return bool(_names(temporary_place(), PREFIXES))
+    """Whether there is anything in them, held or not. One look at each."""
+    return any(_names(parent, prefixes) for parent, prefixes in swept_places())
 
 
 def abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
-from warmcell.lifetime.held_directories import PREFIXES, HeldDirectory, abandoned, make_held, temporary_place
+from warmcell.lifetime.held_directories import HeldDirectory, abandoned, make_held, swept_places
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.remove import remove_directory
 
@@ -41,11 +41,12 @@ class PrivateDirectory:
 
 
 def sweep_once() -> None:
-    """Removes what killed programs of this user left among the temporary files, the first time that it is called."""
+    """Removes what killed programs of this user left, the first time that it is called."""
     global _has_swept
     if not _has_swept:
         _has_swept = True
-        sweep(temporary_place(), PREFIXES)
+        for parent, prefixes in swept_places():
+            sweep(parent, prefixes)
 
 
 def sweep(parent: str, prefixes: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.languages.plain import build_key
 from warmcell.languages.program import Build, Program
-from warmcell.lifetime.held_directories import HeldDirectory, hold, make_held
+from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_held
 from warmcell.policy.model import SandboxPolicy
 
 #: What a compiler may do, whatever the program that it makes may. Processes, because it is several of them.
@@ -49,8 +49,7 @@ class Artefacts:
     """
 
     def __init__(self) -> None:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        self._root = os.path.join(base, "warmcell", "builds")
+        self._root = os.path.join(cache_place(), "builds")
         self._temporary: HeldDirectory | None = None
 
     def find(self, build: Build, cleanup: ExitStack) -> str | None:
@@ -68,11 +67,9 @@ class Artefacts:
     @contextmanager
     def workshop(self) -> Iterator[str]:
         """An empty directory for one build, on the file system where the artefact will stay."""
-        from warmcell.workspace.private_directory import sweep
         from warmcell.workspace.remove import remove_directory
 
         root = self._writable_root()
-        sweep(root, (".build-", ".keep-"))
         held = make_held(".build-", root)
         try:
             yield held.path

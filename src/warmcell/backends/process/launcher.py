@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
@@ -261,8 +262,9 @@ class Launcher:
         self._artefacts.close()
 
 
+@cache
 def _sweep_leftovers() -> None:
-    """What killed programs of this user left. The remover is loaded only where there is something to look at."""
+    """What killed programs of this user left. Once in a process; the remover is loaded only where there is something."""
     if has_candidates():
         from warmcell.workspace.private_directory import sweep_once
 
