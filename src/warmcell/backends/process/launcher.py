@@ -264,7 +264,7 @@ class Launcher:
 
 @cache
 def _sweep_leftovers() -> None:
-    """What killed programs of this user left. Once in a process; the remover is loaded only where there is something."""
+    """What killed programs of this user left. Once in a process; the remover is loaded where there is something."""
     if has_candidates():
         from warmcell.workspace.private_directory import sweep_once
 
