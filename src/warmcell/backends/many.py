@@ -8,12 +8,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextlib import suppress
 from typing import TypeVar
 
-from warmcell.core.errors import ExecutionFailed, InvalidRequest, SandboxError
+from warmcell.core.errors import BackendBusy, ExecutionFailed, InvalidRequest, SandboxError
 from warmcell.core.outcomes import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
 
 T = TypeVar("T")
 Requests = Iterable[ExecRequest] | AsyncIterable[ExecRequest]
+#: How often a request asks for a place again, each time for as long as the backend's queue lets it wait.
+_MOST_WAITS = 10
 Execute = Callable[[ExecRequest], Awaitable[ExecResult]]
 
 
@@ -90,19 +92,25 @@ class _Line:
 
 
 async def attempt(execute: Execute, index: int, request: ExecRequest) -> Outcome:
-    """One request. What the host failed at may work in another cell: it is tried once more, then told as it is."""
+    """One request. What the host failed at may work in another cell: it is tried once more, then told as it is.
+
+    To be kept waiting is no failure: the guest never started, and whoever has many requests has the time to ask again.
+    """
     if not isinstance(request, ExecRequest):
         refused = InvalidRequest(f"must be ExecRequest, not {type(request).__name__}", field=f"requests[{index}]")
         return Outcome(index, error=refused)
-    try:
-        return Outcome(index, await execute(request))
-    except Exception as error:
-        if not _is_worth_another(error):
-            return Outcome(index, error=_typed(error))
-    try:
-        return Outcome(index, await execute(request))
-    except Exception as error:
-        return Outcome(index, error=_typed(error))
+    failures = waits = 0
+    while True:
+        try:
+            return Outcome(index, await execute(request))
+        except BackendBusy as error:
+            waits += 1
+            if waits > _MOST_WAITS:
+                return Outcome(index, error=error)
+        except Exception as error:
+            failures += 1
+            if failures > 1 or not _is_worth_another(error):
+                return Outcome(index, error=_typed(error))
 
 
 def _is_worth_another(error: Exception) -> bool:

@@ -21,6 +21,9 @@ class SandboxBackend(Protocol):
     `SandboxError` when the run could not be carried out. When it returns, raises or is cancelled, nothing of the
     run is left. `aclose` ends what is under way, may be called twice, and leaves nothing; runs that it ended, and
     `execute` after it, raise `BackendUnavailable`. A fork of the program may use its copy as if it were new.
+
+    Ours also have `build` (see `backends.built.Program`), `run_many` and blocking forms of all; whoever judges programs
+    does without them where a backend has none.
     """
 
     @property

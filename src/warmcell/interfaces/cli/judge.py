@@ -32,7 +32,7 @@ def judge(arguments: Namespace) -> int:
         cases, checker = read_cases(arguments.cases), _checker(arguments)
     except InvalidRequest as error:
         raise UsageError(error.message.removeprefix("cases: "), error.hint) from None
-    backend = _backend(arguments.enforcer)
+    backend = _backend(source.language.backend, arguments.enforcer)
     try:
         judged = _judged(request, cases, backend, checker, jobs, arguments)
         version = backend.capabilities().versions.get(source.language.name, "") if arguments.json else ""
@@ -85,7 +85,11 @@ def _checker(arguments: Namespace) -> str | Checker:
         raise UsageError(f"--tolerance: {arguments.tolerance[:40]!r} is not a number of at least 0") from None
 
 
-def _backend(enforcer: str) -> Any:
+def _backend(name: str, enforcer: str) -> Any:
+    if name != "process":
+        from warmcell.backends.registry import get_backend
+
+        return get_backend(name)
     from warmcell.backends.process.backend import ProcessBackend
 
     return ProcessBackend(enforcer=None if enforcer == "none" else enforcer)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers import require
 from tests.unit.interfaces.cli.conftest import Ended, Scripted
 from tests.unit.interfaces.cli.test_real import warmcell as real_warmcell
 
@@ -94,3 +96,12 @@ def test_the_real_thing(task: list[str]) -> None:
     assert (ended.returncode, ended.stderr, plain["status"]) == (0, b"", "accepted")
     assert plain["version"].startswith("Python 3")
     assert all(case["memory_bytes"] > 0 for case in plain["cases"])
+
+
+def test_a_webassembly_module_is_judged_by_its_backend(tmp_path: Path) -> None:
+    require(find_spec("wasmtime"), "wasmtime is not installed")
+    (tmp_path / "empty.wat").write_text('(module (memory (export "memory") 1) (func (export "_start")))')
+    (tmp_path / "cases.jsonl").write_text('{"expected": ""}\n{"expected": "x"}\n')
+    ended = real_warmcell("judge", str(tmp_path / "empty.wat"), "--cases", str(tmp_path / "cases.jsonl"))
+    assert ended.returncode == 1
+    assert ended.stdout.endswith(b"1 of 2 accepted\n"), ended

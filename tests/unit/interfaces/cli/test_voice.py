@@ -82,3 +82,16 @@ def test_without_stdout_the_status_is_still_the_guests() -> None:
     script = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {COMMAND!r}])"
     ended = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (3, b"")
+
+
+@pytest.mark.parametrize(("stream", "is_shown"), [(Terminal(), True), (io.StringIO(), False)], ids=["tty", "pipe"])
+def test_a_bar_shows_how_many_are_done_and_goes(
+    stream: io.StringIO, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with voice.Bar(4, "judged") as bar:
+        for _ in range(2):
+            bar.advance()
+    shown = stream.getvalue()
+    assert ("[###############...............] 2/4 judged" in shown, shown.endswith("\r\x1b[2K")) == (is_shown, is_shown)
