@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxEnforcer as SandboxEnforcer
     from warmcell.core.contracts import WrappedCommand as WrappedCommand
     from warmcell.core.outcomes import Outcome as Outcome
+    from warmcell.core.output_events import OutputEvent as OutputEvent
+    from warmcell.core.output_events import ResultEvent as ResultEvent
     from warmcell.core.types import BackendCapabilities as BackendCapabilities
     from warmcell.core.types import Denial as Denial
     from warmcell.core.types import Enforced as Enforced
@@ -87,6 +89,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.backends.wasm.backend": ("WasmBackend",),
     "warmcell.core.contracts": ("SandboxBackend", "SandboxEnforcer", "WrappedCommand"),
     "warmcell.core.outcomes": ("Outcome",),
+    "warmcell.core.output_events": ("OutputEvent", "ResultEvent"),
     "warmcell.core.types": (
         "BackendCapabilities",
         "Denial",

@@ -17,6 +17,7 @@ from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
+from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest, Language, Limits
 
 HELLO = guests.prints("hello\n")
@@ -76,6 +77,14 @@ def test_a_trap_is_exit_1_with_its_message(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (1, "before")
     assert result.stderr.startswith("wasm trap: wasm `unreachable` instruction executed")
     assert result.stderr.encode() == result.stderr_bytes
+
+
+def test_who_listens_hears_the_message_of_a_trap_too(backend: WasmBackend) -> None:
+    *pieces, last = backend.stream_blocking(ExecRequest("wasm", guests.prints("before", then="unreachable"), 20))
+    assert isinstance(last, ResultEvent)
+    heard = b"".join(piece.data for piece in pieces if isinstance(piece, OutputEvent) and piece.stream == "stderr")
+    assert heard == last.result.stderr_bytes
+    assert b"unreachable" in heard
 
 
 def test_large_input_and_output_do_not_deadlock(run: Run) -> None:

@@ -97,6 +97,8 @@ class Job(NamedTuple):
     main: str = ""
     #: Where the program begins; "" is where the cage put it.
     cwd: str = ""
+    #: Somebody reads the output while it comes: Python then writes line by line.
+    is_heard: bool = False
 
 
 #: Without what `json.loads` does first: in a guest, every step less is a few pages less to copy.
@@ -106,18 +108,18 @@ _PLAIN_FIELDS = ("mode", "env", "code_dir", "main", "cwd")
 
 def encode_job(job: Job) -> bytes:
     names = list(job.files)
-    header = json.dumps(
-        {
-            "mode": job.mode,
-            "argv": job.argv,
-            "env": job.env,
-            "code_dir": job.code_dir,
-            "main": job.main,
-            "cwd": job.cwd,
-            "files": [[name, len(job.files[name])] for name in names],
-        },
-        separators=(",", ":"),
-    ).encode()
+    fields: Dict[str, Any] = {
+        "mode": job.mode,
+        "argv": job.argv,
+        "env": job.env,
+        "code_dir": job.code_dir,
+        "main": job.main,
+        "cwd": job.cwd,
+        "files": [[name, len(job.files[name])] for name in names],
+    }
+    if job.is_heard:  # most are not, and say nothing of it
+        fields["is_heard"] = True
+    header = json.dumps(fields, separators=(",", ":")).encode()
     return b"".join([struct.pack("!I", len(header)), header, *(job.files[name] for name in names)])
 
 
@@ -126,7 +128,8 @@ def receive_job(read: Callable[[int], bytes]) -> Job:
     (size,) = struct.unpack("!I", _read_exactly(read, 4))
     header, _ = _read_json(_read_exactly(read, size).decode())
     files = {name: _read_exactly(read, length) for name, length in header["files"]}
-    return Job(files=files, argv=tuple(header.pop("argv")), **{name: header[name] for name in _PLAIN_FIELDS})
+    plain = {name: header[name] for name in _PLAIN_FIELDS}
+    return Job(files=files, argv=tuple(header.pop("argv")), is_heard="is_heard" in header, **plain)
 
 
 def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:

@@ -91,6 +91,8 @@ def run(job):
     path = os.path.join(job.code_dir, job.main)
     _set_environment(job.env)
     _set_interpreter(path, job.argv)
+    if job.is_heard:
+        sys.stdout.reconfigure(line_buffering=True)  # as on a terminal
     gc.freeze()  # from here on, what the collector lists is the guest's
     _begin()
     sys.modules["__main__"] = _main_module(path)

@@ -8,11 +8,15 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from warmcell.core.records import dataclass
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.outcome import Exit
 from warmcell.runner.streams import Capture, Feed
+
+if TYPE_CHECKING:
+    from warmcell.runner.listening import Listener, Pace
 
 _LOOK = 0.02
 #: How long a guest that has its job may take to begin, on a host that has nothing left for it.
@@ -35,11 +39,18 @@ class Pump:
     """In the calling thread, from the moment that the cell has its job.
 
     `stdin` is what the guest reads: bytes, or a descriptor that is passed on as its data comes. The run is given up
-    when `cancelled` is readable. `on_linger` is called once when the run takes longer than most.
+    when `cancelled` is readable. `on_linger` is called once when the run takes longer than most. `listener` hears the
+    output while it comes; a run without one does nothing for it.
     """
 
     def __init__(
-        self, cell: Cell, stdin: bytes | int, bounds: Bounds, cancelled: int, on_linger: Callable[[], None]
+        self,
+        cell: Cell,
+        stdin: bytes | int,
+        bounds: Bounds,
+        cancelled: int,
+        on_linger: Callable[[], None],
+        listener: Listener | None = None,
     ) -> None:
         self._cell = cell
         self._bounds = bounds
@@ -50,13 +61,21 @@ class Pump:
         self._deadline = self._sent + _BEGIN_SECONDS
         self._is_lost = False
         self._poll = select.poll()
-        self._captures = {descriptor: Capture(bounds.output_bytes) for descriptor in (cell.stdout, cell.stderr)}
         self._order = (cell.stdout, cell.stderr)
+        self._captures = {descriptor: Capture(bounds.output_bytes) for descriptor in self._order}
+        self._pace = None if listener is None else self._listen(listener)
         # Where there is a cgroup it knows best; elsewhere init looks.
         self._counts_cpu = bounds.cpu_seconds is not None and cell.group is not None
         for descriptor in (cell.job.fileno(), *self._order, cell.status.fileno(), cell.pidfd, cancelled):
             self._poll.register(descriptor, select.POLLIN)
         self._feed = Feed(stdin, cell.stdin, cell.close_stdin, self._poll)
+
+    def _listen(self, listener: Listener) -> Pace:
+        from warmcell.runner.listening import STREAMS, HeardCapture, Pace
+
+        for descriptor, stream in zip(self._order, STREAMS, strict=True):
+            self._captures[descriptor] = HeardCapture(self._bounds.output_bytes, listener, stream)
+        return Pace(listener, self._order, self._poll)
 
     def run(self) -> Exit:
         """Until the cell is gone: by itself, at the deadline, at the end of its cpu time, or because of the caller."""
@@ -78,6 +97,8 @@ class Pump:
             if descriptor == self._cancelled:
                 return "cancelled"
             self._handle(descriptor)
+        if self._pace is not None:
+            self._pace.keep()
         if self._on_linger and time.monotonic() - self._sent >= _LOOK:
             self._on_linger()
             self._on_linger = None
@@ -90,6 +111,8 @@ class Pump:
         if descriptor in self._captures:
             if self._captures[descriptor].read(descriptor) is False:
                 self._poll.unregister(descriptor)
+                if self._pace is not None:
+                    self._pace.ended(descriptor)
         elif descriptor == cell.status.fileno():
             self._hear()
         elif descriptor == cell.job.fileno():
@@ -98,7 +121,7 @@ class Pump:
                 self._begin()
         elif descriptor == cell.pidfd:
             self._is_lost = True
-        else:
+        elif self._pace is None or not self._pace.take(descriptor):
             self._feed.handle(descriptor)
 
     def _begin(self) -> None:
@@ -120,6 +143,8 @@ class Pump:
         while self._cell.report is None and not self._is_lost and time.monotonic() < until:
             for descriptor, _ in self._poll.poll(20):
                 self._handle(descriptor)
+            if self._pace is not None:
+                self._pace.keep()
 
     def _finish(self, cut_short: str) -> Exit:
         if self._cell.report is None:
@@ -129,6 +154,7 @@ class Pump:
         for descriptor, capture in self._captures.items():
             while capture.read(descriptor):
                 pass
+            capture.finish()
         if self._cell.report is None:
             self._hear_last_words()
         if self._began is None:

@@ -35,6 +35,9 @@ class Capture:
         self.add(chunk)
         return bool(chunk)
 
+    def finish(self) -> None:
+        """No more will come."""
+
 
 class Feed:
     """What the guest reads: bytes, or a descriptor that is passed on as its data comes.

@@ -23,14 +23,17 @@ from typing import cast
 from warmcell.backends.built import Program
 from warmcell.backends.fake.script import Answer, Ending, Reply, ending
 from warmcell.backends.many import Requests, in_step, run_many
+from warmcell.backends.streaming import stream
 from warmcell.core.errors import BackendUnavailable, BuildFailed, ExecutionFailed, InvalidRequest
 from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import StreamEvent
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
 from warmcell.languages.registry import canonical, language_names
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
+from warmcell.runner.listening import Listener, tell_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,16 @@ class FakeBackend:
         self._rules.append(_Rule(None if language is None else canonical(language), pattern, reply))
         return self
 
-    async def execute(self, request: ExecRequest) -> ExecResult:
+    async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
         end = self._decide(request)
-        return await self._runs.run(lambda run: _play(end, run))
+        return await self._runs.run(lambda run: _play(end, run, listener))
+
+    def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+        """As of the real ones: what the guest prints comes at once, then it goes on for its seconds."""
+        return stream(lambda listener: self.execute(request, listener=listener))
+
+    def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
+        return in_step(self.stream(request))
 
     def execute_blocking(self, request: ExecRequest, *, stdin: int = -1) -> ExecResult:
         """The same without an event loop, as `ProcessBackend` has it. What comes on `stdin` is recorded as given."""
@@ -173,9 +183,10 @@ class FakeBackend:
         return ""
 
 
-def _play(end: Ending, run: Run) -> ExecResult:
-    """Takes as long as the guest would have."""
+def _play(end: Ending, run: Run, listener: Listener | None = None) -> ExecResult:
+    """Takes as long as the guest would have, which printed everything when it began."""
     queued = time.monotonic() - run.asked
+    tell_whole(listener, end.printed)
     over = threading.Event()
     with run.on_cancel(over.set):
         over.wait(end.delay)

@@ -70,6 +70,12 @@ class Ending:
     verdict: ExecResult | BaseException
     is_scripted: bool = True
 
+    @property
+    def printed(self) -> ExecResult | None:
+        """The result, or the partial one of what a limit ended."""
+        found = self.verdict if isinstance(self.verdict, ExecResult) else getattr(self.verdict, "result", None)
+        return found if isinstance(found, ExecResult) else None
+
 
 def ending(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: float = 0.0) -> Ending:
     """What a reply of the script comes to under these limits, `delay` seconds late."""

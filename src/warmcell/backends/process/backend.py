@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from warmcell.backends.many import Requests
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.core.outcomes import Outcome
+    from warmcell.core.output_events import StreamEvent
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
+    from warmcell.runner.listening import Listener
 
 
 class ProcessBackend:
@@ -114,43 +116,72 @@ class ProcessBackend:
         """The processes that cells are forked from."""
         return self._launcher.pool.zygote_pids()
 
-    def execute_blocking(self, request: ExecRequest, *, stdin: int = -1) -> ExecResult:
+    def execute_blocking(
+        self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
+    ) -> ExecResult:
         """Runs the request in the calling thread.
 
-        `stdin` is a descriptor whose data the guest reads as it comes, in place of the request's.
+        `stdin` is a descriptor whose data the guest reads as it comes, in place of the request's; `listener` hears what
+        it writes, in this thread.
         """
         with RunRecord(self.name, request) as record:
-            record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin))
+            record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin, listener))
             return record.result
 
-    async def execute(self, request: ExecRequest) -> ExecResult:
+    async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
         """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
         with RunRecord(self.name, request) as record:
-            record.result = await self._runs.run(lambda run: self._execute(request, run))
+            record.result = await self._runs.run(lambda run: self._execute(request, run, listener=listener))
             return record.result
 
-    async def execute_command(self, argv: Sequence[str], cwd: str, request: ExecRequest) -> ExecResult:
+    def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+        """`OutputEvent`s as the guest writes, last a `ResultEvent`; see `backends.streaming`. Leaving it ends the run.
+
+        While somebody listens, warm Python is line-buffered as on a terminal; other programs see a pipe, as ever.
+        """
+        from warmcell.backends.streaming import stream
+
+        return stream(lambda listener: self.execute(request, listener=listener))
+
+    def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
+        """The same for code without an event loop."""
+        from warmcell.backends.many import in_step
+
+        return in_step(self.stream(request))
+
+    def stream_command(self, argv: Sequence[str], cwd: str, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+        """`stream` for `execute_command`."""
+        from warmcell.backends.streaming import stream
+
+        return stream(lambda listener: self.execute_command(argv, cwd, request, listener=listener))
+
+    async def execute_command(
+        self, argv: Sequence[str], cwd: str, request: ExecRequest, *, listener: Listener | None = None
+    ) -> ExecResult:
         """Runs a program with its arguments, no shell in between, with what the request says beside its code.
 
         `CommandNotFound` is what exec said before any of the guest's code ran; no guest can make it up. Not for
         enforcers that put a program of their own around the guest: see `takes_commands`.
         """
+        program = Program(tuple(argv), {}, "", cwd=cwd)
         with RunRecord(self.name, request) as record:
-            record.result = await self._runs.run(lambda run: self._execute_command(tuple(argv), cwd, request, run))
+            record.result = await self._runs.run(lambda run: self._execute_command(program, request, run, listener))
             return record.result
 
     def takes_commands(self) -> bool:
         """Whether `execute_command` can be used with this enforcer. Looks for the enforcer the first time."""
         return not self._launcher.has_wrapper
 
-    def _execute_command(self, argv: tuple[str, ...], cwd: str, request: ExecRequest, run: Run) -> ExecResult:
+    def _execute_command(
+        self, program: Program, request: ExecRequest, run: Run, listener: Listener | None
+    ) -> ExecResult:
         try:
-            return self._launch(Program(argv, {}, "", cwd=cwd), request, run)
+            return self._launcher.run(self._planned(program, request, run, listener=listener))
         except NotStarted as failure:
-            raise _command_refusal(argv[0], failure) from None
+            raise _command_refusal(program.argv[0], failure) from None
 
-    def _execute(self, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
-        return self._launch(self._prepared(request), request, run, stdin)
+    def _execute(self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
+        return self._launcher.run(self._planned(self._prepared(request), request, run, stdin, listener))
 
     def _prepared(self, request: ExecRequest) -> Program:
         from warmcell.languages.registry import language_runtime
@@ -162,10 +193,14 @@ class ProcessBackend:
         except OSError as error:
             raise host_failure(error, f"prepare {request.language}") from error
 
-    def _launch(self, program: Program, request: ExecRequest, run: Run, stdin: int = -1) -> ExecResult:
-        return self._launcher.run(self._planned(program, request, run, stdin))
-
-    def _planned(self, program: Program, request: ExecRequest, run: Run, stdin: int = -1) -> Launch:
+    def _planned(
+        self,
+        program: Program,
+        request: ExecRequest,
+        run: Run,
+        stdin: int = -1,
+        listener: Listener | None = None,
+    ) -> Launch:
         return Launch(
             program=program,
             env=request.env,
@@ -176,6 +211,7 @@ class ProcessBackend:
             args=tuple(request.args),
             files=request.files,  # type: ignore[arg-type]  # text has become bytes when it was checked
             fetch_files=tuple(request.fetch_files),
+            listener=listener,
         )
 
     async def build(self, request: ExecRequest) -> built.Program:

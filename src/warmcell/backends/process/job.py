@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import warmcell.guest
 from warmcell.backends.process.egress import WayOut
@@ -18,6 +19,9 @@ from warmcell.lifetime.run import Run
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import CODE_DIR, OUT_DIR
 from warmcell.policy.resolve import ResolvedPath
+
+if TYPE_CHECKING:
+    from warmcell.runner.listening import Listener
 
 NODE_WORKER = os.path.join(warmcell.guest.__path__[0], "node_worker.cjs")
 
@@ -46,6 +50,8 @@ class Launch:
     extra_paths: tuple[ResolvedPath, ...] = ()
     #: Compilers need processes of their own, whatever the program may do.
     is_build: bool = False
+    #: Who hears the output while it comes.
+    listener: Listener | None = None
     #: The file that a build made; whoever has the launch sees to it that it stays there.
     artefact: str = ""
 
@@ -59,7 +65,8 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
     files = {**program.files, **way_out.files}
     warm = warm_worker(launch, world)
     if warm == "python":
-        return Job("python", launch.args, env, directories.code, files, program.main_file)
+        is_heard = launch.listener is not None
+        return Job("python", launch.args, env, directories.code, files, program.main_file, is_heard=is_heard)
     if warm == "node":
         argv = [os.path.basename(program.argv[-1]), *launch.args]
     else:

@@ -12,7 +12,7 @@ from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
 from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import Launch, job_for, prelude_for, warm_worker
 from warmcell.backends.process.world import PreparedWorld, World, world_for
-from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, PolicyViolation
+from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
@@ -120,10 +120,24 @@ class Launcher:
             if launch.program.build is None:
                 return self._run_once(launch)
             with ExitStack() as cleanup:
-                built = self._built(launch, cleanup)
+                built = self._built_and_told(launch, cleanup)
                 return built if isinstance(built, ExecResult) else self._run_once(built)
         except OSError as error:
             raise host_failure(error) from error
+
+    def _built_and_told(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
+        """Nobody hears a compiler, unless its words turn out to be the outcome."""
+        if launch.listener is None:
+            return self._built(launch, cleanup)
+        from warmcell.runner.listening import tell_whole
+
+        try:
+            built = self._built(launch, cleanup)
+        except (ExecutionTimeout, MemoryExceeded) as ended:
+            tell_whole(launch.listener, ended.result)
+            raise
+        tell_whole(launch.listener, built if isinstance(built, ExecResult) else None)
+        return built
 
     def build(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
         """What can be run, many times, until `cleanup`; or the words of the compiler that refused it.
@@ -199,7 +213,7 @@ class Launcher:
             denials = DenialCollector()
             cell = self._started(launch, world, prepared, denials, cleanup)
             bounds = Bounds(launch.timeout - launch.spent, limits.output_bytes, limits.cpu_seconds)
-            end = Pump(cell, launch.stdin, bounds, cancelled, self.pool.linger).run()
+            end = Pump(cell, launch.stdin, bounds, cancelled, self.pool.linger, launch.listener).run()
             cell.close()
             launch.run.check()
             kernel = _kernel_usage(cell)
@@ -282,7 +296,7 @@ def _compiling(launch: Launch, build: Build, workshop: str) -> Launch:
 
 def _bare(launch: Launch) -> Launch:
     """Nothing of who asks goes with a build: no variable, no input, no path."""
-    return replace(launch, env={}, stdin=b"", args=(), fetch_files=(), is_build=True)
+    return replace(launch, env={}, stdin=b"", args=(), fetch_files=(), is_build=True, listener=None)
 
 
 def _with_artefact(launch: Launch) -> Launch:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from warmcell.backends.built import Program
 from warmcell.backends.many import Requests, in_step, run_many
+from warmcell.backends.streaming import stream
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_source import source_from_code
@@ -17,6 +18,7 @@ from warmcell.backends.wasm.run_request import Preopen, RunRequest, check_fuel
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import StreamEvent
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import (
     MIB,
@@ -35,6 +37,7 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import effective_limits
+from warmcell.runner.listening import Listener
 from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.run_directory import RunDirectory
 
@@ -87,11 +90,19 @@ class WasmBackend:
     def capabilities(self) -> BackendCapabilities:
         return BackendCapabilities((Language.WASM,), launcher().isolation_class, _ENFORCED_LIMITS)
 
-    async def execute(self, request: ExecRequest) -> ExecResult:
+    async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
         """Runs in a thread; cancelling the task kills the run."""
         with RunRecord(self.name, request) as record:
-            record.result = await self._runs.run(lambda run: self._execute(request, run))
+            record.result = await self._runs.run(lambda run: self._execute(request, run, listener))
             return record.result
+
+    def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+        """`OutputEvent`s as the guest writes, last a `ResultEvent`; leaving it ends the run. See `backends.streaming`."""
+        return stream(lambda listener: self.execute(request, listener=listener))
+
+    def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
+        """The same for code without an event loop."""
+        return in_step(self.stream(request))
 
     def execute_blocking(self, request: ExecRequest) -> ExecResult:
         """The same, in the calling thread and without an event loop."""
@@ -141,16 +152,16 @@ class WasmBackend:
         self._runs.close()
         self._supervisor.close()
 
-    def _execute(self, request: ExecRequest, run: Run) -> ExecResult:
+    def _execute(self, request: ExecRequest, run: Run, listener: Listener | None = None) -> ExecResult:
         self._check_language(request)
         source, limits = source_from_code(request.code), self._effective(request)
         if not request.files and not request.fetch_files:
-            return self._supervisor.run(source, self._run_request(request, limits), run)
+            return self._supervisor.run(source, self._run_request(request, limits, listener), run)
         with ExitStack() as cleanup:
             directory = RunDirectory(request.files, limits.disk_mb, cleanup)  # type: ignore[arg-type]  # text was encoded
             # By both names: what a program makes of a relative path depends on its language's library.
             preopens = tuple(Preopen(directory.path, place, writable=True) for place in (".", WORK_DIR))
-            wanted = self._run_request(request, limits, preopens)
+            wanted = self._run_request(request, limits, listener, preopens)
             return directory.around(lambda: self._supervisor.run(source, wanted, run), request.fetch_files)
 
     def _check_language(self, request: ExecRequest) -> None:
@@ -164,7 +175,11 @@ class WasmBackend:
         return effective_limits(SandboxPolicy(limits=self._limits), request.limits, request.memory_limit_mb)
 
     def _run_request(
-        self, request: ExecRequest, limits: EffectiveLimits, preopens: tuple[Preopen, ...] = ()
+        self,
+        request: ExecRequest,
+        limits: EffectiveLimits,
+        listener: Listener | None,
+        preopens: tuple[Preopen, ...] = (),
     ) -> RunRequest:
         return RunRequest(
             argv=("main.wasm", *request.args),
@@ -178,4 +193,5 @@ class WasmBackend:
             open_files=limits.open_files,
             preopens=preopens,
             file_bytes=limits.disk_mb * MIB if preopens else None,
+            listener=listener,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from warmcell.backends.wasm.frames import Frame, Overstayed
 from warmcell.backends.wasm.worker import Worker
+from warmcell.runner.listening import Listener, Pace
 
 #: Most runs are over by then; their output is read once, after the answer, instead of piece by piece.
 _FIRST_WAIT_MS = 2
@@ -38,10 +39,17 @@ OnQuestion = Callable[[Frame], None]
 class Conversation:
     """Runs in the calling thread. `give_time` may be called from `on_question`."""
 
-    def __init__(self, worker: Worker, bounds: Bounds, on_question: OnQuestion | None = None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        bounds: Bounds,
+        on_question: OnQuestion | None = None,
+        listener: Listener | None = None,
+    ) -> None:
         self._worker = worker
         self._bounds = bounds
         self._on_question = on_question
+        self._pace = None if listener is None else Pace(listener, worker.outputs, worker.full_poll)
         self._deadline = time.monotonic() + bounds.seconds
         self._next_watch = time.monotonic() + _WATCH_SECONDS
         self._memory_before = 0
@@ -66,10 +74,13 @@ class Conversation:
             frame = self._receive()
             if frame is not None:
                 return frame
-        while True:
-            frame = self._step()
-            if frame is not None:
-                return frame
+        try:
+            while (frame := self._step()) is None:
+                pass
+            return frame
+        finally:
+            if self._pace is not None:
+                self._pace.end()
 
     def _step(self) -> Frame | None:
         now = time.monotonic()
@@ -82,8 +93,12 @@ class Conversation:
         for descriptor, _ in self._worker.full_poll.poll(max(0, pause) * 1000):
             if descriptor == self._worker.channel.fileno():
                 frame = self._receive()
-            else:
+            elif self._pace is None:
                 self._worker.pump(descriptor)
+            elif not self._pace.take(descriptor) and not self._worker.pump(descriptor):
+                self._pace.ended(descriptor)
+        if self._pace is not None:
+            self._pace.keep()
         return frame
 
     def _receive(self) -> Frame | None:

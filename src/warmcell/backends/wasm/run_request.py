@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, check_env, check_text, check_timeout
 from warmcell.lifetime.descriptors import host_failure
+from warmcell.runner.listening import Listener
 
 DEFAULT_OPEN_FILES = 1024
 _MAX_FUEL = (1 << 63) - 1
@@ -51,6 +52,7 @@ class RunRequest:
     output_bytes: int = DEFAULT_OUTPUT_BYTES
     preopens: Sequence[Preopen] = ()
     fetch: Fetch | None = None
+    listener: Listener | None = None
     cpu_seconds: float | None = None
     open_files: int = DEFAULT_OPEN_FILES
     file_bytes: int | None = None

@@ -21,6 +21,8 @@ from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxErr
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
+from warmcell.runner.listening import HeardCapture
+from warmcell.runner.streams import Capture
 from warmcell.toolbox.runtime import wasmtime_version
 
 #: Of one backend or sandbox.
@@ -147,7 +149,7 @@ def _carry_out(
 ) -> ExecResult:
     worker = lease.worker
     worker.is_clean = False
-    worker.start_streams(request.output_bytes)
+    worker.start_streams(request.output_bytes, request.listener)
     started = time.monotonic()
     ending = _converse(lease, questions, message, request)
     lease.is_reusable = ending.kind in _CLEAN_ENDINGS and not worker.is_killed and worker.drain()
@@ -161,13 +163,23 @@ def _carry_out(
         isolation_class=launcher().isolation_class,
         wasmtime_version=wasmtime_version(),
     )
-    return deliver(ending, *worker.captures, terms)
+    for capture in worker.captures:
+        capture.finish()
+    result = deliver(ending, *worker.captures, terms)
+    _tell_note(request, worker.captures[1], result)
+    return result
+
+
+def _tell_note(request: RunRequest, stderr: Capture, result: ExecResult) -> None:
+    """The message of a trap is in the result, and never was in a pipe."""
+    if request.listener is not None and isinstance(stderr, HeardCapture) and result.stderr_bytes[stderr.told :]:
+        request.listener.deliver("stderr", result.stderr_bytes[stderr.told :])
 
 
 def _converse(lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest) -> Ending:
     memory = request.memory_bytes + _OVERHEAD_BYTES + _STDIN_COPIES * len(request.stdin)
     bounds = Bounds(request.timeout + GRACE_SECONDS, memory, request.cpu_seconds)
-    conversation = questions.conversation = Conversation(lease.worker, bounds, questions.answer)
+    conversation = questions.conversation = Conversation(lease.worker, bounds, questions.answer, request.listener)
     try:
         lease.send(message, request.stdin, seconds=bounds.seconds)
         answer = conversation.wait().message

@@ -14,6 +14,7 @@ from warmcell.backends.wasm.launcher import WorkerProcess, launcher
 from warmcell.backends.wasm.run_request import Directories, Directory
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
+from warmcell.runner.listening import STREAMS, HeardCapture, Listener
 from warmcell.runner.streams import Capture
 from warmcell.toolbox.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory
 
@@ -50,8 +51,8 @@ class OutputPipe:
         os.set_blocking(self.reader, False)
         self.capture = Capture(0)
 
-    def start(self, most: int) -> None:
-        self.capture = Capture(most)
+    def start(self, capture: Capture) -> None:
+        self.capture = capture
 
     def pump(self) -> int:
         """Reads once; 0 when there is nothing to read at the moment."""
@@ -159,15 +160,23 @@ class Worker:
         """Whether it is there and silent, as a worker between two requests is. One that died can be read from."""
         return not self.is_killed and not self.control_poll.poll(0)
 
-    def start_streams(self, most: int) -> None:
-        for stream in self._streams:
-            stream.start(most)
+    def start_streams(self, most: int, listener: Listener | None = None) -> None:
+        for stream, name in zip(self._streams, STREAMS, strict=True):
+            stream.start(Capture(most) if listener is None else HeardCapture(most, listener, name))
 
-    def pump(self, descriptor: int) -> None:
-        if not self._by_descriptor[descriptor].pump():
-            # The worker's end is closed: it is dying, and the control socket will say so.
-            with contextlib.suppress(KeyError):
-                self.full_poll.unregister(descriptor)
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The descriptors in `full_poll` that `pump` is for."""
+        return tuple(self._by_descriptor)
+
+    def pump(self, descriptor: int) -> bool:
+        """Reads once; False where there will be no more."""
+        if self._by_descriptor[descriptor].pump():
+            return True
+        # The worker's end is closed: it is dying, and the control socket will say so.
+        with contextlib.suppress(KeyError):
+            self.full_poll.unregister(descriptor)
+        return False
 
     def drain(self) -> bool:
         """Takes in the rest of the output; False when the worker goes on writing after it said that it was done."""
@@ -198,7 +207,7 @@ class Worker:
         """The end of what the worker's runtime printed about its own failure. For our log: it names host paths."""
         if self._is_disposed:
             return self._last_words
-        self._log.start(_LOG_BYTES)
+        self._log.start(Capture(_LOG_BYTES))
         self._log.drain()
         return bytes(self._log.capture.kept).decode("utf-8", "replace").strip()
 

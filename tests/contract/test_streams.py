@@ -1,0 +1,155 @@
+"""Output as it comes: in order, as much of it as the result has, no faster than it is read, and the run ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from tests.contract.conftest import Kind
+from tests.contract.processes import descriptors, eventually
+from tests.contract.programs import PAGE, Exit, Flood, Say, Sleep
+
+from warmcell import (
+    BackendUnavailable,
+    ExecRequest,
+    ExecResult,
+    ExecutionTimeout,
+    InvalidRequest,
+    Limits,
+    OutputEvent,
+    ResultEvent,
+    SandboxError,
+)
+
+
+def heard(backend: Any, request: ExecRequest) -> tuple[bytes, bytes, ExecResult | SandboxError]:
+    """Both streams as they were delivered, and how it ended."""
+    streams = {"stdout": b"", "stderr": b""}
+    try:
+        for event in backend.stream_blocking(request):
+            if isinstance(event, ResultEvent):
+                return streams["stdout"], streams["stderr"], event.result
+            streams[event.stream] += event.data
+    except SandboxError as error:
+        return streams["stdout"], streams["stderr"], error
+    raise AssertionError("there was no last event")
+
+
+def test_all_of_it_is_delivered_and_the_result_comes_last(kind: Kind, backend: Any) -> None:
+    request = kind.request(Say("one "), Say("else", stream=2), Say("two"), Exit(3))
+    *events, last = backend.stream_blocking(request)
+    assert all(isinstance(event, OutputEvent) for event in events)
+    assert b"".join(event.data for event in events if event.stream == "stdout") == b"one two"
+    assert b"".join(event.data for event in events if event.stream == "stderr") == b"else"
+    assert isinstance(last, ResultEvent)
+    assert (last.result.stdout, last.result.stderr, last.result.exit_code) == ("one two", "else", 3)
+
+
+def test_a_piece_comes_while_the_guest_still_runs(kind: Kind, backend: Any) -> None:
+    async def first() -> tuple[Any, float]:
+        async with aclosing(backend.stream(kind.request(Say("early"), Sleep(60), timeout=60))) as events:
+            return await anext(events), time.monotonic()
+
+    began = time.monotonic()
+    event, came = asyncio.run(first())
+    assert event == OutputEvent("stdout", b"early")
+    assert came - began < 50
+
+
+def test_leaving_the_iteration_ends_the_run(kind: Kind, frugal: Any) -> None:
+    frugal.execute_blocking(kind.request(Say("what stays between runs is there now")))
+    stays = kind.guests(frugal)
+    before = descriptors()
+
+    async def leave() -> None:
+        async with aclosing(frugal.stream(kind.request(Say("x"), Sleep(60), timeout=60))) as events:
+            await anext(events)
+
+    asyncio.run(leave())
+    assert eventually(lambda: kind.guests(frugal) <= stays)
+    for _ in frugal.stream_blocking(kind.request(Say("x"), Sleep(60), timeout=60)):
+        break
+    assert eventually(lambda: kind.guests(frugal) <= stays)
+    assert eventually(lambda: descriptors() <= before + 3), "the portal's loop has three"
+
+
+def test_cancelling_the_reader_ends_the_run(kind: Kind, frugal: Any) -> None:
+    frugal.execute_blocking(kind.request(Say("what stays between runs is there now")))
+    stays = kind.guests(frugal)
+
+    async def read() -> None:
+        async for _ in frugal.stream(kind.request(Sleep(60), timeout=60)):
+            pass
+
+    async def cancel() -> None:
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0.5)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+
+    asyncio.run(cancel())
+    assert eventually(lambda: kind.guests(frugal) <= stays)
+
+
+def test_what_a_limit_ended_raises_when_all_before_was_delivered(kind: Kind, backend: Any) -> None:
+    out, err, end = heard(backend, kind.request(Say("so far"), Say("and", stream=2), Sleep(60), timeout=1))
+    assert isinstance(end, ExecutionTimeout) and end.result is not None
+    assert (out, err) == (b"so far", b"and") == (end.result.stdout_bytes, end.result.stderr_bytes)
+
+
+def test_bytes_past_the_cap_are_not_delivered_and_no_character_is_split(kind: Kind, backend: Any) -> None:
+    euros = ("€" * 400).encode()  # three bytes each
+    limits = Limits(output_bytes=1000)
+    out, _, end = heard(backend, kind.request(Say(euros), limits=limits))
+    assert isinstance(end, ExecResult)
+    assert end.stdout_truncated
+    assert out == end.stdout_bytes == ("€" * 333).encode()
+    out, _, end = heard(backend, kind.request(Say(euros[:1000]), limits=limits))
+    assert isinstance(end, ExecResult)
+    assert out == end.stdout_bytes == euros[:1000], "nothing was cut, so the odd byte is the guest's own"
+
+
+def test_a_slow_reader_gets_everything_and_holds_the_guest_back(kind: Kind, backend: Any) -> None:
+    pages = 64
+    limits = Limits(output_bytes=pages * PAGE)
+
+    async def read() -> tuple[int, Any]:
+        size = 0
+        async with aclosing(backend.stream(kind.request(Flood(pages), limits=limits, timeout=60))) as events:
+            async for event in events:
+                if isinstance(event, ResultEvent):
+                    return size, event.result
+                if not size:
+                    await asyncio.sleep(1)
+                size += len(event.data)
+        raise AssertionError
+
+    size, result = asyncio.run(read())
+    assert size == len(result.stdout_bytes) == pages * PAGE
+    if not kind.is_imaginary:
+        assert result.duration > 0.8, "it could not end before somebody read on"
+
+
+def test_a_reader_that_stays_away_does_not_keep_the_run_from_its_timeout(kind: Kind, backend: Any) -> None:
+    async def read() -> None:
+        async for _ in backend.stream(kind.request(Flood(None), limits=Limits(output_bytes=1 << 26), timeout=1)):
+            await asyncio.sleep(0.02)
+
+    with pytest.raises(ExecutionTimeout) as caught:
+        asyncio.run(read())
+    assert caught.value.result is not None
+    assert caught.value.result.duration < 20
+
+
+def test_what_cannot_be_run_is_told_as_by_execute(kind: Kind, fresh: Callable[..., Any]) -> None:
+    backend = fresh()
+    with pytest.raises(InvalidRequest):
+        list(backend.stream_blocking(ExecRequest("klingon", "qapla", 5)))
+    backend.close()
+    with pytest.raises(BackendUnavailable):
+        list(backend.stream_blocking(kind.request(Say("x"))))
