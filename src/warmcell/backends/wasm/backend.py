@@ -97,7 +97,7 @@ class WasmBackend:
             return record.result
 
     def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
-        """`OutputEvent`s as the guest writes, last a `ResultEvent`; leaving it ends the run. See `backends.streaming`."""
+        """Output as the guest writes it, last a `ResultEvent`; leaving it ends the run. See `backends.streaming`."""
         return stream(lambda listener: self.execute(request, listener=listener))
 
     def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
