@@ -38,7 +38,6 @@ NOT_YET = {
     "PT-10",
     "PT-15",
     "S2-09",  # residue in the zygote
-    "S2-10",  # disk that is not counted
     "S2-14",  # metadata in the landlock class
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports

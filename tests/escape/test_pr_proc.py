@@ -125,3 +125,20 @@ def test_a_crash_starts_no_handler_of_the_host(cage: Cage) -> None:
     code = "import os, resource; print(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()"
     outcome = cage.run(code)
     assert outcome.stdout == "(1, 1)\n" and outcome.result.signal == 6
+
+
+@pytest.mark.attack("KR-04")
+@pytest.mark.claim("WC-PR-1")
+def test_no_page_is_shared_with_the_processes_that_guests_are_forks_of(cage: Cage) -> None:
+    """What a guest wrote to such a page, the zygote and the manager would read, or execute, outside."""
+    body = """
+        lines = open('/proc/self/maps').read().splitlines()
+        for line in lines:
+            place, access, _, _, inode, *name = line.split(None, 5)
+            if access.endswith('s'):
+                start, end = (int(number, 16) for number in place.split('-'))
+                attempt(line, lambda: libc.mprotect(ctypes.c_void_p(start), end - start, 3) and
+                        (_ for _ in ()).throw(OSError(ctypes.get_errno(), '')))
+        attempt('looked', lambda: (_ for _ in ()).throw(OSError(1, '')))
+        """
+    cage.run(guest(body)).refused()

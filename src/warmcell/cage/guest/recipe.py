@@ -138,6 +138,7 @@ def _filter(plan: LaunchPlan) -> bytes:
         shows_host=shows_host,
         allow_unix=is_caged and not (shows_host and plan.network == "host"),
         is_watched=bool(plan.watch.memory_bytes),
+        has_host_disk=not is_caged or any(bind.writable for bind in plan.binds),
     )
     return seccomp.compile_filter(profile)
 

@@ -127,8 +127,8 @@ class Keeper:
             self._exit = status
 
     def _end(self) -> None:
-        self._ceilings.last_look()
         self._kill_all()
+        self._ceilings.last_look()
         report: Dict[str, Any] = {
             "exit": self._exit if self._exit is not None else 9,
             "verdict": self._ceilings.verdict,

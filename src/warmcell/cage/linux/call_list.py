@@ -261,7 +261,8 @@ def _machine_code() -> _MachineCode:
     if not code or struct.calcsize("P") != 8:
         return _MachineCode(None, None)
     try:
-        memory = mmap.mmap(-1, mmap.PAGESIZE)
+        # Private: guests are forks, and in a page that they shared with us they would write what we execute.
+        memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         return _MachineCode(None, None)
     memory.write(code)

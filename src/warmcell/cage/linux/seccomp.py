@@ -201,6 +201,8 @@ class Profile(NamedTuple):
     allow_unix: bool = True
     #: Nobody but the watcher counts memory: the manager makes the files behind memfd_create, where they are counted.
     is_watched: bool = False
+    #: The guest may write to disks of the host.
+    has_host_disk: bool = False
 
 
 def _no_set_id_bits() -> Dict[str, List[Instruction]]:
@@ -230,6 +232,8 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "mknodat": _mknod_rule(2),
     }
     table = {**shared_with_others.rules_for_all(), **table, **shared_with_others.rules_for_inodes(profile.is_caged)}
+    if profile.has_host_disk:
+        table.update(shared_with_others.rules_for_host_disks())
     if profile.is_watched:
         table = {**shared_with_others.rules_without_cgroup(), **table}
     if profile.shows_host or not profile.is_caged:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .. import refused_paths, verify
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
@@ -63,6 +63,7 @@ class GuestChild:
         #: Its number with the watcher.
         self.watch: Optional[int] = None
         self._ending: Optional[Ending] = None
+        self._limits: Set[str] = set()
         self.leftovers: Optional[Leftovers] = None
 
     @property
@@ -172,17 +173,20 @@ class GuestChild:
         assert self.leftovers is not None
         return not self.leftovers.deserve_time(descendants(self._init.pid))
 
-    def finish(self, verdict: Verdict) -> None:
-        """Whatever is left ends with init, and the supervisor is told."""
-        assert self._ending is not None
-        limits = self._met_limits(verdict)
+    def end_all(self) -> None:
+        """Whatever is left ends with init. The last look at what it wrote comes after that."""
+        self._limits = self._met_limits()
         self._init.end()
+
+    def finish(self, verdict: Verdict) -> None:
+        """The supervisor is told."""
+        assert self._ending is not None
         report: Dict[str, Any] = {
             "exit": self._ending.status,
             "verdict": verdict.reason,
             "cpu": round(self._ending.cpu + verdict.cpu_lost, 6),
             "peak": max(self._ending.peak, verdict.peak),
-            "limits": limits,
+            "limits": sorted(self._limits.union(verdict.met)),
             "denials": self._denials(self._ending.status),
         }
         if verdict == LOST:
@@ -190,16 +194,15 @@ class GuestChild:
         self._send(report)
         self.close()
 
-    def _met_limits(self, verdict: Verdict) -> List[str]:
+    def _met_limits(self) -> Set[str]:
         """Where the kernel refused more, and told nobody but the guest."""
-        assert self._ending is not None
-        met = set(verdict.met)
+        met = set()
         # The code is on the one tmpfs of everything that the guest may write.
         if CODE_DIRECTORY in self._given and is_full(self._given[CODE_DIRECTORY]):
             met.add("disk")
         if self._has_met_most_tasks():
             met.add("processes")
-        return sorted(met)
+        return met
 
     def _has_met_most_tasks(self) -> bool:
         """As many pids were given out as there may be tasks, and not one more: it was refused the next.

@@ -231,6 +231,7 @@ class Manager:
                 self._finish(guest)
 
     def _finish(self, guest: GuestChild) -> None:
+        guest.end_all()
         if guest.watch is None:
             guest.finish(NO_VERDICT)
             return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
 from ..plan import Watch
-from . import disk, usage
+from . import usage
 from .descriptors import Descriptors, Held, shares_of_one_guest
+from .disk_ceiling import DiskCeiling
 from .mappings import Mappings
 from .patience import Patience, TooLong
 
@@ -51,14 +51,11 @@ class Ceilings:
         self._descriptors = Descriptors()
         self._shares = shares_of_one_guest() if watch.descriptors else Held()
         self._cpu_seen: Dict[int, usage.CpuTime] = {}
-        self._disk_at_start = disk.DiskUse(0, 0, True)
-        self._next_disk_look = 0.0
+        self._disk = DiskCeiling(watch.disk_bytes, tree.disk_paths) if watch.disk_bytes else None
 
     def begin(self) -> float:
         """When the guest's code begins; returns how long it is safe not to look."""
-        if self._watch.disk_bytes:
-            self._disk_at_start = disk.disk_use(self._tree.disk_paths, self._tree.proc, [])
-        return self._pause(0)
+        return min(self._pause(0), self._disk.begin()) if self._disk else self._pause(0)
 
     def _pause(self, used: int) -> float:
         pause = _SLOWEST_CPU_LOOK if self._watch.cpu_seconds else _SLOWEST_LOOK
@@ -68,14 +65,20 @@ class Ceilings:
 
     def look(self) -> float:
         """Compares use with the ceilings; returns how long it is safe not to look."""
-        started = time.monotonic()
         pids = self._tree.pids()
         used = self._look_at_memory(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
-        if self._watch.disk_bytes and started >= self._next_disk_look and self._has_disk_grown(pids):
+        return min(self._pause(used), self._look_at_tasks(pids), self._look_at_disk(pids))
+
+    def _look_at_disk(self, pids: List[int]) -> float:
+        if self._disk is None:
+            return _SLOWEST_LOOK
+        # What is in descriptors that are in flight nobody can look at.
+        pause = self._disk.look(self._tree.proc, pids, hides=bool(self._descriptors.last.in_flight))
+        if self._disk.is_over:
             self.verdict = self.verdict or "disk"
-        return min(self._pause(used), self._look_at_tasks(pids))
+        return min(_SLOWEST_LOOK, pause)
 
     def _look_at_tasks(self, pids: List[int]) -> float:
         if not self._most_tasks:
@@ -101,9 +104,9 @@ class Ceilings:
         return used
 
     def _look_at_descriptors(self, pids: List[int], patience: Patience) -> None:
-        if self._watch.descriptors:
+        if self._watch.descriptors or self._watch.disk_bytes:
             held = self._descriptors.held(self._tree.proc, pids, patience)
-            if held.is_more_than_its_share(self._shares):
+            if self._watch.descriptors and held.is_more_than_its_share(self._shares):
                 self.verdict = self.verdict or "descriptors"
 
     def _memory_of(self, pids: List[int], patience: Patience) -> int:
@@ -140,19 +143,8 @@ class Ceilings:
 
     def last_look(self) -> None:
         """After the end: what was written between the last look and that counts."""
-        if self._watch.disk_bytes and not self.verdict and self._has_disk_grown(()):
+        if self._disk is not None and not self.verdict and self._disk.has_grown_at_the_end():
             self.met.add("disk")
-
-    def _has_disk_grown(self, pids: Sequence[int]) -> bool:
-        started = time.monotonic()
-        now = disk.disk_use(self._tree.disk_paths, self._tree.proc, list(pids))
-        grown = now.held - self._disk_at_start.held
-        if not now.is_complete:
-            # What cannot be looked into still shows in how full its file system is, if less exactly.
-            grown = max(grown, now.filesystem - self._disk_at_start.filesystem)
-        # A large tree is looked at less often, so that looking never costs more than a tenth of the time.
-        self._next_disk_look = time.monotonic() + max(0.25, 10 * (time.monotonic() - started))
-        return grown > self._watch.disk_bytes
 
 
 def numbered(names: List[str]) -> List[int]:

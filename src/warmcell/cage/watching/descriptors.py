@@ -44,7 +44,8 @@ class Descriptors:
     """Looked at seldom enough to cost at most a tenth of the time; in between, what was last seen counts."""
 
     def __init__(self) -> None:
-        self._held = Held()
+        #: As of the last look.
+        self.last = Held()
         self._next_look = 0.0
 
     def held(self, proc: str, pids: Sequence[int], patience: Patience) -> Held:
@@ -52,9 +53,9 @@ class Descriptors:
         if started >= self._next_look:
             sockets = _unix_sockets(proc, pids)
             is_crowded = sum(_count(proc, pid) for pid in pids) > _FREE
-            self._held = _look(proc, pids, sockets, patience) if is_crowded or sockets else Held()
+            self.last = _look(proc, pids, sockets, patience) if is_crowded or sockets else Held()
             self._next_look = pause_after(started)
-        return self._held
+        return self.last
 
 
 def _unix_sockets(proc: str, pids: Sequence[int]) -> List[int]:

@@ -43,6 +43,10 @@ NO_VERDICT = Verdict("", 0, 0.0)
 LOST = Verdict("lost", 0, 0.0)
 
 
+#: For everybody in a cell to be gone after its init was killed.
+_LAST_MOMENT_MS = 500
+
+
 class Watcher:
     """The zygote's end. The process starts with the first cell that needs it."""
 
@@ -234,6 +238,7 @@ class _Loop:
         if number not in self._cells:
             return  # the verdict is on its way
         if tells:
+            _has_ended(self._cells[number].init, _LAST_MOMENT_MS)
             self._cells[number].ceilings.last_look()
             self._tell(number)
         self._forget(number)
@@ -260,10 +265,10 @@ class _Loop:
         cell.close()
 
 
-def _has_ended(process: int) -> bool:
+def _has_ended(process: int, patience_ms: int = 0) -> bool:
     poll = select.poll()
     poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(patience_ms))
 
 
 def _is_in(proc: str, owner: int, pids: List[int]) -> bool:

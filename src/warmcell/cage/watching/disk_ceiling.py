@@ -1,0 +1,67 @@
+"""The ceiling of what a guest writes to directories of the host: when to walk through them, and what to make of it."""
+
+from __future__ import annotations
+
+import time
+from typing import List, Optional, Sequence
+
+from .disk import DiskUse, Walk, disk_use, of_filesystems
+
+#: Bytes per second that a guest might write, and names, between two looks.
+_FASTEST_WRITING, _MANY_NAMES = 2e9, 4096
+_FASTEST_LOOK, _SLOWEST_WALK, _WALK_AT_A_TIME = 0.005, 0.25, 0.02
+
+
+class DiskCeiling:
+    """`look` as often as it says; it costs little unless there is much to see."""
+
+    def __init__(self, most: int, paths: Sequence[str]) -> None:
+        self._most = most
+        self._paths = paths
+        self._at_start = self._last = DiskUse()
+        #: How much more may be written, as of the last time that all of it was seen.
+        self._room = most
+        self._walk: Optional[Walk] = None
+        self._next_walk = self._next_urgent_walk = 0.0
+        self.is_over = False
+
+    def begin(self) -> float:
+        """Before the guest's code: what is there already is not its own."""
+        self._at_start = self._last = disk_use(self._paths, "/proc", [])
+        return self._pause(0)
+
+    def look(self, proc: str, pids: List[int], hides: bool) -> float:
+        """Returns how long it is safe not to look. `hides`: there are files that no process shows."""
+        now = of_filesystems(self._paths)
+        written = max(0, now.filesystem - self._last.filesystem)
+        named = now.filesystem_entries - self._last.filesystem_entries
+        if self._walk is None and self._is_due(written > self._room / 2 or named > _MANY_NAMES):
+            self._walk = Walk(self._paths)
+        if self._walk is None:
+            return self._pause(written)
+        if self._walk.go_on(_WALK_AT_A_TIME):
+            self._judge(self._walk, self._walk.result(proc, pids, hides))
+        return _FASTEST_LOOK
+
+    def _pause(self, written: int) -> float:
+        return max((self._room - written) / _FASTEST_WRITING, _FASTEST_LOOK)
+
+    def _is_due(self, is_urgent: bool) -> bool:
+        """How full the file system is may be of others' making: then there is but another walk."""
+        now = time.monotonic()
+        return now >= self._next_walk or (is_urgent and now >= self._next_urgent_walk)
+
+    def _judge(self, walk: Walk, found: DiskUse) -> None:
+        grown = found.grown_since(self._at_start)
+        self.is_over = self.is_over or grown.is_over(self._most)
+        self._last, self._walk, self._room = found, None, self._most - grown.held
+        # A large tree takes a tenth of the time, and a third when it seems to grow fast.
+        ended = time.monotonic()
+        self._next_walk = ended + max(_SLOWEST_WALK, 10 * (ended - walk.started))
+        self._next_urgent_walk = ended + 2 * (ended - walk.started)
+
+    def has_grown_at_the_end(self) -> bool:
+        """When nobody is left to write."""
+        if self._walk is not None:
+            self._walk.close()
+        return disk_use(self._paths, "/proc", []).grown_since(self._at_start).is_over(self._most)

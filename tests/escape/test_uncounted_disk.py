@@ -1,0 +1,154 @@
+"""S2-10: disk that names and open files do not show, or that is full before anybody has looked. Bombs are finite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest, indented
+
+from warmcell.policy.builder import SandboxPolicyBuilder
+
+_LIMIT_MB = 16
+_MIB = 1 << 20
+
+_TOOLS = """
+    import socket, time
+    MB = 1 << 20
+    os.chdir(shared)
+    keep = []
+    def write(file, count):
+        for _ in range(count):
+            os.write(file, os.urandom(4096) * 256)
+    """
+
+#: name -> what takes about 200 MB of the host's disk, and hides it or is quick.
+_FILLS = {
+    "mapped and without a name": """
+        for _ in range(16):
+            file = os.open('x', os.O_RDWR | os.O_CREAT)
+            os.unlink('x')
+            write(file, 12)
+            libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0))
+            os.close(file)
+        """,
+    "in flight and without a name": """
+        for _ in range(16):
+            file = os.open('.', os.O_RDWR | os.O_TMPFILE)
+            write(file, 12)
+            pair = socket.socketpair()
+            socket.send_fds(pair[0], [b'x'], [file])
+            keep.append(pair)
+            os.close(file)
+        """,
+    "all at once": """
+        files = [os.open(str(at), os.O_WRONLY | os.O_CREAT) for at in range(14)]
+        for _ in range(14):
+            for file in files:
+                os.write(file, bytes(MB))
+        """,
+    "allocated": """
+        for at in range(14):
+            os.posix_fallocate(os.open(str(at), os.O_WRONLY | os.O_CREAT), 0, 14 * MB)
+        """,
+    "allocated beyond its end": """
+        for at in range(14):
+            syscall('fallocate', os.open(str(at), os.O_WRONLY | os.O_CREAT), 1, 0, 200 * MB)
+        """,
+}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    return directory
+
+
+class _FullestMoment:
+    """How much more the file system held at any moment than before. Others write to it too, though seldom as much."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._before = self._used()
+        self.most = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _used(self) -> int:
+        status = os.statvfs(self._directory)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+    def _look(self) -> None:
+        while not self._is_over.wait(0.003):
+            self.most = max(self.most, self._used() - self._before)
+
+    def __enter__(self) -> _FullestMoment:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.mark.attack("S2-10")
+@pytest.mark.claim("WC-RX-3")
+@pytest.mark.parametrize("name", list(_FILLS))
+def test_disk_is_bounded_however_it_is_taken(cage: Cage, shared: Path, name: str) -> None:
+    body = _TOOLS.rstrip(" ") + indented(_FILLS[name]) + "\n    time.sleep(1)\n    os.write(1, b'GOT AWAY')\n"
+    policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
+    with _FullestMoment(shared) as moment:
+        outcome = cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=15)
+    shutil.rmtree(shared)
+    assert "GOT AWAY" not in outcome.stdout
+    assert outcome.result.exit_code == 128 + 25 or name == "allocated beyond its end", outcome
+    assert moment.most < 150 * _MIB
+
+
+@pytest.mark.attack("S2-10")
+@pytest.mark.claim("WC-RX-3")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for at in range(40_000): os.close(os.open(str(at), os.O_CREAT | os.O_WRONLY))",
+        "[open(str(at), 'wb').write(bytes(1 << 20)) for at in range(24)]",
+        "os.fork() or ([time.sleep(0.05)] + [open(str(at), 'wb').write(bytes(1 << 20)) for at in range(24)])",
+    ],
+    ids=["names", "bytes", "by one that is left behind"],
+)
+def test_what_was_written_last_is_told(cage: Cage, shared: Path, code: str) -> None:
+    """A run that is over before anybody looked: it ended by itself, and the result says what it did."""
+    policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
+    code = f"import os, time\nos.chdir({str(shared)!r})\n{code}"
+    outcome = cage.run(code, backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=20)
+    shutil.rmtree(shared)
+    assert "disk" in {denial.kind for denial in outcome.result.denials}, outcome
+
+
+@pytest.mark.attack("S2-10")
+def test_what_fits_is_left_alone(cage: Cage, shared: Path) -> None:
+    """Names of a tree that was there before are not the guest's, nor is what the host writes meanwhile."""
+    for at in range(60):
+        (shared / f"old-{at}").mkdir()
+        (shared / f"old-{at}" / "file").write_bytes(bytes(100_000))
+    code = f"""
+import mmap, os, time
+os.chdir({str(shared)!r})
+with open('mapped', 'wb+') as file:
+    file.write(bytes(1 << 20))
+    file.flush()
+    keep = mmap.mmap(file.fileno(), 4096)
+for at in range(2000):
+    open(f'new-{{at}}', 'w').close()
+os.posix_fallocate(os.open('room', os.O_WRONLY | os.O_CREAT), 0, 2 << 20)
+time.sleep(0.6)
+print(os.path.getsize('room'))
+"""
+    policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
+    outcome = cage.run(code, backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=15)
+    assert outcome.stdout == f"{2 << 20}\n" and not outcome.result.denials, outcome
