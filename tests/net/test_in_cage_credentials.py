@@ -98,12 +98,34 @@ print(urllib.request.urlopen("{url.replace("site.test", "other.test")}").read().
     assert sent(site) == [HEADER, HEADER, None]
 
 
+@pytest.mark.attack("S2-07")
+def test_a_guest_cannot_have_it_sent_in_the_clear(outside: World, tmp_path: Path) -> None:
+    """Neither by naming the port of the rule in an http URL, nor through a tunnel in which it speaks plain HTTP."""
+    site = outside.site(tmp_path / "site")
+    outside.ports[443] = outside.ports[80] = site.port
+    secret = {"Authorization": SecretRef.env("CANARY_TOKEN", format="Bearer {}")}
+    domains = ("site.test:443", "site.test:80", "127.0.0.1:443", "127.0.0.1:80")
+    backend = outside.backend(fetch_policy=FetchPolicy(domains, inject={"site.test": secret}))
+    code = f"""{TALK}
+plain = b"GET /hello.txt HTTP/1.1\\r\\nHost: site.test\\r\\nConnection: close\\r\\n\\r\\n"
+print(status(request("http://site.test:443/hello.txt")), status(request("http://site.test/hello.txt")))
+for where in ("site.test:443", "site.test:80"):
+    s, answer = tunnel(where)
+    s.sendall(plain)
+    print(b"hello from outside" in everything(s))
+"""
+    result = run(backend, code)
+    assert result.stdout == "403 403\nFalse\nFalse\n", result.stderr
+    assert site.asked == []
+    check_unseen(result)
+
+
 def test_tls_through_the_sandboxes_own_authority(outside: World, authority: SandboxAuthority, tmp_path: Path) -> None:
     program("curl")
     site = outside.site(tmp_path / "site", authority.context_for(Host("site.test")))
     (site.root / "echo.txt").write_text(f"you sent {HEADER}")
     config = ProcessConfig(pool_size=0, pool_min=0, python_path=sys.executable)
-    backend = outside.backend(fetch_policy=policy(site), config=config)
+    backend = outside.backend(fetch_policy=policy(site, inject="site.test"), config=config)
     url = f"https://site.test:{site.port}/echo.txt"
     code = f"""{LOOK}
 import os, subprocess, urllib.request
@@ -127,7 +149,7 @@ if {_has("requests")}:
 def test_node_trusts_the_authority_too(outside: World, authority: SandboxAuthority, tmp_path: Path) -> None:
     site = outside.site(tmp_path / "site", authority.context_for(Host("site.test")))
     config = ProcessConfig(pool_size=0, pool_min=0, node_path=node_with_env_proxy())
-    backend = outside.backend(fetch_policy=policy(site), config=config)
+    backend = outside.backend(fetch_policy=policy(site, inject="site.test"), config=config)
     code = f"console.log(await (await fetch('https://site.test:{site.port}/hello.txt')).text())"
     result = run(backend, code, "javascript")
     assert result.stdout == "hello from outside\n", result.stderr
@@ -182,7 +204,7 @@ def test_credentials_for_hosts_that_new_rules_name(outside: World, authority: Sa
     """The authority follows the rules: the next run's TLS to the newly named host carries the credential."""
     site = outside.site(tmp_path / "site", authority.context_for(Host("other.test")))
     backend = outside.backend(fetch_policy=policy(site))
-    backend.set_network_rules(policy(site, inject="http://other.test"))
+    backend.set_network_rules(policy(site, inject="other.test"))
     result = run(backend, f"curl -sS https://other.test:{site.port}/hello.txt", "command")
     assert result.stdout == "hello from outside", result.stderr
     assert sent(site) == [HEADER]
