@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.net.hellos import real_hello, records
 
-from warmcell.net.proxy.client_hello import MAX_HELLO_BYTES, NotTlsError, looks_like_tls, parse_client_hello
+from warmcell.net.proxy.client_hello import (
+    MAX_HELLO_BYTES,
+    HelloReader,
+    NotTlsError,
+    looks_like_tls,
+    parse_client_hello,
+)
 
 HELLO = real_hello("api.example.com")
 
@@ -87,3 +93,29 @@ def test_any_bytes_give_a_hello_nothing_or_the_one_error(data: bytes, framed: bo
 def test_the_first_byte_tells() -> None:
     assert looks_like_tls(b"\x16\x03\x01") and looks_like_tls(b"\x16")
     assert not looks_like_tls(b"GET") and not looks_like_tls(b"\x16\x04") and not looks_like_tls(b"")
+
+
+@given(st.sampled_from([1, 3, 50, 1 << 14]), st.lists(st.integers(1, 400), max_size=20), st.binary(max_size=30))
+def test_the_way_in_which_it_arrives_makes_no_difference(record: int, cuts: list[int], noise: bytes) -> None:
+    """A reader that is fed piece by piece says what one says that sees all at once."""
+    for data in (records(HELLO[5:], record), records(HELLO[5:], record)[:-1] + noise, noise):
+        outcomes = []
+        for pieces in ([data], _cut(data, cuts), [data[i : i + 1] for i in range(len(data))]):
+            reader = HelloReader()
+            try:
+                found = None
+                for piece in pieces:
+                    found = found or reader.feed(piece)
+                outcomes.append(found)
+            except NotTlsError:
+                outcomes.append("refused")
+        # A refusal may come before the rest would have been read, never instead of a hello.
+        assert outcomes[1] == outcomes[2] == outcomes[0]
+
+
+def _cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    pieces = []
+    for size in sizes:
+        pieces.append(data[:size])
+        data = data[size:]
+    return [*pieces, data]
