@@ -93,6 +93,7 @@ class Job(NamedTuple):
     argv: Tuple[str, ...]
     env: Dict[str, str]
     code_dir: str
+    #: By name in the code directory, or by absolute path.
     files: Dict[str, bytes]
     main: str = ""
     #: Where the program begins; "" is where the cage put it.

@@ -21,7 +21,9 @@ function readExactly(size) {
 function receiveJob() {
   const job = JSON.parse(readExactly(readExactly(4).readUInt32BE(0)).toString("utf8"));
   for (const [name, size] of job.files) {
-    fs.writeFileSync(path.join(job.code_dir, name), readExactly(size), { flag: "wx" });
+    const file = path.resolve(job.code_dir, name);
+    if (path.isAbsolute(name)) fs.mkdirSync(path.dirname(file), { recursive: true });
+    fs.writeFileSync(file, readExactly(size), { flag: "wx" });
   }
   fs.closeSync(JOB);
   fs.closeSync(GO); // from here on what the program uses is watched

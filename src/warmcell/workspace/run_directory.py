@@ -18,16 +18,20 @@ from warmcell.workspace.quota import space_for
 from warmcell.workspace.root import Root
 
 
+def check_room(files: Mapping[str, bytes], disk_mb: int) -> None:
+    """Files that a run brings with it are part of what it may keep."""
+    if sum(space_for(len(content)) for content in files.values()) > disk_mb * MIB:
+        hint = "send less, or raise Limits(disk_mb=...)"
+        raise InvalidRequest(f"take more than the {disk_mb} MB of disk that the run has", field="files", hint=hint)
+
+
 class RunDirectory:
     """On the host, readable by nobody else; gone with `cleanup`, and where we are killed first, with the next sweep.
 
     Whoever takes files from it must know that no process of the guest is left.
     """
 
-    def __init__(self, files: Mapping[str, bytes], disk_mb: int, cleanup: ExitStack) -> None:
-        if sum(space_for(len(content)) for content in files.values()) > disk_mb * MIB:
-            hint = "send less, or raise Limits(disk_mb=...)"
-            raise InvalidRequest(f"take more than the {disk_mb} MB of disk that the run has", field="files", hint=hint)
+    def __init__(self, files: Mapping[str, bytes], cleanup: ExitStack) -> None:
         directory = PrivateDirectory("work")
         cleanup.callback(directory.close)
         self.path = directory.path

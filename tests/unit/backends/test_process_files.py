@@ -57,10 +57,12 @@ def test_a_tree_that_cannot_be_listed_goes_too(
 @pytest.mark.needs("user namespaces")
 def test_the_disk_limit_holds_for_the_work_directory_of_a_run_with_files(backend: ProcessBackend) -> None:
     code = "import time\nwith open('big', 'wb') as file:\n for _ in range(64): file.write(bytes(1 << 20)); file.flush()\ntime.sleep(20)"
-    result = backend.execute_blocking(ExecRequest("python", code, 60, files={"a": b"x"}, limits=Limits(disk_mb=16)))
-    assert result.exit_code != 0
-    assert result.enforced.disk is not None
-    assert "supervisor" in result.enforced.disk
+    for fetched, keeper in (([], ""), (["a"], "supervisor")):
+        request = ExecRequest("python", code, 60, files={"a": b"x"}, fetch_files=fetched, limits=Limits(disk_mb=16))
+        result = backend.execute_blocking(request)
+        assert result.exit_code != 0
+        assert result.enforced.disk is not None
+        assert keeper in result.enforced.disk
 
 
 @pytest.mark.needs("user namespaces")
@@ -79,3 +81,21 @@ def test_a_compiler_sees_the_files_and_what_it_made_depends_on_them(backend: Pro
         files = {"number.h": f"#define NUMBER {number}\n"}
         result = backend.execute_blocking(ExecRequest("c", code, 60, files=files))
         assert (result.stdout, result.stderr) == (str(number), "")
+
+
+@pytest.mark.needs("user namespaces")
+def test_few_and_many_bytes_arrive_the_same(backend: ProcessBackend) -> None:
+    """What is small is sent with the job, what is large is mounted."""
+    code = "import os; print(sorted((name, os.path.getsize(name)) for name in ['a/b/c', 'd']), os.listdir('a'))"
+    for size in (0, 1000, 9 << 20):
+        files = {"a/b/c": bytes(size), "d": b"x"}
+        result = backend.execute_blocking(ExecRequest("python", code, 30, files=files))
+        assert result.stdout == f"[('a/b/c', {size}), ('d', 1)] ['b']\n", result.stderr
+
+
+@pytest.mark.needs("user namespaces", "node")
+def test_a_node_that_has_started_already_gets_files_and_arguments(backend: ProcessBackend) -> None:
+    code = "console.log(require('fs').readFileSync(process.argv[2], 'utf8'), process.argv.length)"
+    for n in range(2):
+        request = ExecRequest("javascript", code, 30, files={"a/b.txt": str(n)}, args=["a/b.txt", "x"])
+        assert backend.execute_blocking(request).stdout == f"{n} 4\n"

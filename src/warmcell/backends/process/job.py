@@ -44,6 +44,7 @@ class Launch:
     run: Run
     spent: float = 0.0
     args: tuple[str, ...] = ()
+    #: Of the request: sent with the job, into the work directory.
     files: Mapping[str, bytes] = field(default_factory=dict)
     fetch_files: tuple[str, ...] = ()
     #: More of the host for this run: a build's output directory, an artefact.
@@ -62,7 +63,8 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
     if world.wrapper is not None:
         return _wrapped_job(launch, world.wrapper, directories, policy)
     env = _env(launch, world, directories, way_out.env)
-    files = {**program.files, **way_out.files}
+    given = {os.path.join(directories.work, path): content for path, content in launch.files.items()}
+    files = {**program.files, **way_out.files, **given}
     warm = warm_worker(launch, world)
     if warm == "python":
         is_heard = launch.listener is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from warmcell.net.rules.fetch_policy import FetchPolicy
 
 _ATTEMPTS = 3
-#: Of a compiled program; sending more takes longer than making a cell that has it mounted.
+#: Of a compiled program, or of files; sending more takes longer than making a cell that has them mounted.
 _MOST_SENT = 8 * MIB
 _MOST_WORLDS = 32
 
@@ -179,14 +179,21 @@ class Launcher:
             launch = _with_artefact(launch)
         if not launch.files and not launch.fetch_files:
             return self._run_in_cell(launch)
-        from warmcell.workspace.run_directory import RunDirectory
+        from warmcell.workspace.run_directory import RunDirectory, check_room
 
         self._refuse_taken_work()
+        check_room(launch.files, launch.limits.disk_mb)
+        if not launch.fetch_files and not self._needs_directory(launch.files):
+            return self._run_in_cell(launch)
         with ExitStack() as cleanup:
-            directory = RunDirectory(launch.files, launch.limits.disk_mb, cleanup)
+            directory = RunDirectory(launch.files, cleanup)
             work = pin(directory.path, WORK_DIR, writable=True)
-            launch = replace(launch, extra_paths=(*launch.extra_paths, work))
+            launch = replace(launch, files={}, extra_paths=(*launch.extra_paths, work))
             return directory.around(lambda: self._run_in_cell(launch), launch.fetch_files)
+
+    def _needs_directory(self, files: Mapping[str, bytes]) -> bool:
+        """What is sent goes into any cell that waits; but not through a wrapper, and not as fast as a mount is made."""
+        return sum(map(len, files.values())) > _MOST_SENT or self.has_wrapper
 
     def _refuse_taken_work(self) -> None:
         """What the policy shows there is the caller's own, and no place for a request to write to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import effective_limits
 from warmcell.runner.listening import Listener
 from warmcell.toolbox.runtime import wasmtime_directory
-from warmcell.workspace.run_directory import RunDirectory
+from warmcell.workspace.run_directory import RunDirectory, check_room
 
 _ENFORCED_LIMITS = EnforcedLimits(
     timeout=True,
@@ -157,8 +157,10 @@ class WasmBackend:
         source, limits = source_from_code(request.code), self._effective(request)
         if not request.files and not request.fetch_files:
             return self._supervisor.run(source, self._run_request(request, limits, listener), run)
+        files: Mapping[str, bytes] = request.files  # type: ignore[assignment]  # text was encoded
+        check_room(files, limits.disk_mb)
         with ExitStack() as cleanup:
-            directory = RunDirectory(request.files, limits.disk_mb, cleanup)  # type: ignore[arg-type]  # text was encoded
+            directory = RunDirectory(files, cleanup)
             # By both names: what a program makes of a relative path depends on its language's library.
             preopens = tuple(Preopen(directory.path, place, writable=True) for place in (".", WORK_DIR))
             wanted = self._run_request(request, limits, listener, preopens)

@@ -57,6 +57,8 @@ def _write_files(job: Job) -> None:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         # What is to be exec'd may be the file itself: a compiled program.
         mode = 0o755 if job.mode == "exec" and name == job.main else 0o644
+        if name.startswith("/"):  # the work directory's, whose own directories are not there yet
+            os.makedirs(os.path.dirname(name), exist_ok=True)
         descriptor = os.open(os.path.join(job.code_dir, name), flags, mode)
         try:
             view = memoryview(content)
