@@ -81,6 +81,10 @@ class Descriptors:
             self.close()
 
 
+class DescriptorsExhausted(ExecutionFailed):
+    """There are none left, here or on the host. Worth another attempt when something was closed."""
+
+
 def is_exhaustion(error: OSError) -> bool:
     """Whether descriptors ran out, which says nothing about what was tried."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
@@ -96,7 +100,8 @@ def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxErr
     known = _EXHAUSTED.get(error.errno or 0)
     if known is not None:
         what, limit, hint = known
-        return ExecutionFailed(f"could not {doing}: {what}{_soft_limit(limit)}", hint=hint)
+        kind = DescriptorsExhausted if is_exhaustion(error) else ExecutionFailed
+        return kind(f"could not {doing}: {what}{_soft_limit(limit)}", hint=hint)
     what = f" ({error.filename})" if error.filename else ""
     return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}", hint=_HINTS.get(error.errno or 0))
 

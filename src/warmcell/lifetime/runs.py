@@ -12,6 +12,7 @@ from warmcell.lifetime import host_program
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.lifetime.scarcity import scarcity
 
 T = TypeVar("T")
 
@@ -82,9 +83,11 @@ class Runs:
         with self._changed:
             self._check_open()
             self._under_way.add(run)
+        scarcity.begun()
         try:
             yield
         finally:
+            scarcity.ended()
             with self._changed:
                 self._under_way.discard(run)
                 self._changed.notify_all()

@@ -13,6 +13,7 @@ from warmcell.core.records import dataclass
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
+from warmcell.lifetime.scarcity import scarcity
 from warmcell.pool.state import IDLE_SECONDS, PoolState
 from warmcell.pool.zygote import START_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
@@ -53,6 +54,7 @@ class Pool:
         self._is_closed = False
         self.abandon()
         own_until_exit(self)
+        scarcity.hold(self)
 
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
@@ -65,6 +67,7 @@ class Pool:
         self._turns: defaultdict[ZygoteKey, FairQueue] = defaultdict(lambda: FairQueue(1))
         self._maker: threading.Thread | None = None
         self._leased = 0
+        self._is_making = False
 
     def lease(self, kind: CellKind, run: Run) -> Cell:
         """A standing cage of that kind, for one run. The caller closes it and calls `done`, which it must in any case.
@@ -192,10 +195,12 @@ class Pool:
                 if not wanted and not dropped:
                     self._changed.wait(IDLE_SECONDS)
                     continue
+                self._is_making = bool(wanted)
             for cell in dropped:
                 cell.close()
             for kind in wanted:
                 self._make_one(kind)  # type: ignore[arg-type]
+            self._is_making = False
 
     def _forget_empty_shelves(self) -> None:
         for kind in [kind for kind, cells in self._ready.items() if not cells]:
@@ -227,6 +232,22 @@ class Pool:
     def zygote_pids(self) -> list[int]:
         with self._changed:
             return [zygote.pid for zygote in self._zygotes.values() if zygote.is_alive()]
+
+    def shed(self) -> bool:
+        """Ends the cells that wait, and the zygotes if nobody is served by them; both are made anew when needed."""
+        with self._changed:
+            cells = [cell for waiting in self._ready.values() for cell in waiting]
+            self._ready.clear()
+            self._state.clear()
+            zygotes = []
+            if not self._leased and not self._is_making:
+                zygotes = [*self._zygotes.values(), *self._retired]
+                self._zygotes, self._retired = {}, []
+        for cell in cells:
+            cell.close()
+        for zygote in zygotes:
+            zygote.close()
+        return bool(cells or zygotes)
 
     def close(self) -> None:
         with self._changed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
@@ -13,7 +13,7 @@ from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import Launch, job_for, prelude_for, warm_worker
 from warmcell.backends.process.world import PreparedWorld, World, world_for
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, PolicyViolation
-from warmcell.core.records import replace
+from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
@@ -23,6 +23,7 @@ from warmcell.languages.program import Build
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import has_candidates
 from warmcell.lifetime.ownership import Lock
+from warmcell.lifetime.scarcity import scarcity
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
@@ -42,6 +43,17 @@ _ATTEMPTS = 3
 #: Of a compiled program, or of files; sending more takes longer than making a cell that has them mounted.
 _MOST_SENT = 8 * MIB
 _MOST_WORLDS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A run whose guest has its job, and what goes with its end."""
+
+    cleanup: ExitStack
+    #: Readable once the run was cancelled.
+    cancelled: int
+    cell: Cell
+    denials: DenialCollector
 
 
 class Launcher:
@@ -214,11 +226,10 @@ class Launcher:
 
     def _run_in_one_cell(self, launch: Launch) -> ExecResult:
         world, limits = self._world(launch), launch.limits
-        with ExitStack() as cleanup:
-            cancelled = cleanup.enter_context(launch.run.descriptor())
-            prepared = world.prepare(cleanup)
-            denials = DenialCollector()
-            cell = self._started(launch, world, prepared, denials, cleanup)
+        begin = partial(self._begun, launch, world)
+        begun = scarcity.retried(begin, launch.run, self._config.queue_timeout, own=self.pool)
+        with begun.cleanup:
+            cancelled, cell, denials = begun.cancelled, begun.cell, begun.denials
             bounds = Bounds(launch.timeout - launch.spent, limits.output_bytes, limits.cpu_seconds)
             end = Pump(cell, launch.stdin, bounds, cancelled, self.pool.linger, launch.listener).run()
             cell.close()
@@ -227,6 +238,15 @@ class Launcher:
             for denial in explain(end, kernel, limits, tuple(bind.target for bind in world.visible)):
                 denials.add(denial)
             return judge(end, _terms(launch, world), kernel, denials.all())
+
+    def _begun(self, launch: Launch, world: World) -> _Begun:
+        """All that a run opens; nothing is left open where it fails."""
+        with ExitStack() as cleanup:
+            cancelled = cleanup.enter_context(launch.run.descriptor())
+            prepared = world.prepare(cleanup)
+            denials = DenialCollector()
+            cell = self._started(launch, world, prepared, denials, cleanup)
+            return _Begun(cleanup.pop_all(), cancelled, cell, denials)
 
     def _started(
         self, launch: Launch, world: World, prepared: PreparedWorld, denials: DenialCollector, cleanup: ExitStack

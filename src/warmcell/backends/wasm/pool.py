@@ -23,6 +23,7 @@ from warmcell.core.errors import ExecutionFailed
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.ownership import Lock, own_until_exit
 from warmcell.lifetime.run import Run
+from warmcell.lifetime.scarcity import scarcity
 from warmcell.runner.cell import CellLost
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class WorkerPool:
         self._lock = Lock()
         self.abandon()
         own_until_exit(self)
+        scarcity.hold(self)
 
     def abandon(self) -> None:
         self._idle: list[Worker] = []
@@ -114,10 +116,23 @@ class WorkerPool:
         """
         self._places.enter(run, queue_timeout)
         try:
-            return self._shown(self._take_idle(wanted) or self._start(wanted), wanted)
+            return scarcity.retried(
+                lambda: self._shown(self._take_idle(wanted) or self._start(wanted), wanted),
+                run,
+                queue_timeout,
+                own=self,
+            )
         except BaseException:
             self._places.leave()
             raise
+
+    def shed(self) -> bool:
+        """Ends the workers that wait."""
+        with self._lock:
+            gone = tuple(self._idle)
+            self._forget(gone)
+        _dispose(gone)
+        return bool(gone)
 
     def give_back(self, worker: Worker, *, is_reusable: bool) -> None:
         with self._lock:
