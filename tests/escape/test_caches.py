@@ -20,6 +20,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Build, Program
 from warmcell.lifetime.held_directories import make_held
 from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.toolbox.signed_directory import SignedDirectory
 
 COLD = ProcessConfig(pool_size=0, pool_min=0)
 CANARY = "canary-of-one-policy"
@@ -223,3 +224,22 @@ def test_libraries_of_other_versions_of_go_are_bounded(tmp_path: Path) -> None:
     go._forget_others(str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == sorted(["last", os.path.basename(held.path)])
     held.let_go()
+
+
+@pytest.mark.claim("WC-LK-3")
+def test_whatever_the_umask_nobody_else_can_write_to_a_cache(own_cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        artefacts = Artefacts()
+        with artefacts.workshop() as workshop:
+            assert Path(workshop).parent == own_cache
+        assert SignedDirectory(own_cache.parent / "wasm").path.exists()  # it looks at what lies above it, too
+    finally:
+        os.umask(before)
+    own_cache.parent.chmod(0o777)
+    artefacts = Artefacts()
+    with artefacts.workshop() as workshop:
+        place = Path(workshop).parent
+        assert place != own_cache, "others could have put something there"
+    artefacts.close()
+    assert not place.exists()

@@ -13,7 +13,14 @@ from warmcell.languages.plain import ARTEFACT, build_key
 from warmcell.languages.program import CODE_DIR, OUT_DIR, Build, Program
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr
-from warmcell.lifetime.held_directories import UNFINISHED_LIBRARIES, HeldDirectory, abandoned, cache_place, make_held
+from warmcell.lifetime.held_directories import (
+    UNFINISHED_LIBRARIES,
+    HeldDirectory,
+    abandoned,
+    cache_place,
+    make_cache,
+    make_held,
+)
 
 MAIN_FILE = "main.go"
 #: Libraries of other versions that are kept beside the one in use, 100 MB each.
@@ -122,7 +129,7 @@ def _compiled(go: GoToolchain, place: str) -> str:
 
     home = os.path.dirname(place)
     try:
-        os.makedirs(home, mode=0o700, exist_ok=True)
+        make_cache(home)
         _forget_others(home)
         held = make_held(".go-", home)
     except OSError:

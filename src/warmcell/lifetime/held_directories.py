@@ -69,6 +69,12 @@ def cache_place() -> str:
     return os.path.join(base, "warmcell")
 
 
+def make_cache(path: str) -> None:
+    """Makes a directory of the cache, and the one above it, for this user alone whatever the umask says."""
+    for place in (os.path.dirname(path), path):
+        os.makedirs(place, mode=0o700, exist_ok=True)  # the mode is for the last one only
+
+
 def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
     """A new directory for this user alone, held from the beginning."""
     import tempfile

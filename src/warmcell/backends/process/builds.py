@@ -17,7 +17,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.languages.plain import build_key
 from warmcell.languages.program import Build, Program
-from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_held
+from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_cache, make_held
 from warmcell.policy.model import SandboxPolicy
 
 #: What a compiler may do, whatever the program that it makes may. Processes, because it is several of them.
@@ -81,8 +81,8 @@ class Artefacts:
 
     def _writable_root(self) -> str:
         try:
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
-            if _is_ours(self._root) and os.access(self._root, os.W_OK):
+            make_cache(self._root)
+            if _is_ours(self._root) and _is_ours(os.path.dirname(self._root)) and os.access(self._root, os.W_OK):
                 return self._root
         except OSError:
             pass
