@@ -70,7 +70,7 @@ def allowing(path: Path, **env: str) -> object:
 
 
 @pytest.mark.attack("S2-01")
-@pytest.mark.needs("user namespaces")
+@pytest.mark.needs("user namespaces", "gcc")
 def test_a_file_of_one_policy_is_in_no_program(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text(CANARY)
@@ -82,7 +82,7 @@ def test_a_file_of_one_policy_is_in_no_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("S2-01")
-@pytest.mark.needs("user namespaces")
+@pytest.mark.needs("user namespaces", "gcc")
 def test_code_of_one_policy_is_in_no_program(tmp_path: Path) -> None:
     (tmp_path / "said.h").write_text('const char *said = "the attacker\'s";\n')
     code = C_OF_CODE % (tmp_path / "said.h", tmp_path / "said.h")

@@ -81,8 +81,9 @@ def _main_module(path):
         __file__=path,
         __cached__=None,
         __loader__=SourceFileLoader("__main__", path),
-        __annotations__={},
     )
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}
     return module
 
 
@@ -142,8 +143,8 @@ def _execute(source, path):
     except BaseException as error:
         _flush_as_after_a_script()
         # The first entry of the traceback is this function, which the guest's author never wrote.
-        _report_uncaught(error, error.__traceback__.tb_next if error.__traceback__ else None)
-        return _INTERRUPTED if type(error) is KeyboardInterrupt else 1
+        last = _report_uncaught(error, error.__traceback__.tb_next if error.__traceback__ else None)
+        return _INTERRUPTED if _is_interrupt(error) or (_is_interrupt(last) and _KNOWS_SUBCLASSES) else 1
     _flush_as_after_a_script()
     return 0
 
@@ -157,7 +158,16 @@ def _flush_as_after_a_script():
             pass
 
 
+#: Since 3.14 an interrupt is one by whatever class, and wherever it came from.
+_KNOWS_SUBCLASSES = sys.version_info >= (3, 14)
+
+
+def _is_interrupt(error):
+    return isinstance(error, KeyboardInterrupt) if _KNOWS_SUBCLASSES else type(error) is KeyboardInterrupt
+
+
 def _report_uncaught(error, trace):
+    """Returns what the guest's own hook raised instead of reporting, or None."""
     error.__traceback__ = trace
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     if sys.version_info >= (3, 12):
@@ -169,7 +179,7 @@ def _report_uncaught(error, trace):
     except AttributeError:
         _write_stderr("sys.excepthook is missing")
         sys.__excepthook__(type(error), error, trace)
-        return
+        return None
     try:
         hook(type(error), error, trace)
     except SystemExit:
@@ -181,6 +191,8 @@ def _report_uncaught(error, trace):
         sys.__excepthook__(type(second), second, second.__traceback__)
         _write_stderr("\nOriginal exception was:")
         sys.__excepthook__(type(error), error, trace)
+        return second
+    return None
 
 
 def _write_stderr(line):

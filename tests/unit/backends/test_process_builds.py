@@ -40,6 +40,7 @@ def adder() -> str:
     return f'#include <stdio.h>\nint main(void) {{ int a, b; scanf("%d %d", &a, &b); printf("%d", a + b); }} // {mark}'
 
 
+@pytest.mark.needs("gcc")
 def test_twenty_cases_cost_one_build(backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[bool] = []
     run = backend._launcher._run_in_cell
@@ -56,6 +57,7 @@ def test_twenty_cases_cost_one_build(backend: ProcessBackend, monkeypatch: pytes
     assert (builds.count(True), builds.count(False)) == (1, 20)
 
 
+@pytest.mark.needs("gcc")
 def test_what_one_program_holds_others_find(backend: ProcessBackend) -> None:
     request = ExecRequest("c", adder(), 30, stdin="1 2")
     with backend.build_blocking(request) as first, backend.build_blocking(request) as second:
@@ -63,6 +65,7 @@ def test_what_one_program_holds_others_find(backend: ProcessBackend) -> None:
         assert second.run_blocking().stdout == "3"
 
 
+@pytest.mark.needs("gcc")
 def test_a_large_program_is_mounted_and_a_small_one_sent(backend: ProcessBackend) -> None:
     large = "static const char filling[9 << 20] = {1}; const char *volatile kept = filling;\n#include <stdio.h>\nint main(int n, char **v) { puts(v[0]); }"
     with backend.build_blocking(ExecRequest("c", large, 30)) as program:
@@ -72,6 +75,7 @@ def test_a_large_program_is_mounted_and_a_small_one_sent(backend: ProcessBackend
         assert program.run_blocking().stdout == "/code/main\n"
 
 
+@pytest.mark.needs("g++")
 def test_a_compiler_needs_more_than_its_program_gets(backend: ProcessBackend) -> None:
     code = f"#include <iostream>\n#include <map>\n#include <regex>\nint main() {{ std::cout << 1; }} // {os.urandom(8).hex()}"
     request = ExecRequest("cpp", code, 60, memory_limit_mb=32, limits=Limits(processes=1))
@@ -80,6 +84,7 @@ def test_a_compiler_needs_more_than_its_program_gets(backend: ProcessBackend) ->
     assert backend.execute_blocking(request).stdout == "1"
 
 
+@pytest.mark.needs("gcc")
 def test_a_build_has_limits_of_its_own(fresh_cache: None) -> None:
     code = f"int main(void) {{ return 0; }} // {os.urandom(8).hex()}"
     with ProcessBackend(ProcessConfig(build_timeout=0.5, build_limits=Limits(memory_mb=1))) as backend:
@@ -98,6 +103,7 @@ def test_what_a_module_name_or_a_mistake_at_run_time_is_is_not_for_the_build_to_
         assert "ModuleNotFoundError" in program.run_blocking().stderr
 
 
+@pytest.mark.needs("gcc")
 def test_programs_that_nobody_closed_let_go_of_their_descriptors(backend: ProcessBackend) -> None:
     request = ExecRequest("c", adder(), 30)
     backend.build_blocking(request).run_blocking("1 2")

@@ -74,7 +74,7 @@ def test_where_the_policy_takes_the_work_directory_no_request_writes_to_it(tmp_p
     assert (caught.value.field, os.listdir(tmp_path)) == ("files", [])
 
 
-@pytest.mark.needs("user namespaces")
+@pytest.mark.needs("user namespaces", "gcc")
 def test_a_compiler_sees_the_files_and_what_it_made_depends_on_them(backend: ProcessBackend) -> None:
     code = '#include "number.h"\n#include <stdio.h>\nint main(void) { printf("%d", NUMBER); }'
     for number in (1, 2):

@@ -7,6 +7,9 @@ import fcntl
 import os
 import socket
 import struct
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -137,8 +140,8 @@ def test_a_step_names_what_failed() -> None:
 
 def test_usage_sees_this_process() -> None:
     own = [os.getpid()]
-    quick = usage.processes_memory("/proc", own, 1 << 60, _PATIENCE)
     exact = usage.processes_memory("/proc", own, 0, _PATIENCE)
+    quick = usage.processes_memory("/proc", own, 1 << 60, _PATIENCE)  # after the other: it may have grown meanwhile
     assert 1 << 20 < exact <= quick
     assert sum(time.own for time in usage.cpu_times("/proc", own).values()) > 0
     # Nobody has that pid. What sockets and System V objects of this machine hold is counted too, and changes meanwhile.
@@ -166,6 +169,27 @@ def test_what_takes_too_long_to_look_at_is_given_up() -> None:
     with pytest.raises(TooLong):
         Mappings().held("/proc", [os.getpid()], Patience(60, -1))
     assert Mappings().held("/proc", [2**22 + 1], Patience(-1, -1)) == 0  # nobody has that pid
+
+
+def test_waiting_for_a_turn_on_a_busy_host_uses_up_no_patience() -> None:
+    """Everybody on one processor, as on a host with far too much to do: what was waited for is given back."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    crowd = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        patience = Patience(60, 0.2)
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+        patience.check()
+        with pytest.raises(TooLong):
+            time.sleep(0.5)  # held up, and not for want of a processor
+            patience.check()
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for process in crowd:
+            process.kill()
+            process.wait()
 
 
 def test_descriptors_that_hold_memory_are_counted() -> None:

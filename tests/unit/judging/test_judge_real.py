@@ -39,6 +39,7 @@ def backend() -> Iterator[ProcessBackend]:
         yield made
 
 
+@pytest.mark.needs("g++")
 def test_every_verdict_by_a_real_program(backend: ProcessBackend) -> None:
     expected = {
         "right": "accepted",
@@ -73,6 +74,7 @@ def test_the_limit_may_be_on_the_processors_time(backend: ProcessBackend) -> Non
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.needs("g++")
 def test_a_mistake_is_a_build_error_for_every_case(backend: ProcessBackend) -> None:
     verdicts = judge(ExecRequest("cpp", "int main() { return x; }", 5), [Case("", ""), Case("", "")], backend=backend)
     assert [verdict.status for verdict in verdicts] == ["build_error"] * 2
