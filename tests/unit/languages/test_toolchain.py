@@ -118,5 +118,5 @@ def test_questions_are_asked_in_the_root_directory_and_errors_are_ours(monkeypat
     assert host.ask(["/bin/sh", "-c", 'pwd; echo "[$NODE_OPTIONS]"']) == "/\n[]"
     with pytest.raises(BackendUnavailable, match="does not work: last words"):
         host.ask(["/bin/sh", "-c", "echo first >&2; echo last words >&2; exit 3"])
-    with pytest.raises(BackendUnavailable, match="did not start"):
+    with pytest.raises(BackendUnavailable, match="did not answer"):
         host.ask(["/bin/sleep", "5"], timeout=0.1)
