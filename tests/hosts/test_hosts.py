@@ -156,3 +156,26 @@ def assert_command_and_doctor_agree(answers: dict[str, list[Any]]) -> None:
     assert answers["command"][2:] == answers["process"][2:]
     assert status == "missing" and proof.removeprefix("native: ") in answers["process"][3]
     assert remedy and remedy in answers["process"][4]
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
+def test_what_is_said_is_on_the_page(host: Host) -> None:
+    page = PAGE.read_text()
+    for refused in (host.process, host.wasm):
+        if isinstance(refused, Refused):
+            message = re.sub(r"(refuses) \w+$", r"\1 \\w+", refused.message)
+            assert re.search(message, page), f"{refused.message!r} is not in {PAGE.name}"
+
+
+@pytest.mark.parametrize(
+    "name", ["lifetime/host_program.py", "enforcers/refusals.py", "enforcers/probe.py", "lifetime/threads.py"]
+)
+def test_every_sentence_that_we_say_begins_a_row(name: str) -> None:
+    """The constant beginnings of messages, in the source and on the page."""
+    source = (PAGE.parents[1] / "src" / "warmcell" / name).read_text()
+    page = PAGE.read_text()
+    said = re.findall(
+        r'"((?:this is|there is no|the kernel (?:refuses|has no)|user namespaces are|parts of)[^"{(;,]*)', source
+    )
+    assert said
+    assert [words for words in said if words.strip() not in page] == []
