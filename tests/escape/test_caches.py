@@ -11,6 +11,7 @@ import pytest
 from warmcell.backends.process import builds
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.backends.process.builds import Artefacts, keyed
+from warmcell.backends.wasm import module_cache
 from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.records import replace
@@ -20,7 +21,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Build, Program
 from warmcell.lifetime.held_directories import make_held
 from warmcell.policy.builder import SandboxPolicyBuilder
-from warmcell.toolbox.signed_directory import SignedDirectory
+from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile
 
 COLD = ProcessConfig(pool_size=0, pool_min=0)
 CANARY = "canary-of-one-policy"
@@ -243,3 +244,26 @@ def test_whatever_the_umask_nobody_else_can_write_to_a_cache(own_cache: Path) ->
         assert place != own_cache, "others could have put something there"
     artefacts.close()
     assert not place.exists()
+
+
+@pytest.mark.attack("S2-20")
+def test_compiled_modules_in_memory_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_cache, "_MOST_OPEN_BYTES", 100_000)
+    cache = module_cache.ModuleCache(None)
+
+    def module(size: int) -> SignedFile:
+        descriptor = os.memfd_create("module")
+        os.ftruncate(descriptor, size)
+        return SignedFile(descriptor, {})
+
+    for name in "abc":
+        cache.hold(name, module(40_000))
+    cache.hold("large", module(200_000))  # one is kept whatever its size: somebody is about to use it
+    found = {name: cache.find(name) for name in ("a", "b", "c", "large")}
+    assert [name for name, compiled in found.items() if compiled] == ["large"]
+    cache.hold("small", module(10))
+    assert cache.find("large") is None
+    for compiled in found.values():
+        if compiled:
+            compiled.close()
+    cache.close()

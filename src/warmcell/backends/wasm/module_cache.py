@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
 
 _log = logging.getLogger(__name__)
+#: Of those in memory. Whoever may send modules decides how large they are, so their number alone says little.
 _MAX_OPEN = 32
+_MOST_OPEN_BYTES = 512 << 20
 DEFAULT_MOST_BYTES = 1 << 30
 
 
@@ -73,8 +76,11 @@ class ModuleCache:
             compiled.close()
             return
         self._open[key] = compiled
-        while len(self._open) > _MAX_OPEN:
+        while len(self._open) > 1 and (len(self._open) > _MAX_OPEN or self._open_bytes() > _MOST_OPEN_BYTES):
             self._open.popitem(last=False)[1].close()
+
+    def _open_bytes(self) -> int:
+        return sum(os.fstat(compiled.descriptor).st_size for compiled in self._open.values())
 
     def _read(self, key: str) -> SignedFile | None:
         directory = self._usable()
