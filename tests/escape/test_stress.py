@@ -65,4 +65,4 @@ def test_many_misbehaving_runs_leave_nothing(cage: Cage) -> None:
     gc.collect()
     assert memory("VmRSS") - after_some < 8 << 20
     zygotes = cage.default._launcher.pool.zygote_pids()
-    assert len(zygotes) == 1 and settled(lambda: len(os.listdir(f"/proc/{zygotes[0]}/fd")) < 24)
+    assert len(zygotes) == 1 and settled(lambda: len(os.listdir(f"/proc/{zygotes[0]}/fd")) < 24, 20)
