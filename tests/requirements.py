@@ -38,7 +38,6 @@ NOT_YET = {
     "PT-10",
     "PT-15",
     "S2-09",  # residue in the zygote
-    "S2-14",  # metadata in the landlock class
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
 }
@@ -53,7 +52,7 @@ class Proof(NamedTuple):
 
 REQUIREMENTS: dict[str, Proof] = {
     "WC-FS-1": Proof("FS-01 FS-05 LK-03 S2-15"),
-    "WC-FS-2": Proof("FS-02 LK-05"),
+    "WC-FS-2": Proof("FS-02 LK-05 S2-14"),
     "WC-FS-3": Proof("FS-03 FS-12 S2-02 S2-08 S2-23"),
     "WC-FS-4": Proof("FS-10"),
     "WC-FS-5": Proof("PT-08 S2-01"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import socket
@@ -249,3 +250,84 @@ def test_no_setuid_file_can_be_left_on_the_host_here_either(cage: Cage, tmp_path
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
     cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy, enforcer="landlock")).refused()
     assert {path.name for path in shared.iterdir()} == {"plain"}
+
+
+@pytest.mark.attack("S2-14")
+@pytest.mark.claim("WC-FS-2")
+def test_metadata_is_neither_changed_nor_told(cage: Cage, weak: ProcessBackend, tmp_path: Path) -> None:
+    """What the caller owns, the guest owns too, and needs no right to write for any of this."""
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    file = shown / "file"
+    file.write_text("text")
+    os.setxattr(file, "user.secret", b"canary")
+    before = (file.stat().st_ctime_ns, _generation(file))
+    body = """
+        import fcntl
+        readable = os.open(file, os.O_RDONLY)
+        attempt('set version', lambda: fcntl.ioctl(readable, 0x40087602, (77).to_bytes(8, 'little')))
+        attempt('get version', lambda: fcntl.ioctl(readable, 0x80087601, bytes(8)))
+        attempt('set flags', lambda: fcntl.ioctl(readable, 0x40086602, (0x40).to_bytes(8, 'little')))
+        attempt('set extended flags', lambda: fcntl.ioctl(readable, 0x401C5820, bytes(28)))
+        attempt('extents', lambda: fcntl.ioctl(readable, 0xC020660B, bytes(32)))
+        for path in (file, outside, '/usr/bin/env'):
+            attempt('attributes of ' + path, lambda: os.listxattr(path))
+            attempt('an attribute of ' + path, lambda: os.getxattr(path, 'user.secret'))
+            attempt('handle of ' + path, lambda: syscall('name_to_handle_at', -100, path.encode(), bytes(64), bytes(8), 0))
+        attempt('inotify', lambda: syscall('inotify_init1', 0))
+        attempt('lease', lambda: fcntl.fcntl(readable, 1024, 0))
+        attempt('directory events', lambda: fcntl.fcntl(os.open(os.path.dirname(file), os.O_RDONLY), 1026, 0x3F))
+        attempt('lock', lambda: fcntl.flock(readable, fcntl.LOCK_EX))
+        """
+    policy = SandboxPolicyBuilder().allow_read(shown).allow_process_spawn().build()
+    backend = cage.backend(policy, enforcer="landlock")
+    cage.run(guest(body, file=str(file), outside=str(cage.canary.file)), backend=backend).refused()
+    assert (file.stat().st_ctime_ns, _generation(file)) == before
+
+
+def _generation(path: Path) -> bytes:
+    """As the file system tells it; not all of them do."""
+    with path.open() as file:
+        try:
+            return fcntl.ioctl(file, 0x80087601, bytes(8))
+        except OSError:
+            return b""
+
+
+@pytest.mark.attack("S2-14")
+def test_programs_get_along_without(cage: Cage, weak: ProcessBackend) -> None:
+    code = """
+import fcntl, os, shutil, sqlite3, subprocess, tempfile
+place = tempfile.mkdtemp()
+with open(place + '/a', 'w') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write('text')
+shutil.copyfile(place + '/a', place + '/b')
+directory = os.open(place, os.O_RDONLY)
+fcntl.flock(directory, fcntl.LOCK_EX)
+with sqlite3.connect(place + '/db') as database:
+    database.execute('create table t (x)')
+os.posix_fallocate(os.open(place + '/room', os.O_WRONLY | os.O_CREAT), 0, 100_000)
+subprocess.run(f'ls -l {place} > /dev/null && cp {place}/a {place}/c && tail -n 1 {place}/c', shell=True, check=True)
+"""
+    outcome = cage.run(code, backend=weak)
+    assert (outcome.stdout, outcome.result.exit_code) == ("text", 0), outcome
+
+
+@pytest.mark.attack("S2-06")
+@pytest.mark.claim("WC-RX-2")
+def test_shared_memory_that_is_not_mapped_counts_here_too(cage: Cage, weak: ProcessBackend) -> None:
+    body = """
+        import mmap, time
+        keep = []
+        for _ in range(30):
+            area = mmap.mmap(-1, 10 << 20)
+            area.write(b'x' * (10 << 20))
+            area.madvise(mmap.MADV_DONTNEED)
+            keep.append(area)
+        time.sleep(1)
+        """
+    assert cage.run(guest(body), backend=weak, memory_mb=96).status == "memory"
+    made = cage.run(guest("attempt('memfd', lambda: os.memfd_create('x'))"), backend=weak)
+    if made.result.enforced.memory == "supervisor":
+        assert made.refused() == {"memfd": "ENOSYS"}

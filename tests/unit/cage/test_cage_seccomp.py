@@ -12,7 +12,9 @@ from warmcell.cage.linux import seccomp, syscall_numbers
 from warmcell.cage.linux.seccomp import Profile
 
 _KILL, _ALLOW, _NOTIFY, _ERRNO = 0x80000000, 0x7FFF0000, 0x7FC00000, 0x00050000
-EPERM, EINVAL, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT, EOPNOTSUPP = (_ERRNO | n for n in (1, 22, 38, 93, 97, 95))
+EPERM, EINVAL, ENOTTY, ENOSYS = (_ERRNO | number for number in (1, 22, 25, 38))
+EPROTONOSUPPORT, EOPNOTSUPP, EAFNOSUPPORT = (_ERRNO | number for number in (93, 95, 97))
+_REFUSED = (EPERM, EINVAL, ENOTTY, ENOSYS, EPROTONOSUPPORT, EOPNOTSUPP, EAFNOSUPPORT)
 _ARCHITECTURES = {"x86_64": (0xC000003E, syscall_numbers.X86_64), "aarch64": (0xC00000B7, syscall_numbers.AARCH64)}
 _HIGHEST = 700
 
@@ -79,7 +81,7 @@ def test_every_number_has_a_verdict(machine: str, profile: Profile) -> None:
         name = known.get(number, "")
         verdict = filter_.verdict(number)
         if name in special:
-            assert verdict in (_ALLOW, _NOTIFY, EPERM, EINVAL, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT, EOPNOTSUPP), name
+            assert verdict in (_ALLOW, _NOTIFY, *_REFUSED), name
         else:
             expected = _ALLOW if name in seccomp._ALLOWED else ENOSYS
             assert verdict == filter_.verdict(number, *[(1 << 64) - 1] * 6) == expected, name or number
@@ -258,8 +260,13 @@ def test_without_namespaces_more_is_refused(machine: str) -> None:
     for name in _names("setxattrat removexattrat file_setattr", filter_):
         assert filter_.verdict(name) == ENOSYS
     assert filter_.verdict("prlimit64", 0) == _ALLOW and filter_.verdict("prlimit64", 5) == EPERM
-    for request in (0x40086602, 0x401C5820):
-        assert filter_.verdict("ioctl", 0, request) == EPERM
+    for request in (0x40086602, 0x401C5820, 0x40087602, 0x80087601, 0xC020660B, 1):
+        assert filter_.verdict("ioctl", 0, request) == ENOTTY
+    for request in (0x5401, 0x541B, 0x5421, 0x80045430, 0x8912):
+        assert filter_.verdict("ioctl", 0, request) == _ALLOW
+    assert filter_.verdict("ioctl", 0, 0x5412) == EPERM
+    for name in _names("getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr name_to_handle_at", filter_):
+        assert filter_.verdict(name) == EOPNOTSUPP
 
 
 def test_the_filter_is_as_long_as_the_kernel_takes(machine: str) -> None:
@@ -296,3 +303,36 @@ def test_the_tables_agree_with_the_running_kernel() -> None:
         for name in shared
         if name in syscall_numbers.AARCH64
     )
+
+
+@pytest.mark.claim("WC-RX-7")
+def test_what_is_shared_with_others_is_refused_or_handed_over(machine: str) -> None:
+    filter_ = _filter(machine, Profile(True))
+    assert [filter_.verdict("fcntl", 0, command) for command in (1024, 1026, 1040)] == [EINVAL] * 3
+    assert filter_.verdict("fcntl", 0, 1031) == EPERM
+    assert {filter_.verdict("fcntl", 0, command) for command in (*range(40), 1025, 1030, 1032, 1033)} == {_ALLOW}
+    assert {filter_.verdict("setsockopt", 0, 1, option) for option in (26, 50, 51, 52, 60)} == {EPERM}
+    assert {filter_.verdict("setsockopt", 0, level, option) for level, option in ((1, 2), (6, 26), (0, 60))} == {_ALLOW}
+    assert filter_.verdict("shmctl", 0, 11) == EPERM and filter_.verdict("shmctl", 0, 0) == _ALLOW
+    assert filter_.verdict("flock") == filter_.verdict("inotify_add_watch") == _NOTIFY
+    assert filter_.verdict("fallocate") == _ALLOW
+    assert _filter(machine, Profile(True, has_host_disk=True)).verdict("fallocate") == EOPNOTSUPP
+    landlock = _filter(machine, Profile(True, is_caged=False))
+    assert landlock.verdict("flock") == _NOTIFY and landlock.verdict("inotify_init1") == ENOSYS
+
+
+@pytest.mark.claim("WC-RX-2")
+def test_memory_that_nobody_could_count_is_refused_or_told(machine: str) -> None:
+    counted, watched = _filter(machine, Profile(True)), _filter(machine, Profile(True, is_watched=True))
+    for name in ("vmsplice", "splice", "tee", "sendfile"):
+        assert (counted.verdict(name), watched.verdict(name)) == (_ALLOW, EINVAL)
+    for name in ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"):
+        assert (counted.verdict(name), watched.verdict(name)) == (_ALLOW, ENOSYS)
+    shared, private, of_a_file = 0x21, 0x22, 0x01
+    for length in (1, 1 << 16, (1 << 16) + 1, 1 << 32, (1 << 32) + 1):
+        expected = _NOTIFY if length > 1 << 16 else _ALLOW
+        assert (
+            watched.verdict("mmap", 0, length, 3, shared) == watched.verdict("mmap", 0, length, 3, 0x4021) == expected
+        )
+        assert {watched.verdict("mmap", 0, length, 3, flags) for flags in (private, of_a_file)} == {_ALLOW}
+        assert counted.verdict("mmap", 0, length, 3, shared) == _ALLOW

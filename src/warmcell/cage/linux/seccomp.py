@@ -83,6 +83,9 @@ bpf kexec_load kexec_file_load init_module finit_module delete_module open_by_ha
 quotactl swapon swapoff reboot settimeofday clock_settime stime iopl ioperm syslog sethostname setdomainname nfsservctl
 """.split()
 
+#: Attributes of files outside the policy, of which Landlock knows nothing either; as a file system without them says.
+_WITHOUT_ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr name_to_handle_at".split()
+
 #: Refused where the guest shares the host's root: Landlock knows nothing of metadata, nor of the IPC namespace.
 _REFUSED_WITHOUT_NAMESPACES = """
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
@@ -103,12 +106,12 @@ _INIT = 1  # its pid in the guest's namespace
 _SET_ID_BITS = 0o6000
 _CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then does open() look at its mode
 _CLOSE_RANGE_UNSHARE, _CLONE_FILES = 2, 0x400
-_FILE_FLAG_CHANGES = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
+_OF_TERMINALS, _OF_SOCKETS = 0x5400, 0x8900  # the kinds of ioctl that programs need; others are about files
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
 
-_EPERM, _ENOSYS, _EPROTONOSUPPORT, _EAFNOSUPPORT = 1, 38, 93, 97
+_EPERM, _ENOTTY, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 1, 25, 38, 93, 95, 97
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -120,6 +123,13 @@ def _open_rule(flags: int, mode: int) -> List[Instruction]:
     """Its mode counts only when it creates."""
     look_at_mode = without_bits(mode, _SET_ID_BITS)
     return [load(argument(flags)), Instruction(JSET, 1, 0, _CREATING), ret(ALLOW), *look_at_mode]
+
+
+def _plain_ioctl_rule() -> List[Instruction]:
+    """Those about files change and tell what Landlock knows nothing of: flags, versions, extents."""
+    rule = [load(argument(1)), *returns_if_equal(_TERMINAL_INJECTION, errno(_EPERM))]
+    rule += [Instruction(AND, 0, 0, 0xFF00), *returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW)]
+    return [*rule, ret(errno(_ENOTTY))]
 
 
 def _mknod_rule(index: int) -> List[Instruction]:
@@ -219,7 +229,7 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
     """What happens to each call that is not simply allowed. Frequent ones first."""
     table = {
-        "ioctl": all_but(1, _TERMINAL_INJECTION if profile.is_caged else _TERMINAL_INJECTION + _FILE_FLAG_CHANGES),
+        "ioctl": all_but(1, _TERMINAL_INJECTION) if profile.is_caged else _plain_ioctl_rule(),
         "clone": _clone_rule(profile.allow_spawn, NOTIFY),
         "socket": _socket_rule(profile),
         "connect": [ret(NOTIFY)],
@@ -246,11 +256,12 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
     table.update({name: [ret(ALLOW if profile.allow_spawn else NOTIFY)] for name in _SPAWN})
     table.update({name: [ret(NOTIFY)] for name in _TOLD})
     table.update({name: [ret(errno(_EPERM))] for name in _REFUSED})
-    if profile.is_watched and profile.is_caged:
-        table["memfd_create"] = [ret(NOTIFY)]
+    if profile.is_watched:  # the manager has a place where they count; a keeper has none
+        table["memfd_create"] = [ret(NOTIFY if profile.is_caged else errno(_ENOSYS))]
     if not profile.is_caged:
         table["prlimit64"] = only(0, (0,))
         table.update({name: [ret(errno(_EPERM))] for name in _REFUSED_WITHOUT_NAMESPACES})
+        table.update({name: [ret(errno(_EOPNOTSUPP))] for name in _WITHOUT_ATTRIBUTES})
     return table
 
 
