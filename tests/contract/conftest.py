@@ -15,6 +15,7 @@ from tests.contract.programs import Dialect, Step
 from tests.helpers import require
 
 from warmcell import (
+    BuildFailed,
     EnforcerUnavailable,
     ExecRequest,
     ExecResult,
@@ -73,7 +74,8 @@ def wasm(**options: Any) -> WasmBackend:
 
 
 def fake(**options: Any) -> FakeBackend:
-    return FakeBackend(act, languages=["python"], **options)
+    refused = BuildFailed(ExecResult(stderr="that is no program\n", exit_code=1))
+    return FakeBackend(act, languages=["python"], **options).when(refused, code="^nonsense$")
 
 
 NO_POOL = {"pool_size": 0, "pool_min": 0}

@@ -230,4 +230,4 @@ def _writing(guest: FakeGuest, stream: int, data: bytes) -> FakeGuest:
 
 PYTHON = Dialect("python", in_python, "def (:")
 WAT = Dialect("wasm", in_wat, "(module (func (result i32)))")
-SCRIPT = Dialect("python", as_script)
+SCRIPT = Dialect("python", as_script, "nonsense")

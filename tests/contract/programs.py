@@ -105,4 +105,4 @@ class Dialect:
     language: str
     write: Callable[[Sequence[Step]], str]
     #: What no compiler or interpreter of it takes.
-    nonsense: str = ""
+    nonsense: str

@@ -47,8 +47,6 @@ def test_nothing_of_it_is_in_the_next_run_or_left_on_the_host(kind: Kind, run: R
 
 
 def test_files_count_against_the_disk_limit(kind: Kind, backend: Any) -> None:
-    if kind.is_imaginary:
-        pytest.skip("nothing is written")
     request = kind.request(Say("x"), files={"big": bytes(2 << 20)}, limits=Limits(disk_mb=1))
     with pytest.raises(InvalidRequest) as caught:
         asyncio.run(backend.execute(request))

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -34,6 +34,7 @@ from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.runner.listening import Listener, tell_whole
+from warmcell.workspace.run_directory import check_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ class FakeBackend:
         self._check(request)
         self.requests.append(request)
         limits = effective_limits(self._policy, request.limits, request.memory_limit_mb)
+        check_room(cast("Mapping[str, bytes]", request.files), limits.disk_mb)
         return ending(self._next_reply(request), request, limits, self._latency)
 
     def _check(self, request: ExecRequest) -> None:
