@@ -46,6 +46,19 @@ def test_guest_and_host_share_the_files(sandbox: Sandbox) -> None:
     ]
 
 
+def test_output_is_told_while_it_comes(sandbox: Sandbox) -> None:
+    def let_it_end(text: str) -> None:
+        if text == "waiting\n":
+            sandbox.write_file("go", "")
+
+    script = "echo waiting; while [ ! -e go ]; do :; done; echo went >&2"
+    heard: list[str] = []
+    result = sandbox.sh(script, on_stdout=let_it_end, on_stderr=heard.append, timeout=50)
+    assert (result.stdout, result.stderr, heard) == ("waiting\n", "went\n", ["went\n"])
+    sandbox.exec("echo", ["x"], on_stdout=heard.append)
+    assert heard == ["went\n", "x\n"]
+
+
 def test_a_command_gets_exactly_its_arguments(sandbox: Sandbox) -> None:
     arguments = ["a b", "", "'", "$HOME", "*", "; exit 9", "é"]
     assert sandbox.exec("printf", ["%s|", *arguments]).stdout == "".join(f"{item}|" for item in arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from warmcell.core.errors import InvalidRequest
@@ -13,6 +14,37 @@ from warmcell.lifetime.ownership import own
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Visits:
+    """Functions that a coroutine wants called by the thread that waits for it. They may block, and call the portal."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+
+    def lift(self, function: Callable[P, object]) -> Callable[P, Coroutine[Any, Any, None]]:
+        """For the coroutine: returns when the function has. Cancelled meanwhile, it does not wait for it: the function
+        may be what waits for the cancellation.
+        """
+
+        async def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            loop, is_done = asyncio.get_running_loop(), asyncio.Event()
+
+            def visit() -> None:
+                function(*args, **kwargs)
+                loop.call_soon_threadsafe(is_done.set)
+
+            self._asked.put(visit)
+            await is_done.wait()
+
+        return call
+
+    def serve(self) -> None:
+        while (visit := self._asked.get()) is not None:
+            visit()
+
+    def end(self, _: object) -> None:
+        self._asked.put(None)
 
 
 class Portal:
@@ -32,6 +64,16 @@ class Portal:
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The coroutine's result. When the wait is interrupted (Ctrl-C), it is cancelled and cleaned up first."""
+        return self.call_visited(None, function, *args, **kwargs)
+
+    def call_visited(
+        self,
+        visits: Visits | None,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """The same; meanwhile this thread does what the coroutine asks of it. What that raises is raised here."""
         host_program.check()
         loop = self._started()
         if threading.current_thread() is self._thread:
@@ -46,6 +88,9 @@ class Portal:
 
         future = asyncio.run_coroutine_threadsafe(guarded(), loop)
         try:
+            if visits is not None:
+                future.add_done_callback(visits.end)
+                visits.serve()
             return future.result()
         except BaseException:
             if future.cancel():

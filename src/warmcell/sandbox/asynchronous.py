@@ -27,6 +27,7 @@ from warmcell.sandbox.backend_adapters import (
     with_limits,
 )
 from warmcell.sandbox.operations import Operations
+from warmcell.sandbox.output_callbacks import Follow, OnText, following
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 
@@ -122,10 +123,17 @@ class AsyncSandbox:
         cwd: AnyPath | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
     ) -> ExecResult:
-        """Runs one command, without a shell. `CommandNotFound` when the sandbox has none of that name."""
+        """Runs one command, without a shell. `CommandNotFound` when the sandbox has none of that name.
+
+        `on_stdout` and `on_stderr` get text as it comes, here and in `sh` and `run`; they may be coroutine functions.
+        One that raises ends the run.
+        """
         argv = checked_argv(command, args)
-        return await self._run(functools.partial(self._guest.command, argv), cwd, stdin, timeout)
+        follow = following(on_stdout, on_stderr)
+        return await self._run(functools.partial(self._guest.command, argv), cwd, stdin, timeout, follow)
 
     async def sh(
         self,
@@ -134,10 +142,13 @@ class AsyncSandbox:
         cwd: AnyPath | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
     ) -> ExecResult:
         """Runs a shell script in the work directory. Nothing but files is kept from one call to the next."""
         ExecRequest(Language.COMMAND, check_text("script", script), 1.0)
-        return await self._run(functools.partial(self._guest.script, script), cwd, stdin, timeout)
+        follow = following(on_stdout, on_stderr)
+        return await self._run(functools.partial(self._guest.script, script), cwd, stdin, timeout, follow)
 
     async def run(
         self,
@@ -146,10 +157,14 @@ class AsyncSandbox:
         *,
         stdin: str | bytes | None = None,
         timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
     ) -> ExecResult:
         """Runs source text in the work directory."""
         request = ExecRequest(language_for(self._settings["backend"], language), code, 1.0)
-        return await self._run(functools.partial(self._guest.code, code, request.language), None, stdin, timeout)
+        follow = following(on_stdout, on_stderr)
+        call = functools.partial(self._guest.code, code, request.language)
+        return await self._run(call, None, stdin, timeout, follow)
 
     async def exec_python(
         self, code: str, *, stdin: str | bytes | None = None, timeout: float | None = None
@@ -225,13 +240,14 @@ class AsyncSandbox:
         cwd: AnyPath | None,
         stdin: str | bytes | None,
         timeout: float | None,
+        follow: Follow | None,
     ) -> ExecResult:
         seconds = self._settings["timeout"] if timeout is None else check_timeout(timeout)
         if stdin is not None and not isinstance(stdin, str | bytes):
             raise InvalidRequest(f"must be text or bytes, not {type(stdin).__name__}", field="stdin")
 
         async def run() -> ExecResult:
-            return await call(Job(await self._guest_cwd(cwd), stdin, seconds))
+            return await call(Job(await self._guest_cwd(cwd), stdin, seconds, follow))
 
         return await self._operations.run(run())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,8 +17,10 @@ from warmcell.workspace.mount_points import WORK, MountPoint
 if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
+    from warmcell.core.output_events import StreamEvent
     from warmcell.languages.config import ProcessConfig
     from warmcell.net.rules.fetch_policy import FetchPolicy
+    from warmcell.sandbox.output_callbacks import Follow
 
 #: What holds for a sandbox whose caller gave no policy.
 OWN_POLICY = SandboxPolicy(allow_process_spawn=True)
@@ -52,6 +54,8 @@ class Job:
     cwd: str = WORK
     stdin: str | bytes | None = None
     timeout: float = 30.0
+    #: Who hears the run goes through its events with it.
+    follow: Follow | None = None
 
 
 class Guest(Protocol):
@@ -128,7 +132,10 @@ class ProcessGuest:
         execute = await self._direct_way()
         if execute is None:
             return await self._command_by_shell(argv, job)
-        return await execute(argv, job.cwd, self._request(command_line(argv), Language.COMMAND, job))
+        request = self._request(command_line(argv), Language.COMMAND, job)
+        if job.follow is not None:
+            return await job.follow(self._way_to_hear("stream_command")(argv, job.cwd, request))
+        return await execute(argv, job.cwd, request)
 
     async def _direct_way(self) -> CommandCall | None:
         """The backend's own way to start a program, where it has one and nothing of another's stands between."""
@@ -141,7 +148,9 @@ class ProcessGuest:
 
     async def _command_by_shell(self, argv: Sequence[str], job: Job) -> ExecResult:
         """Asks first, in a run of its own: after the command has run, whatever is seen may be its doing."""
-        found = await self.script(f"command -v {quoted(argv[0])} >/dev/null 2>&1", replace(job, stdin=None))
+        found = await self.script(
+            f"command -v {quoted(argv[0])} >/dev/null 2>&1", replace(job, stdin=None, follow=None)
+        )
         if not found.ok:
             raise CommandNotFound(argv[0])
         return await self.script(command_line(argv), job)
@@ -150,7 +159,18 @@ class ProcessGuest:
         return await self._shell(in_directory(script, job.cwd), job)
 
     async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
-        return await self._backend.execute(self._request(code, language, job))
+        request = self._request(code, language, job)
+        if job.follow is not None:
+            return await job.follow(self._way_to_hear("stream")(request))
+        return await self._backend.execute(request)
+
+    def _way_to_hear(self, name: str) -> Callable[..., AsyncIterator[StreamEvent]]:
+        """The contract of backends is without it, so another package's may have none."""
+        way: Callable[..., AsyncIterator[StreamEvent]] | None = getattr(self._backend, name, None)
+        if way is None:
+            reason = f"the backend {self._backend.name!r} does not pass output on while it comes"
+            raise InvalidRequest(reason, field="on_stdout", hint="leave on_stdout and on_stderr out")
+        return way
 
     def _request(self, code: str | bytes, language: Language | str, job: Job) -> ExecRequest:
         return ExecRequest(language, code, job.timeout, job.stdin, self._config.memory_limit_mb, self._config.env)

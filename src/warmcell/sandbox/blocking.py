@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from warmcell.lifetime.portal import portal
+from warmcell.core.errors import InvalidRequest
+from warmcell.lifetime.portal import Visits, portal
 from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.backend_adapters import GuestFactory, make_guest
@@ -27,6 +29,7 @@ __all__ = ["ArchiveLimits", "AsyncSandbox", "DirEntry", "FileStat", "FsChange", 
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_CALLBACKS = frozenset({"on_stdout", "on_stderr"})
 
 
 def _blocking(
@@ -37,6 +40,30 @@ def _blocking(
     @functools.wraps(method)
     def call(self: Sandbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return portal.call(method, self._async, *args, **kwargs)
+
+    return call
+
+
+def _heard(
+    method: Callable[Concatenate[AsyncSandbox, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Sandbox, P], T]:
+    """The same for a method with callbacks: they are called by the thread that called the method."""
+
+    @functools.wraps(method)
+    def call(self: Sandbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not _CALLBACKS & kwargs.keys():
+            return portal.call(method, self._async, *args, **kwargs)
+        visits = Visits()
+        lifted: dict[str, Any] = dict(kwargs)
+        for name in _CALLBACKS & kwargs.keys():
+            callback: Any = kwargs[name]
+            if inspect.iscoroutinefunction(callback):
+                raise InvalidRequest(
+                    "is a coroutine function", field=name, hint="use AsyncSandbox, or a plain function"
+                )
+            if callable(callback):
+                lifted[name] = visits.lift(callback)
+        return portal.call_visited(visits, method, self._async, *args, **lifted)
 
     return call
 
@@ -96,9 +123,9 @@ class Sandbox:
         """Where the work directory is on the host."""
         return self._async.work_dir
 
-    exec = _blocking(AsyncSandbox.exec)
-    sh = _blocking(AsyncSandbox.sh)
-    run = _blocking(AsyncSandbox.run)
+    exec = _heard(AsyncSandbox.exec)
+    sh = _heard(AsyncSandbox.sh)
+    run = _heard(AsyncSandbox.run)
     exec_python = _blocking(AsyncSandbox.exec_python)
     exec_js = _blocking(AsyncSandbox.exec_js)
     available_tools = _blocking(AsyncSandbox.available_tools)

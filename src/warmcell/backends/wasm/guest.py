@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from warmcell.backends.streaming import stream
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.run_fetches import RunFetches
 from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.output_events import StreamEvent
 from warmcell.core.types import MIB, EffectiveLimits, ExecResult, Language
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
@@ -18,6 +20,7 @@ from warmcell.lifetime.runs import Runs
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
+from warmcell.runner.listening import Listener
 from warmcell.toolbox.loader import present_commands
 from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.mount_points import WORK, MountPoint
@@ -62,6 +65,8 @@ class Job(Protocol):
     def stdin(self) -> str | bytes | None: ...
     @property
     def timeout(self) -> float: ...
+    @property
+    def follow(self) -> Callable[[AsyncIterator[StreamEvent]], Awaitable[ExecResult]] | None: ...
 
 
 class WasmGuest:
@@ -80,9 +85,14 @@ class WasmGuest:
 
     async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
         """One program with its arguments, no shell in between; `CommandNotFound` when there is no such program."""
+        if job.follow is not None:
+            return await job.follow(stream(lambda listener: self._command(argv, job, listener)))
+        return await self._command(argv, job)
+
+    async def _command(self, argv: Sequence[str], job: Job, listener: Listener | None = None) -> ExecResult:
         fetches = RunFetches(self._config.fetch) if self._config.fetch is not None else None
         try:
-            return await self._runs.run(lambda run: self._run(argv, job, fetches, run))
+            return await self._runs.run(lambda run: self._run(argv, job, fetches, run, listener))
         finally:
             if fetches is not None:
                 await fetches.end()
@@ -92,7 +102,9 @@ class WasmGuest:
 
     async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
         if language is Language.WASM:
-            return await self._runs.run(lambda run: self._run_module(code, job, run))
+            if job.follow is not None:
+                return await job.follow(stream(lambda listener: self._module(code, job, listener)))
+            return await self._module(code, job)
         if language not in _COMMAND_LINES or not isinstance(code, str):
             raise InvalidRequest(
                 f"the wasm sandbox has no {language}", field="language", hint="use Sandbox(backend='process')"
@@ -110,7 +122,12 @@ class WasmGuest:
         self._supervisor.close()
         self._temporary.close()
 
-    def _run(self, argv: Sequence[str], job: Job, fetch: Fetch | None, run: Run) -> ExecResult:
+    async def _module(self, code: str | bytes, job: Job, listener: Listener | None = None) -> ExecResult:
+        return await self._runs.run(lambda run: self._run_module(code, job, run, listener))
+
+    def _run(
+        self, argv: Sequence[str], job: Job, fetch: Fetch | None, run: Run, listener: Listener | None
+    ) -> ExecResult:
         limits = self._limits()
         return self._toolbox.run_command(
             argv,
@@ -127,9 +144,10 @@ class WasmGuest:
             cpu_seconds=limits.cpu_seconds,
             open_files=limits.open_files,
             run=run,
+            listener=listener,
         )
 
-    def _run_module(self, code: str | bytes, job: Job, run: Run) -> ExecResult:
+    def _run_module(self, code: str | bytes, job: Job, run: Run, listener: Listener | None) -> ExecResult:
         limits = self._limits()
         request = RunRequest(
             argv=("main.wasm",),
@@ -143,6 +161,7 @@ class WasmGuest:
             file_bytes=limits.disk_mb * MIB,
             cpu_seconds=limits.cpu_seconds,
             open_files=limits.open_files,
+            listener=listener,
         )
         return self._supervisor.run(source_from_code(code), request, run)
 

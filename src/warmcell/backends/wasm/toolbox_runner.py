@@ -12,6 +12,7 @@ from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, CommandNotFound
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
 from warmcell.lifetime.run import Run
+from warmcell.runner.listening import Listener
 from warmcell.toolbox.loader import PYTHON, TOOLBOX, find_artefact, module_of
 from warmcell.toolbox.ready_made import has_ready_made
 
@@ -49,6 +50,7 @@ class ToolboxRunner:
         cpu_seconds: float | None = None,
         open_files: int = DEFAULT_OPEN_FILES,
         run: Run | None = None,
+        listener: Listener | None = None,
     ) -> ExecResult:
         """One command, no shell in between unless `argv` names one. `CommandNotFound` when there is no such command.
 
@@ -68,6 +70,7 @@ class ToolboxRunner:
             file_bytes=file_bytes,
             cpu_seconds=cpu_seconds,
             open_files=open_files,
+            listener=listener,
         )
         source = command_module(request.argv[0])
         if source is None:

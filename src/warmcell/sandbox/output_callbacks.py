@@ -1,0 +1,71 @@
+"""`on_stdout` and `on_stderr`: what a run writes, as text, while it comes."""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import cast
+
+from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.output_events import ResultEvent, StreamEvent
+from warmcell.core.types import ExecResult
+
+#: May return an awaitable, which is awaited before more is read.
+OnText = Callable[[str], object]
+#: Goes through the events of a run to its result.
+Follow = Callable[[AsyncIterator[StreamEvent]], Awaitable[ExecResult]]
+
+
+def following(on_stdout: OnText | None, on_stderr: OnText | None) -> Follow | None:
+    """None where nobody wants to hear anything: such a run costs what it always did."""
+    if on_stdout is None and on_stderr is None:
+        return None
+    texts = {"stdout": _Text(on_stdout, "on_stdout"), "stderr": _Text(on_stderr, "on_stderr")}
+
+    async def follow(events: AsyncIterator[StreamEvent]) -> ExecResult:
+        async with aclosing(cast("AsyncGenerator[StreamEvent]", events)):  # left early, it ends the run
+            while True:
+                event = await _next(events, texts)
+                if isinstance(event, ResultEvent):
+                    return event.result
+                await texts[event.stream].hear(event.data)
+
+    return follow
+
+
+async def _next(events: AsyncIterator[StreamEvent], texts: dict[str, _Text]) -> StreamEvent:
+    """Before the last event, and before what a limit calls for is raised, the rest of the text is told."""
+    try:
+        event = await anext(events)
+    except SandboxError:
+        await _finish(texts)
+        raise
+    if isinstance(event, ResultEvent):
+        await _finish(texts)
+    return event
+
+
+async def _finish(texts: dict[str, _Text]) -> None:
+    for text in texts.values():
+        await text.hear(b"", is_last=True)
+
+
+class _Text:
+    """One stream. A character that is split over two pieces is one; what is no UTF-8 is replaced, as in results."""
+
+    def __init__(self, callback: OnText | None, name: str) -> None:
+        if callback is not None and not callable(callback):
+            raise InvalidRequest(f"must be callable, not {type(callback).__name__}", field=name)
+        self._callback = callback
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    async def hear(self, data: bytes, is_last: bool = False) -> None:
+        if self._callback is None:
+            return
+        text = self._decoder.decode(data, is_last)
+        if text:
+            answer = self._callback(text)
+            if inspect.isawaitable(answer):
+                await answer

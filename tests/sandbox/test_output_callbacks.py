@@ -1,0 +1,207 @@
+"""`on_stdout` and `on_stderr`: text while it comes, in the caller's thread, and no way to hang or lose anything."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.contract.processes import descendants, eventually
+
+from warmcell import (
+    AsyncSandbox,
+    CommandNotFound,
+    ExecResult,
+    ExecutionTimeout,
+    InvalidRequest,
+    OutputEvent,
+    ProcessConfig,
+    ResultEvent,
+    Sandbox,
+    SandboxDestroyed,
+)
+from warmcell.lifetime.portal import Portal, Visits
+from warmcell.sandbox.backend_adapters import GuestConfig, ProcessGuest
+from warmcell.sandbox.output_callbacks import following
+
+pytestmark = [pytest.mark.needs("linux", "user namespaces")]
+NO_POOL = ProcessConfig(pool_size=0, pool_min=0)
+EURO = "€".encode()
+
+
+class Stop(Exception):
+    """A callback's own."""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(config=NO_POOL) as made:
+        yield made
+
+
+def collector() -> tuple[list[str], dict[str, Any]]:
+    seen: list[str] = []
+    return seen, {"on_stdout": seen.append, "on_stderr": lambda text: seen.append(f"2:{text}")}
+
+
+@pytest.mark.parametrize("way", ["exec", "sh", "run"])
+def test_each_of_the_three_tells_both_streams_and_returns_the_result(sandbox: Sandbox, way: str) -> None:
+    seen, callbacks = collector()
+    script = "echo one; sleep 0.2; echo two >&2"
+    if way == "exec":
+        result = sandbox.exec("sh", ["-c", script], **callbacks)
+    elif way == "sh":
+        result = sandbox.sh(script, **callbacks)
+    else:
+        result = sandbox.run(script, "command", **callbacks)
+    assert seen == ["one\n", "2:two\n"]
+    assert (result.stdout, result.stderr, result.exit_code) == ("one\n", "two\n", 0)
+
+
+def test_text_is_told_while_the_run_goes_on_in_the_thread_of_the_caller(sandbox: Sandbox) -> None:
+    threads: list[threading.Thread] = []
+
+    def let_it_end(text: str) -> None:
+        threads.append(threading.current_thread())
+        if text == "waiting\n":
+            sandbox.write_file("go", "")
+
+    # Line-buffered, and it never ends unless somebody hears the line.
+    code = "import os, time\nprint('waiting')\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('went')"
+    result = sandbox.run(code, on_stdout=let_it_end, timeout=50)
+    assert result.stdout == "waiting\nwent\n"
+    assert set(threads) == {threading.current_thread()}
+
+
+def test_a_callback_may_run_something_else_in_the_same_sandbox(sandbox: Sandbox) -> None:
+    inner: list[ExecResult] = []
+    sandbox.sh("echo outer", on_stdout=lambda text: inner.append(sandbox.sh(f"printf 'heard %s' {text}", timeout=20)))
+    assert [result.stdout for result in inner] == ["heard outer"]
+
+
+def test_a_callback_that_raises_ends_the_run_and_reaches_the_caller(sandbox: Sandbox) -> None:
+    before = descendants()
+
+    def refuse(text: str) -> None:
+        raise Stop(text)
+
+    with pytest.raises(Stop, match="begun"):
+        sandbox.sh("echo begun; sleep 60", on_stdout=refuse, timeout=60)
+    assert eventually(lambda: descendants() <= before)
+    assert sandbox.sh("echo on").stdout == "on\n"
+
+
+def test_a_callback_may_destroy_the_sandbox() -> None:
+    made = Sandbox(config=NO_POOL)
+    with pytest.raises(SandboxDestroyed):
+        made.sh("echo x; sleep 60", on_stdout=lambda _: made.destroy(), timeout=60)
+
+
+def test_what_a_limit_ends_raises_after_the_text(sandbox: Sandbox) -> None:
+    seen, callbacks = collector()
+    with pytest.raises(ExecutionTimeout) as caught:
+        sandbox.sh("printf 'so far \\342\\202'; sleep 60", timeout=1, **callbacks)
+    assert "".join(seen) == "so far \ufffd"
+    assert caught.value.result is not None
+    assert caught.value.result.stdout == "so far \ufffd"
+
+
+def test_a_command_that_is_not_there_is_told_as_ever(sandbox: Sandbox) -> None:
+    with pytest.raises(CommandNotFound):
+        sandbox.exec("no-such-command", on_stdout=print)
+
+
+def test_what_cannot_be_called_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(InvalidRequest, match="on_stdout"):
+        sandbox.sh("true", on_stdout="print")  # type: ignore[arg-type]
+
+    async def coroutine(text: str) -> None: ...
+
+    with pytest.raises(InvalidRequest, match="on_stderr"):
+        sandbox.sh("true", on_stderr=coroutine)
+
+
+async def test_async_callbacks_are_awaited_and_may_use_the_sandbox() -> None:
+    async with AsyncSandbox(config=NO_POOL) as made:
+
+        async def write(text: str) -> None:
+            await made.write_file("heard", text)
+
+        await made.sh("echo x", on_stdout=write)
+        assert await made.read_text("heard") == "x\n"
+        seen: list[str] = []
+        await made.run("print('plain')", on_stdout=seen.append)
+        assert seen == ["plain\n"]
+
+        async def refuse(text: str) -> None:
+            raise Stop(text)
+
+        with pytest.raises(Stop):
+            await asyncio.wait_for(made.sh("echo x; sleep 60", on_stdout=refuse, timeout=60), 50)
+
+
+async def test_an_async_callback_may_destroy_the_sandbox() -> None:
+    made = AsyncSandbox(config=NO_POOL)
+
+    async def destroy(_: str) -> None:
+        await made.destroy()
+
+    with pytest.raises(SandboxDestroyed):
+        await asyncio.wait_for(made.sh("echo x; sleep 60", on_stdout=destroy, timeout=60), 50)
+
+
+async def test_a_character_that_is_split_over_pieces_is_one() -> None:
+    async def events() -> Any:
+        for piece in (EURO[:1], EURO[1:2], EURO[2:] + b"a", b"\xff", EURO[:2]):
+            yield OutputEvent("stdout", piece)
+            yield OutputEvent("stderr", piece)
+        yield ResultEvent(ExecResult(stdout="whole"))
+
+    seen: list[str] = []
+    follow = following(seen.append, None)
+    assert follow is not None
+    assert (await follow(events())).stdout == "whole"
+    assert seen == ["€a", "\ufffd", "\ufffd"]
+    assert following(None, None) is None
+
+
+async def test_a_backend_that_does_not_stream_says_so() -> None:
+    class Plain:
+        name = "plain"
+
+        async def execute(self, request: Any) -> ExecResult:
+            return ExecResult(stdout="ran")
+
+        async def aclose(self) -> None: ...
+
+    def factory(_: str, config: GuestConfig) -> ProcessGuest:
+        return ProcessGuest(config, Plain())  # type: ignore[arg-type]
+
+    async with AsyncSandbox(guest_factory=factory) as made:
+        assert (await made.sh("true")).stdout == "ran"
+        with pytest.raises(InvalidRequest, match="plain"):
+            await made.sh("true", on_stdout=print)
+
+
+def test_whoever_waits_for_the_portal_is_interrupted_by_what_it_is_asked_to_do() -> None:
+    own, visits = Portal(), Visits()
+    ended = threading.Event()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt  # as Ctrl-C in a callback: it must not reach the loop, which it would end
+
+    async def ask() -> None:
+        try:
+            await visits.lift(interrupted)()
+        finally:
+            ended.set()
+
+    async def still_there() -> bool:
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        own.call_visited(visits, ask)
+    assert ended.is_set()
+    assert own.call(still_there)
