@@ -79,9 +79,11 @@ def test_places_are_shared_so_that_the_next_one_finds_some() -> None:
             held += 1
         return held
 
-    assert [greedy() for _ in range(6)] == [15, 8, 4, 2, 1, 0]
-    slots.give_back()
-    assert slots.take(0) and not slots.take(1)
+    assert [greedy() for _ in range(7)] == [15, 8, 4, 2, 2, 2, 2]
+    assert slots.taken == 35 and slots.take(1) and not slots.take(2)
+    for _ in range(36):
+        slots.give_back()
+    assert slots.taken == 0 and greedy() == 15
 
 
 @pytest.mark.attack("S2-12")

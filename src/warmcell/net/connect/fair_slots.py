@@ -2,7 +2,8 @@
 
 Guests open connections as they like, and the descriptors are the host program's own. So there is one total for the
 program, taken from its own limit, and a guest gets a place only while more places are free than it already has: one
-guest alone gets half of them, two at a time a third each, and the next one that comes still finds some.
+guest alone gets half of them, two at a time a third each. Two places it gets whatever the others hold: the number of
+runs is bounded elsewhere, and each costs more than that by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ DESCRIPTORS_EACH = 2
 #: Of the program's descriptors, one in so many may be a guest's connection.
 _SHARE = 4
 _FEWEST, _MOST = 8, 1024
+_ALWAYS = 2
 
 
 class FairSlots:
@@ -33,7 +35,7 @@ class FairSlots:
     def take(self, held: int) -> bool:
         """A place for somebody who holds so many already, or False."""
         with self._lock:
-            if held >= self.most - self.taken:
+            if held >= _ALWAYS and held >= self.most - self.taken:
                 return False
             self.taken += 1
             return True
