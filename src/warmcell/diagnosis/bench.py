@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, Language
 from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.held_directories import temporary_directory
 
 Action = Callable[[], object]
 
@@ -142,7 +142,7 @@ def throughput(action: Action, callers: int, seconds: float) -> float:
 
 def standard_cases(stack: ExitStack) -> list[Case]:
     """What everybody wants to know first. The first case is the baseline."""
-    python = empty_environment(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmcell-bench-")))
+    python = empty_environment(stack.enter_context(temporary_directory("bench")))
     warm = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
     unpooled = stack.enter_context(ProcessBackend(ProcessConfig(pool_size=0)))
     return [
@@ -186,7 +186,7 @@ def main(rounds: int, *, as_json: bool = False) -> int:
         cases = standard_cases(stack)
         own = Case("your python3 -c", bare(sys.executable, "-c", HELLO))
         rows = figures(measure([*cases, own], rounds), cases[0].name)
-        python = empty_environment(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmcell-bench-")))
+        python = empty_environment(stack.enter_context(temporary_directory("bench")))
         many = rates((1, 8), min(2.0, rounds / 10), python)
     if as_json:
         print(json.dumps({"hello": [asdict(row) for row in rows], "throughput": [asdict(row) for row in many]}))

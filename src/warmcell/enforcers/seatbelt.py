@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass
 from warmcell.enforcers.bubblewrap import checked_command
 from warmcell.enforcers.mounts import resolve_mounts
+from warmcell.lifetime.held_directories import temporary_directory
 from warmcell.policy.carried import check_carried
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 
@@ -74,7 +74,7 @@ class SeatbeltEnforcer:
         """Runs a child that tries to read a file which it may not, and one which it may."""
         if sys.platform != "darwin":
             raise EnforcerUnavailable(NAME, "works on macOS only", hint="use get_enforcer() for this system's own")
-        with tempfile.TemporaryDirectory(prefix="warmcell-probe-") as directory:
+        with temporary_directory("probe") as directory:
             canary = Path(directory, "canary")
             canary.write_text("canary")
             denied = self._reads(str(canary), SandboxPolicy())
