@@ -37,7 +37,6 @@ ATTACKS = {
 NOT_YET = {
     "PT-10",
     "PT-15",
-    "S2-09",  # residue in the zygote
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
 }

@@ -1,0 +1,65 @@
+"""S2-09: guests are copies of a zygote, and nothing of a run is in its memory for a later one to find."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.escape.harness import Cage
+
+from warmcell.policy.builder import SandboxPolicyBuilder
+
+pytestmark = pytest.mark.needs("linux", "user namespaces")
+
+#: Looks through all memory of the process that can be read, for words that are put together only when all is copied.
+SCAN = """
+import sys
+parts = sys.stdin.buffer.read().split(b'\\n')
+found = [0] * len(parts)
+places = [line.split() for line in open('/proc/self/maps')]
+held = []
+with open('/proc/self/mem', 'rb', buffering=0) as memory:
+    for place in places:
+        start, end = (int(number, 16) for number in place[0].split('-'))
+        if 'r' in place[1] and not place[-1].startswith('[v') and end - start < 1 << 28:
+            try:
+                memory.seek(start)
+                held.append(memory.read(end - start))
+            except OSError:
+                continue
+for index, part in enumerate(parts):
+    needle = part[::-1]  # it came turned round: where it is found, it was before
+    found[index] = sum(piece.count(needle) for piece in held)
+print(found)
+"""
+
+
+def _mark(name: str) -> str:
+    return f"{name}{os.urandom(8).hex()}"
+
+
+@pytest.mark.attack("S2-09")
+@pytest.mark.claim("WC-LK-3")
+def test_nothing_of_earlier_runs_is_in_a_guests_memory(cage: Cage, tmp_path: Path) -> None:
+    """One zygote, warm: a path of the host and a variable of the policy, and all that single runs were given."""
+    marks = {name: _mark(name) for name in ("host", "code", "input", "variable", "refused", "printed")}
+    shared = tmp_path / marks["host"]
+    shared.mkdir()
+    policy = SandboxPolicyBuilder().allow_read(shared, at="/data").build()
+    backend = cage.backend(policy)
+    for _ in range(3):
+        first = cage.run(
+            f"import sys, os\nkept = '{marks['code']}'\nprint(sys.stdin.read(), '{marks['printed']}')\n"
+            f"open('/{marks['refused']}')",
+            backend=backend,
+            stdin=marks["input"].encode(),
+            env={"SOME_NAME": marks["variable"]},
+        )
+        assert marks["printed"] in first.stdout and first.result.exit_code == 1
+    own = "site-packages"  # to be found: in every interpreter, and so is the proof that the scan finds anything
+    turned = "\n".join(word[::-1] for word in (own, *marks.values()))
+    counts = cage.run(SCAN, backend=backend, stdin=turned.encode(), timeout=20).stdout
+    found = dict(zip(("own", *marks), eval(counts), strict=True))
+    assert found.pop("own") > 0
+    assert found == dict.fromkeys(marks, 0)
