@@ -117,13 +117,15 @@ class FakeBackend:
     def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
         return in_step(self.stream(request))
 
-    def execute_blocking(self, request: ExecRequest, *, stdin: int = -1) -> ExecResult:
+    def execute_blocking(
+        self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
+    ) -> ExecResult:
         """The same without an event loop, as `ProcessBackend` has it. What comes on `stdin` is recorded as given."""
         if stdin >= 0:
             with os.fdopen(os.dup(stdin), "rb") as source:
                 request = replace(request, stdin=source.read())
         end = self._decide(request)
-        return self._runs.run_blocking(lambda run: _play(end, run))
+        return self._runs.run_blocking(lambda run: _play(end, run, listener))
 
     async def build(self, request: ExecRequest) -> Program:
         """Raises the script's reply to the request if that is a `BuildFailed`; each run of the program asks it anew."""

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def finish(outcome: ExecResult | SandboxError, as_json: bool, about: dict[str, str] | None = None) -> int:
-    """Prints what happened (and in JSON what it is about) and returns the exit status."""
+def finish(
+    outcome: ExecResult | SandboxError, as_json: bool, about: dict[str, str] | None = None, is_printed: bool = False
+) -> int:
+    """Prints what happened (and in JSON what it is about) and returns the exit status. `is_printed`: its output was."""
     result = outcome if isinstance(outcome, ExecResult) else partial_result(outcome)
     if as_json:
         print_json(to_plain(outcome) | (about or {}))
     elif result is not None:
-        write_bytes(result.stdout_bytes, result.stderr_bytes)
+        if not is_printed:
+            write_bytes(result.stdout_bytes, result.stderr_bytes)
         _warn_about_cuts(result)
     if isinstance(outcome, SandboxError):
         if not as_json:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.errors import ExecutionFailed, InvalidRequest, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough
 from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
 from warmcell.interfaces.cli.voice import Progress
@@ -26,16 +27,30 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     backend = _backend_name(arguments, source.language.backend, policy)
     request = _request(arguments, source, backend)
     doing = "compiling and running" if source.language.is_compiled else "running"
+    progress = Progress(f"{doing} {source.language.name}")
+    output = None if arguments.json else PassThrough(progress.stop)
     try:
-        with Progress(f"{doing} {source.language.name}"):
+        with progress:
             if backend == "process":
                 outcome: ExecResult | SandboxError
-                outcome = _run_process(request, arguments.enforcer, policy, guest_stdin(source))
+                outcome = _run_process(request, arguments.enforcer, policy, guest_stdin(source), output)
             else:
-                outcome = _run_by_name(backend, request)
+                outcome = _run_by_name(backend, request, output)
     except SandboxError as error:
         outcome = error
-    return finish(outcome, arguments.json, _about(source, backend) if arguments.json else None)
+    except OutputLost as lost:
+        raise lost.error from None
+    if output is None:
+        return finish(outcome, True, _about(source, backend))
+    _write_rest(output)
+    return finish(outcome, False, is_printed=output.has_heard)
+
+
+def _write_rest(output: PassThrough) -> None:
+    try:
+        output.finish()
+    except OutputLost as lost:
+        raise lost.error from None
 
 
 def _about(source: Source, backend: str) -> dict[str, str]:
@@ -81,7 +96,9 @@ def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: st
         raise UsageError(error.message, error.hint) from None
 
 
-def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | None, stdin: int) -> ExecResult:
+def _run_process(
+    request: ExecRequest, enforcer: str, policy: SandboxPolicy | None, stdin: int, output: PassThrough | None
+) -> ExecResult:
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.languages.config import ProcessConfig
 
@@ -91,20 +108,29 @@ def _run_process(request: ExecRequest, enforcer: str, policy: SandboxPolicy | No
         policy=policy,
     )
     try:
-        return backend.execute_blocking(request, stdin=stdin)
+        return backend.execute_blocking(request, stdin=stdin, listener=output)
     finally:
         backend.close()
 
 
-def _run_by_name(name: str, request: ExecRequest) -> ExecResult:
+def _run_by_name(name: str, request: ExecRequest, output: PassThrough | None) -> ExecResult:
     import asyncio
 
     from warmcell.backends.registry import get_backend
+    from warmcell.core.output_events import ResultEvent
 
     async def once() -> ExecResult:
         backend = get_backend(name)
+        stream = getattr(backend, "stream", None)  # another package's may have none
         try:
-            return await backend.execute(request)
+            if output is None or stream is None:
+                return await backend.execute(request)
+            async for event in stream(request):
+                if isinstance(event, ResultEvent):
+                    return event.result
+                output.deliver(event.stream, event.data)
+                output.finish()  # the run has a thread of its own, and its clock goes on
+            raise ExecutionFailed(f"the backend {name!r} ended its stream without a result")
         finally:
             await backend.aclose()
 
