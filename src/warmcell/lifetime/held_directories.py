@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from warmcell.lifetime.descriptors import is_shortage
+from warmcell.lifetime.ownership import own, undisturbed_by_forks
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
@@ -25,17 +26,19 @@ PREFIXES = tuple(f"warmcell-{kind}-" for kind in _KINDS)
 
 
 class HeldDirectory:
-    """A directory and the lock on it. A fork of the process has a copy of the lock, and so keeps it alive as well."""
+    """A directory and the lock on it. To a fork of the process it is somebody else's."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._maker = os.getpid()
+        #: Whether it is this process's to remove: a fork that ends must not take it away from the one that goes on.
+        self.is_ours = True
+        own(self)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process made it: a fork that ends must not take it away from the one that goes on."""
-        return os.getpid() == self._maker
+    def abandon(self) -> None:
+        """The lock belongs to the open directory: that a fork closes its copy does not give it up."""
+        self.is_ours = False
+        self.let_go()
 
     def share(self) -> None:
         """From now on others may hold it too."""
@@ -109,6 +112,11 @@ def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:
 
     Raises `OSError` for what is no answer to that question, such as having no descriptor left.
     """
+    with undisturbed_by_forks:
+        return _locked(path, is_shared)
+
+
+def _locked(path: str, is_shared: bool) -> HeldDirectory | None:
     try:
         lock = os.open(path, _OPEN)
     except OSError as error:
