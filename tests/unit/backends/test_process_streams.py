@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,21 @@ def test_a_printed_line_is_there_before_the_program_ends(backend: ProcessBackend
         return event.data  # type: ignore[union-attr]
 
     assert asyncio.run(asyncio.wait_for(first(), 50)) == b"line\n"
+
+
+def test_a_caller_answers_while_the_guest_runs(backend: ProcessBackend) -> None:
+    reader, writer = os.pipe()
+    code = "for _ in range(3): print('more', input())\nprint('end', input())"
+    heard: list[bytes] = []
+    with os.fdopen(reader, "rb") as source, os.fdopen(writer, "wb", buffering=0) as answers:
+        answers.write(b"0\n")
+        for event in backend.stream_blocking(ExecRequest("python", code, 50), stdin=source.fileno()):
+            if isinstance(event, ResultEvent):
+                assert event.result.stdout == "more 0\nmore 1\nmore 2\nend 3\n"
+                break
+            heard.append(event.data)
+            answers.write(f"{len(heard)}\n".encode())
+    assert len(heard) == 4, "each line was told before the next could be asked for"
 
 
 def test_a_job_that_nobody_hears_is_sent_as_before() -> None:

@@ -128,26 +128,27 @@ class ProcessBackend:
             record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin, listener))
             return record.result
 
-    async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
+    async def execute(self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
         """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
         with RunRecord(self.name, request) as record:
-            record.result = await self._runs.run(lambda run: self._execute(request, run, listener=listener))
+            record.result = await self._runs.run(lambda run: self._execute(request, run, stdin, listener))
             return record.result
 
-    def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+    def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]:
         """`OutputEvent`s as the guest writes, last a `ResultEvent`; see `backends.streaming`. Leaving it ends the run.
 
         While somebody listens, warm Python is line-buffered as on a terminal; other programs see a pipe, as ever.
+        `stdin` is a descriptor, to be kept open until the end, whose data the guest reads as it comes.
         """
         from warmcell.backends.streaming import stream
 
-        return stream(lambda listener: self.execute(request, listener=listener))
+        return stream(lambda listener: self.execute(request, stdin=stdin, listener=listener))
 
-    def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
+    def stream_blocking(self, request: ExecRequest, *, stdin: int = -1) -> Iterator[StreamEvent]:
         """The same for code without an event loop."""
         from warmcell.backends.many import in_step
 
-        return in_step(self.stream(request))
+        return in_step(self.stream(request, stdin=stdin))
 
     def stream_command(self, argv: Sequence[str], cwd: str, request: ExecRequest) -> AsyncIterator[StreamEvent]:
         """`stream` for `execute_command`."""
