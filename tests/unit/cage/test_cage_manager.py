@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from warmcell.cage.manager.cells import without_sources
 from warmcell.cage.manager.serve import Manager
+from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.cage.watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
 from warmcell.cage.wire import send_packet
 
@@ -99,3 +101,14 @@ def test_who_is_not_watched_is_reported_on_at_once(talk: _Talk) -> None:
     guest = _Guest(None)
     talk.manager._finish(guest)
     assert guest.verdicts == [NO_VERDICT]
+
+
+def test_plans_that_differ_in_one_guests_own_paths_share_root_and_recipe() -> None:
+    system = Bind("/usr", "/usr")
+    own = [Bind(f"/tmp/{name}", "/work", True, f"1:{number}", as_owner=True) for number, name in enumerate("ab")]
+    first, second = (LaunchPlan(isolation="namespaces", binds=(system, bind)) for bind in own)
+    assert without_sources(first, own[:1]) == without_sources(second, own[1:])
+    assert without_sources(first, own[:1]).binds == (system, Bind("", "/work", True, "", as_owner=True))
+    other = LaunchPlan(isolation="namespaces", binds=(Bind("/opt", "/usr"), own[0]))
+    assert without_sources(first, own[:1]) != without_sources(other, own[:1])
+    assert without_sources(first, ()) is first

@@ -144,7 +144,8 @@ class CellMaker:
         trees = [owned.take(self._open_tree(bind, host_id)) for bind in order.own]
         kinds = (stat.S_ISDIR(os.fstat(tree).st_mode) for tree in trees)
         attached = tuple(zip((bind.target for bind in order.own), kinds))  # noqa: B905  # since Python 3.10
-        return attached, (owned.take(self._roots.copy_for(order.plan, attached)), *trees)
+        root_of_all = self._roots.copy_for(without_sources(order.plan, order.own), attached)
+        return attached, (owned.take(root_of_all), *trees)
 
     def _make_keeper(self, order: Order, status: socket.socket, owned: Owned) -> None:
         """A guest without namespaces, by way of its keeper."""
@@ -171,6 +172,14 @@ class CellMaker:
         if (owner, host_id) not in self._id_maps:
             self._id_maps[owner, host_id] = _user_namespace(owner, host_id)
         return self._id_maps[owner, host_id]
+
+
+def without_sources(plan: plans.LaunchPlan, own: Sequence[plans.Bind]) -> plans.LaunchPlan:
+    """For roots and recipes, which know nothing of where one guest's own paths come from: a run with a directory made
+    for it then finds those of the run before, which had another.
+    """
+    binds = (bind._replace(source="", identity="") if bind in own else bind for bind in plan.binds)
+    return plan._replace(binds=tuple(binds)) if own else plan
 
 
 def _files(plan: plans.LaunchPlan, attached: Sequence[Tuple[str, bool]]) -> Tuple[str, ...]:
