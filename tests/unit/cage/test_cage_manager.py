@@ -24,6 +24,10 @@ class _Guest:
         self.verdicts: list[Verdict] = []
         self.is_lost = False
 
+    def end_all(self) -> None:
+        """What it left behind has to be gone before anybody says what it used."""
+        assert not self.verdicts
+
     def finish(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
 
