@@ -76,7 +76,8 @@ class _Zygote:
             message, descriptors = receive_bytes(self._channel)
             if not message:
                 os._exit(0)
-            if message.startswith(b"{"):
+            # By length, which no lesson has: an order begins with a number, and 123 is a brace.
+            if len(message) != ORDER.size:
                 self._learn(json.loads(message))
                 continue
             number, may_exec, waits = ORDER.unpack(message)
