@@ -115,7 +115,7 @@ def test_disk_is_bounded_however_it_is_taken(cage: Cage, shared: Path, name: str
 @pytest.mark.parametrize(
     "code",
     [
-        "for at in range(40_000): os.close(os.open(str(at), os.O_CREAT | os.O_WRONLY))",
+        "for at in range(18_000): os.close(os.open(str(at), os.O_CREAT | os.O_WRONLY))",
         "[open(str(at), 'wb').write(bytes(1 << 20)) for at in range(24)]",
         "os.fork() or ([time.sleep(0.05)] + [open(str(at), 'wb').write(bytes(1 << 20)) for at in range(24)])",
     ],

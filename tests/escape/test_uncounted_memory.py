@@ -118,9 +118,9 @@ _HIDDEN = {
         """,
     "file locks": """
         import fcntl, struct
-        for name in range(500):
+        for name in range(900):
             file = os.open(f'/tmp/{name}', os.O_RDWR | os.O_CREAT)
-            for at in range(1600):
+            for at in range(450):
                 fcntl.fcntl(file, 6, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 2 * at, 1, 0))
         """,
     "watched descriptors": """
@@ -150,14 +150,19 @@ _HIDDEN = {
 @pytest.mark.claim("WC-RX-2")
 @pytest.mark.parametrize("name", list(_HIDDEN))
 def test_memory_on_nobodys_account_is_bounded(cage: Cage, name: str) -> None:
-    """What can be counted is counted; what cannot is refused, where no control group counts it."""
+    """What can be counted is counted, and what cannot is refused, where no control group counts it."""
     body = _TOOLS.rstrip(" ") + indented(_HIDDEN[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
     outcome = cage.run(guest(body), timeout=20, memory_mb=_LIMIT_MB, disk_mb=60, processes=64)
     if outcome.result.enforced.memory == "supervisor":
         assert "GOT AWAY" not in outcome.stdout
-        assert (outcome.status == "memory") is (name not in _REFUSED), outcome
-    assert outcome.status != "timeout"
+        # Pipes and what epoll watches are counted in two ways, and one of them is met first.
+        is_ended = outcome.status == "memory" or any(denial.kind == "descriptors" for denial in outcome.result.denials)
+        assert is_ended is (name not in _REFUSED), outcome
+    else:  # which counts pages; kernel memory only in version 2
+        assert outcome.status == "memory" or name not in _PAGES, outcome
 
+
+_PAGES = ("shared memory that is not mapped any more", "the zero device, shared", "huge pages in pipes")
 
 #: Ways that are closed where nobody counts.
 _REFUSED = ("the zero device, shared", "huge pages in pipes", "pages of a file that was cut, in sockets")

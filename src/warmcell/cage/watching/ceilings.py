@@ -66,7 +66,7 @@ class Ceilings:
     def look(self) -> float:
         """Compares use with the ceilings; returns how long it is safe not to look."""
         pids = self._tree.pids()
-        used = self._look_at_memory(pids)
+        used = self._look_at_what_is_held(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
         return min(self._pause(used), self._look_at_tasks(pids), self._look_at_disk(pids))
@@ -88,26 +88,27 @@ class Ceilings:
             self.met.add("processes")
         return _CROWDED_LOOK if 2 * tasks > self._most_tasks else _SLOWEST_LOOK
 
-    def _look_at_memory(self, pids: List[int]) -> int:
+    def _look_at_what_is_held(self, pids: List[int]) -> int:
         patience = Patience(*_LONGEST_LOOK)
         try:
-            self._look_at_descriptors(pids, patience)
             used = self._memory_of(pids, patience) if self._watch.memory_bytes else 0
+            is_over_share = self._is_over_share(pids, patience)
         except TooLong:
             self.verdict = self.verdict or ("memory" if self._watch.memory_bytes else "descriptors")
             return self.peak
-        if not self._watch.memory_bytes:
-            return 0
         self.peak = max(self.peak, used)
-        if used > self._watch.memory_bytes:
+        if self._watch.memory_bytes and used > self._watch.memory_bytes:
             self.verdict = self.verdict or "memory"
+        if is_over_share:
+            self.verdict = self.verdict or "descriptors"
         return used
 
-    def _look_at_descriptors(self, pids: List[int], patience: Patience) -> None:
-        if self._watch.descriptors or self._watch.disk_bytes:
-            held = self._descriptors.held(self._tree.proc, pids, patience)
-            if self._watch.descriptors and held.is_more_than_its_share(self._shares):
-                self.verdict = self.verdict or "descriptors"
+    def _is_over_share(self, pids: List[int], patience: Patience) -> bool:
+        """What is in flight matters to the disk's ceiling too: it may be files without a name."""
+        if not (self._watch.descriptors or self._watch.disk_bytes):
+            return False
+        held = self._descriptors.held(self._tree.proc, pids, patience)
+        return self._watch.descriptors and held.is_more_than_its_share(self._shares)
 
     def _memory_of(self, pids: List[int], patience: Patience) -> int:
         """The most that any listing shows: memory can be handed on to a child that an earlier one does not name."""

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Set, Tuple
 
 from ..cell import CODE_DIRECTORY, PROCESSES
 from ..linux.fds import close_all_but
@@ -166,8 +166,9 @@ class _Loop:
         self._channel = channel
         self._cells: Dict[int, _Cell] = {}
         self._waiting: Dict[int, int] = {}
-        #: When each running cell is to be looked at.
+        #: When each running cell is to be looked at, and which of them have been.
         self._due: Dict[int, float] = {}
+        self._looked_at: Set[int] = set()
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
@@ -215,7 +216,8 @@ class _Loop:
 
     def _look(self, number: int) -> None:
         cell = self._cells[number]
-        if not cell.ceilings.peak:
+        if number not in self._looked_at:
+            self._looked_at.add(number)
             self._say({"looks": number})
         try:
             pause = cell.ceilings.look()
@@ -256,6 +258,7 @@ class _Loop:
 
     def _forget(self, number: int) -> None:
         cell = self._cells.pop(number)
+        self._looked_at.discard(number)
         self._due.pop(number, None)
         # One that has begun has closed its descriptor, and another's may have that number now: that one is waited for.
         if self._waiting.get(cell.go) == number:
