@@ -1,0 +1,191 @@
+"""Every parser of what a guest wrote: bytes like real ones and unlike, and never an error that is not its own.
+
+Growth: eight times the input may cost little more than eight times the processor time; the square would be 64 times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.net.hellos import real_hello, records
+
+from warmcell.backends.wasm.frames import Decoder, ProtocolViolation, encode
+from warmcell.cage import plan as plans
+from warmcell.cage.refused_paths import read_note
+from warmcell.core.errors import SandboxError
+from warmcell.net.proxy.client_hello import HelloReader, NotTlsError
+from warmcell.net.proxy.request_head import HeadError, parse_head
+from warmcell.net.proxy.socks5 import SocksError, SocksHandshake
+from warmcell.workspace.archive.unpack import read_archive
+from warmcell.workspace.patch.parse import parse_patch
+
+
+class _Stream:
+    """A client that says this, byte by byte in pieces of three, and goes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read(self) -> bytes:
+        piece, self._data = self._data[:3], self._data[3:]
+        return piece
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    def unread(self, data: bytes) -> None:
+        self._data = data + self._data
+
+
+def _socks(data: bytes) -> None:
+    asyncio.run(SocksHandshake(_Stream(data)).read_request())  # type: ignore[arg-type]
+
+
+def _hello(data: bytes) -> None:
+    reader = HelloReader()
+    for at in range(0, len(data), 7):
+        if reader.feed(data[at : at + 7]) is not None:
+            return
+
+
+def _frames(data: bytes) -> None:
+    decoder = Decoder()
+    decoder.feed(data)
+    while decoder.next_frame() is not None:
+        pass
+
+
+def _plan(data: bytes) -> None:
+    plans.decode(json.loads(data.decode("utf-8", "replace")))
+
+
+def _note(data: bytes) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "note")
+        path.write_bytes(data)
+        assert len(read_note(str(path))) <= 8
+
+
+def _tar(count: int = 3) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for number in range(count):
+            member = tarfile.TarInfo(f"d/{number}-é")
+            member.size, member.pax_headers = 3, {"comment": "x" * 40}
+            archive.addfile(member, io.BytesIO(b"abc"))
+    return made.getvalue()
+
+
+def _zip(count: int = 3) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(count):
+            archive.writestr(f"d/{number}", b"abc" * 9)
+    return made.getvalue()
+
+
+def _patch(count: int = 2) -> bytes:
+    one = "diff --git a/f{0} b/f{0}\n--- a/f{0}\n+++ b/f{0}\n@@ -1,2 +1,2 @@\n one\n-two\n+three\n"
+    return "".join(one.format(number) for number in range(count)).encode()
+
+
+def _head(count: int = 3) -> bytes:
+    fields = b"".join(b"X-%d: %s\r\n" % (number, b"v " * 20) for number in range(count))
+    return b"GET http://host/path HTTP/1.1\r\nHost: host\r\n" + fields + b"\r\n"
+
+
+def _frame(count: int = 2) -> bytes:
+    return encode({"event": "result", "values": [1, 2, {"a": None}]}, b"blob" * 5) * count
+
+
+@dataclass(frozen=True)
+class Parser:
+    """`own`: the errors that it may raise. `sample`: what it is for, in any size."""
+
+    parse: Callable[[bytes], object]
+    own: tuple[type[BaseException], ...]
+    sample: Callable[[int], bytes]
+    #: How many pieces are much: as many as its own bounds let pass.
+    much: int = 0
+
+
+PARSERS = {
+    "request head": Parser(parse_head, (HeadError,), _head, 240),
+    "client hello": Parser(_hello, (NotTlsError,), lambda count: records(real_hello("host.example")[5:], count), 0),
+    "socks": Parser(_socks, (SocksError,), lambda count: b"\x05\x01\x00\x05\x01\x00\x03\x04host\x01\xbb", 0),
+    "worker frames": Parser(_frames, (ProtocolViolation,), _frame, 8000),
+    "tar": Parser(read_archive, (SandboxError,), _tar, 2400),
+    "tar.gz": Parser(read_archive, (SandboxError,), lambda count: gzip.compress(_tar(count)), 2400),
+    "zip": Parser(read_archive, (SandboxError,), _zip, 2400),
+    "patch": Parser(lambda data: parse_patch(data.decode("utf-8", "replace")), (SandboxError,), _patch, 8000),
+    "plan": Parser(
+        _plan, (plans.PlanError, ValueError, RecursionError), lambda count: plans.encode(plans.LaunchPlan()).encode()
+    ),
+    "note of refused paths": Parser(_note, (), lambda count: b"/etc/shadow\0/root\xff\0" * count),
+}
+
+
+@st.composite
+def _like(draw: st.DrawFn, sample: bytes) -> bytes:
+    """A real one with pieces changed, left out, repeated and put in."""
+    data = sample
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        end = min(len(data), at + draw(st.integers(0, 12)))
+        piece = draw(
+            st.one_of(
+                st.binary(max_size=12),
+                st.just(data[at:end] * 3),
+                st.sampled_from([b"\0", b"\xff" * 4, b"\r\n", b"9" * 30, b"[" * 400]),
+            )
+        )
+        data = data[:at] + piece + data[end:]
+    return data
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_whatever_comes_is_read_or_refused_by_name(name: str) -> None:
+    parser = PARSERS[name]
+    sample = parser.sample(3)
+    parser.parse(sample)
+
+    @settings(max_examples=150, derandomize=True, database=None, deadline=None)
+    @given(st.one_of(_like(sample), _like(sample), st.binary(max_size=300)))
+    def attempt(data: bytes) -> None:
+        try:
+            parser.parse(data)
+        except parser.own:
+            return
+
+    attempt()
+
+
+@pytest.mark.attack("S2-35")
+@pytest.mark.parametrize("name", [name for name, parser in PARSERS.items() if parser.much])
+def test_the_cost_grows_with_the_input_and_not_with_its_square(name: str) -> None:
+    parser = PARSERS[name]
+    few, many = (_seconds(parser, parser.sample(count)) for count in (parser.much // 8, parser.much))
+    assert many < 0.02 or many < 24 * few, f"{few:.4f} s -> {many:.4f} s"
+
+
+def _seconds(parser: Parser, data: bytes) -> float:
+    """The best of a few, in processor time: what else the machine does counts as little as possible."""
+    taken = []
+    for _ in range(4):
+        began = time.thread_time()
+        parser.parse(data)
+        taken.append(time.thread_time() - began)
+    return min(taken)
