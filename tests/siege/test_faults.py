@@ -61,6 +61,6 @@ def test_a_sandbox_that_gets_no_directory_says_whose_fault_it_was(monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    with pytest.raises(SandboxError, match="private work directory") as caught, Sandbox():
+    with pytest.raises(SandboxError, match="No space left on device") as caught, Sandbox():
         pass
     assert caught.value.fault == "host"
