@@ -87,13 +87,13 @@ def test_a_compiler_needs_more_than_its_program_gets(backend: ProcessBackend) ->
 @pytest.mark.needs("gcc")
 def test_a_build_has_limits_of_its_own(fresh_cache: None) -> None:
     code = f"int main(void) {{ return 0; }} // {os.urandom(8).hex()}"
-    with ProcessBackend(ProcessConfig(build_timeout=0.5, build_limits=Limits(memory_mb=1))) as backend:
-        with pytest.raises(ExecutionTimeout) as slow:
-            backend.build_blocking(ExecRequest("perl", "BEGIN { sleep 30 }", 60))
-        assert (slow.value.phase, slow.value.timeout, slow.value.fault) == ("build", 0.5, "guest")
-        with pytest.raises((MemoryExceeded, BuildFailed)) as large:
-            backend.build_blocking(ExecRequest("c", code, 60))
-        assert large.value.fault == "guest"
+    with ProcessBackend(ProcessConfig(build_timeout=0.5)) as backend, pytest.raises(ExecutionTimeout) as slow:
+        backend.build_blocking(ExecRequest("perl", "BEGIN { sleep 30 }", 60))
+    assert (slow.value.phase, slow.value.timeout, slow.value.fault) == ("build", 0.5, "guest")
+    small, over = ProcessConfig(build_limits=Limits(memory_mb=1)), (MemoryExceeded, BuildFailed)
+    with ProcessBackend(small) as backend, pytest.raises(over) as large:
+        backend.build_blocking(ExecRequest("c", code, 60))
+    assert large.value.fault == "guest"
     with pytest.raises(InvalidRequest):
         ProcessConfig(build_limits=1)  # type: ignore[arg-type]
 
