@@ -175,7 +175,7 @@ def test_every_sentence_that_we_say_begins_a_row(name: str) -> None:
     source = (PAGE.parents[1] / "src" / "warmcell" / name).read_text()
     page = PAGE.read_text()
     said = re.findall(
-        r'"((?:this is|there is no|the kernel (?:refuses|has no)|user namespaces are|parts of)[^"{(;,]*)', source
+        r'"((?:this is|there is no|the kernel (?:refuses|has no)|user namespaces are|parts of)[^"{(;,:]*)', source
     )
     assert said
     assert [words for words in said if words.strip() not in page] == []

@@ -10,6 +10,7 @@ from typing import TypeVar
 from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime import host_program
 from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.interrupts import Interrupts
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.lifetime.scarcity import scarcity
@@ -52,11 +53,12 @@ class Runs:
         """Carries out `work` in the calling thread."""
         self._check_open()
         run = Run()
-        self._queue.enter(run, self._queue_timeout)
-        try:
-            return self._carry_out(run, work)
-        finally:
-            self._queue.leave()
+        with Interrupts(run):
+            self._queue.enter(run, self._queue_timeout)
+            try:
+                return self._carry_out(run, work)
+            finally:
+                self._queue.leave()
 
     def close(self) -> None:
         """Refuses new runs, cancels those under way and waits until they have ended."""

@@ -1,0 +1,113 @@
+"""Ctrl-C at the worst moments: nothing is left open, and the next run works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from warmcell import BackendUnavailable, ExecRequest, ProcessBackend, ProcessConfig
+from warmcell.lifetime.interrupts import Interrupts
+from warmcell.lifetime.run import Run
+
+HELLO = ExecRequest("python", "print(42)", 60)
+pytestmark = [pytest.mark.needs("linux", "user namespaces")]
+
+
+@pytest.fixture
+def backend() -> Iterator[ProcessBackend]:
+    with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0)) as made:
+        assert made.execute_blocking(HELLO).stdout == "42\n"
+        yield made
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def interrupting(call: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The same, with Ctrl-C at its `at`-th return, before the caller has what it returns."""
+    calls = 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = call(*args, **kwargs)
+        if calls == at:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    return interrupted
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("pipe2", 1), ("pipe2", 3), ("eventfd", 1), ("eventfd", 2), ("close", 1), ("close", 4)]
+)
+def test_between_opening_and_owning(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch, name: str, at: int
+) -> None:
+    before = open_descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, name, interrupting(getattr(os, name), at))
+        with pytest.raises(KeyboardInterrupt):
+            backend.execute_blocking(HELLO)
+    assert open_descriptors() == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert backend.execute_blocking(HELLO).stdout == "42\n"
+
+
+def test_a_guest_that_runs_is_ended(backend: ProcessBackend) -> None:
+    before, started = open_descriptors(), time.monotonic()
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        backend.execute_blocking(ExecRequest("python", "import time; time.sleep(60)", 60))
+    timer.join()
+    assert time.monotonic() - started < 30
+    assert open_descriptors() == before
+
+
+def test_who_waits_in_the_queue_is_let_go() -> None:
+    config = ProcessConfig(pool_size=0, pool_min=0, max_concurrency=1)
+    with ProcessBackend(config) as backend:
+        slow = ExecRequest("python", "import time; time.sleep(60)", 60)
+
+        def until_closed() -> None:
+            with pytest.raises(BackendUnavailable):
+                backend.execute_blocking(slow)
+
+        first = threading.Thread(target=until_closed)
+        first.start()
+        while not backend.zygote_pids:
+            time.sleep(0.01)
+        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            backend.execute_blocking(HELLO)
+        backend.close()
+        first.join()
+
+
+def test_who_insists_is_heard_at_once() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), Interrupts(Run()):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+            reached.append(1)
+    assert len(reached) == 2
+
+
+def test_a_handler_of_the_programs_own_stays() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with Interrupts(Run()):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
