@@ -185,6 +185,8 @@ def attempt(scene: Scene, orders: Orders, fault: Fault, before: Belongings) -> d
         first = scene.run()
     orders.stop()
     has_failed = orders.has_failed
+    if fault.kind == "KILL_INIT":
+        time.sleep(0.1)  # until the cell that it hit is dead: another kill in the next run's face proves nothing
     with hanging_is_told(fault):
         again = "ran" if scene.is_cold else scene.run()  # another one has nothing in common with it
     left = settled(before)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.enforcers.host_paths import note_writable
-from warmcell.lifetime.descriptors import host_failure
 from warmcell.workspace import diff, files
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.copy import copy_tree
@@ -53,7 +52,7 @@ class Workspace:
             raise InvalidRequest("there is a work_dir already", field="mounts")
         self._cleanup: weakref.finalize[[], Workspace] | None = None
         if stand_in is None and work_dir is None:
-            private = _private_directory()
+            private = PrivateDirectory("work")
             work_dir = private.path
             self._cleanup = weakref.finalize(self, private.close)
         elif work_dir is not None:
@@ -224,13 +223,6 @@ def _place(mount: MountPoint, quota: Quota | None) -> Place:
     if mount.writable:
         note_writable(mount.host)
     return Place(split_guest_absolute(mount.guest_path), Root(mount.host, quota=quota), mount.writable)
-
-
-def _private_directory() -> PrivateDirectory:
-    try:
-        return PrivateDirectory("work")
-    except OSError as error:
-        raise host_failure(error, "make a private work directory") from None
 
 
 def _host_source(path: AnyPath) -> Path:
