@@ -135,7 +135,7 @@ def test_no_page_is_shared_with_the_processes_that_guests_are_forks_of(cage: Cag
         lines = open('/proc/self/maps').read().splitlines()
         for line in lines:
             place, access, _, _, inode, *name = line.split(None, 5)
-            if access.endswith('s'):
+            if access.endswith('s') and not line.endswith('/inside/hits'):  # where tests/inside counts lines
                 start, end = (int(number, 16) for number in place.split('-'))
                 attempt(line, lambda: libc.mprotect(ctypes.c_void_p(start), end - start, 3) and
                         (_ for _ in ()).throw(OSError(ctypes.get_errno(), '')))

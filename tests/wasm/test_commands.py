@@ -243,7 +243,7 @@ class TestGuest:
         await first.aclose()
         await first.aclose()
         assert (await second.code(guests.prints("y"), Language.WASM, Job(timeout=20))).stdout == "y"
-        temporary = second._temporary
+        temporary = second._temporary.path
         await second.aclose()
         assert not os.path.exists(temporary)
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)

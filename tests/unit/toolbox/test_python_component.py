@@ -67,7 +67,7 @@ def test_a_file_of_the_right_name_is_not_enough(cache: Path, built: list[str]) -
 
 def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(python_component, "require_builder", lambda: None)
-    monkeypatch.setattr(python_component.sys, "executable", "/bin/false")
+    monkeypatch.setattr(python_component, "own_interpreter", lambda: "/bin/false")
     with pytest.raises(python_component.ComponentUnavailable, match="failed"):
         python_component.ensure_component()
     assert {item.name for item in cache.iterdir()} == {"secret", "build.lock"}
