@@ -5,7 +5,8 @@
 # make_user NAME: with a new home, $place/home. Whatever happens, this script's end removes both.
 make_user() {
     user=$1
-    place=$(mktemp -d)
+    mkdir -p /home
+    place=$(mktemp -d /home/warmcell.XXXXXX) # not in /tmp, which some tests fill or cover
     chmod 755 "$place"
     trap remove_user EXIT
     trap 'exit 130' INT TERM

@@ -43,11 +43,10 @@ def _is_well(end: dict[str, Any]) -> bool:
     [
         (["warm"], 70, {"supervisor", "manager", "zygote", "guest"}),
         (["warm", "--plain", "--roles=init,guest"], 40, {"init", "guest"}),
-        (["pooled", "--roles=supervisor,manager"], 50, {"supervisor", "manager"}),
         (["landlock", "--roles=supervisor,keeper"], 40, {"supervisor", "keeper"}),
         (["cold", "--new-places-only"], 40, {"supervisor", "manager", "zygote"}),
     ],
-    ids=["next cell", "call by call", "waiting cell", "without namespaces", "first cell"],
+    ids=["next cell", "call by call", "without namespaces", "first cell"],
 )
 def test_each_step_fails_as_ours_and_leaves_nothing(arguments: list[str], least: int, roles: set[str]) -> None:
     ends = _told(*arguments)

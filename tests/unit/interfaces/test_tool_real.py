@@ -56,7 +56,7 @@ async def test_a_timeout(tool: SandboxTool) -> None:
 
 @pytest.mark.attack("RX-02")
 async def test_memory(tool: SandboxTool) -> None:
-    answer = await tool.execute({"language": "python", "code": "x = bytearray(300 << 20)"})
+    answer = await tool.execute({"language": "python", "code": "import time\nx = bytearray(300 << 20)\ntime.sleep(20)"})
     assert answer["status"] == "memory_exceeded"
     assert "64 MB" in answer["stderr"]
 
