@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import os
 import platform
@@ -60,7 +61,8 @@ def test_no_descriptor_of_the_caller_arrives(cage: Cage, language: str) -> None:
     secret = os.open(cage.canary.file, os.O_RDONLY)
     directory = os.open("/", os.O_RDONLY)
     ends = socket.socketpair()
-    copies = [os.dup2(secret, number, inheritable=True) for number in (77, 200)]
+    # The lowest that are free from there on: one of this process's own may have such a number.
+    copies = [fcntl.fcntl(secret, fcntl.F_DUPFD, number) for number in (77, 200)]
     for item in (secret, directory, ends[0].fileno(), ends[1].fileno()):
         os.set_inheritable(item, True)
     try:
@@ -75,7 +77,8 @@ def test_no_descriptor_of_the_caller_arrives(cage: Cage, language: str) -> None:
                     pass
             print('open', found, sorted(os.listdir('/proc/self/fd')))
             """
-        code = guest(python) if language == "python" else "ls /proc/self/fd; cat <&77; cat /proc/self/fd/200"
+        shell = f"ls /proc/self/fd; cat /dev/fd/{copies[0]}; cat /proc/self/fd/{copies[1]}"
+        code = guest(python) if language == "python" else shell
         outcome = cage.run(code, language, backend=cage.backend())
     finally:
         for number in (*copies, secret, directory):

@@ -81,7 +81,7 @@ class Host:
             os.symlink(leads_to, f"{self.tree}/{name}")
         if self._in_tree is not None:
             self._in_tree.close()
-        self._in_tree = _listener(f"{self.tree}/a/socket", socket.AF_UNIX)
+        self._in_tree = _listener_in(f"{self.tree}/a", "socket")
         threading.Thread(target=self._accept, args=(self._in_tree,), daemon=True).start()
 
     def canary(self, name: str) -> str:
@@ -220,6 +220,15 @@ def _listener(address: Any, family: int) -> socket.socket:
     listener.bind(address)
     listener.listen()
     return listener
+
+
+def _listener_in(directory: str, name: str) -> socket.socket:
+    """By way of the open directory: the path of a temporary one may be longer than an address may be."""
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        return _listener(f"/proc/self/fd/{place}/{name}", socket.AF_UNIX)
+    finally:
+        os.close(place)
 
 
 @contextmanager
