@@ -162,13 +162,17 @@ def test_one_guest_leaves_others_their_share(cage: Cage, tmp_path: Path, name: s
         thread.start()
         assert settled(lambda: ended.is_set() or (shared / "taken").exists(), 20)
         try:
-            # Whoever takes more than its share is found out in a moment, on a busy host in a longer one.
-            settled(lambda: cage.run(guest(wants + "print('fine')"), timeout=10).stdout == "fine\n", 5)
-            outcomes = [cage.run(guest(wants + "print('fine')"), timeout=10) for _ in range(2)]
+            # Whoever takes more than its share is found out in a moment, on a busy host in a longer one; and what other
+            # tests of this user have in flight just now counts as well.
+            is_fine = settled(lambda: all(_has(cage, wants) for _ in range(2)), 10)
         finally:
             (shared / "tried").touch()
             thread.join()
-    assert [outcome.stdout for outcome in outcomes] == ["fine\n"] * 2, outcomes
+    assert is_fine
+
+
+def _has(cage: Cage, wants: str) -> bool:
+    return cage.run(guest(wants + "print('fine')"), timeout=10).stdout == "fine\n"
 
 
 @pytest.mark.attack("S2-05")
