@@ -222,7 +222,7 @@ def main() -> int:
     options = parser.parse_args()
     rounds = max(5, options.rounds // 10) if options.quick else options.rounds
     seconds, runs = (1.0, 200) if options.quick else (8.0, 2000)
-    with tempfile.TemporaryDirectory(prefix="warmcell-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix="bench-of-warmcell-") as directory:
         report = measure_all(rounds, seconds, runs, empty_environment(directory))
     who = "root" if os.geteuid() == 0 else "user"
     options.results.mkdir(exist_ok=True)
