@@ -8,6 +8,8 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -92,3 +94,25 @@ def test_a_forked_child_gets_a_loop_of_its_own() -> None:
         finally:
             os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+
+
+def test_a_wait_that_is_interrupted_before_the_first_step_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is held up, so that the coroutine has not begun when its caller no longer wants it."""
+    portal = Portal()
+    loop, go = portal._started(), threading.Event()
+    loop.call_soon_threadsafe(go.wait, 10)
+
+    class Impatient(Future):  # type: ignore[type-arg]
+        def result(self, timeout: float | None = None) -> Any:
+            threading.Timer(0.2, go.set).start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("warmcell.lifetime.portal.Future", Impatient)
+    begun = []
+
+    async def work() -> None:
+        begun.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        portal.call(work)
+    assert begun == []

@@ -1,7 +1,7 @@
 """A cell's first process, and the one word that its guest says.
 
 That word, locked in, comes before any code of the guest's runs, with what others need to look after it. It goes to the
-keeper or, where init sleeps, to the zygote.
+keeper or, where init sleeps, to the manager.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .wire import receive_packet
 class SleepingInit(NamedTuple):
     """Namespaces that stand, by their first process, which only sleeps."""
 
-    #: As the zygote sees it.
+    #: As the manager sees it.
     pid: int
     pidfd: int
     #: A pipe that ends when it has gone to sleep; what went wrong before is told on it.

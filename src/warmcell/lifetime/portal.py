@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, wait
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -78,23 +80,26 @@ class Portal:
         loop = self._started()
         if threading.current_thread() is self._thread:
             raise InvalidRequest("a blocking call was made from the portal's own loop", hint="use AsyncSandbox there")
-        finished = threading.Event()
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
 
-        async def guarded() -> T:
-            try:
-                return await function(*args, **kwargs)
-            finally:
-                finished.set()
+        async def call() -> T:
+            return await function(*args, **kwargs)
 
-        future = asyncio.run_coroutine_threadsafe(guarded(), loop)
+        def begin() -> None:
+            tasks.append(loop.create_task(call()))
+            tasks[0].add_done_callback(partial(_tell, outcome))
+
+        loop.call_soon_threadsafe(begin)
         try:
             if visits is not None:
-                future.add_done_callback(visits.end)
+                outcome.add_done_callback(visits.end)
                 visits.serve()
-            return future.result()
+            return outcome.result()
         except BaseException:
-            if future.cancel():
-                finished.wait()
+            if not outcome.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                wait([outcome])
             raise
 
     def _started(self) -> asyncio.AbstractEventLoop:
@@ -109,6 +114,16 @@ class Portal:
     def _serve(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         loop.run_forever()
+
+
+def _tell(outcome: Future[T], task: asyncio.Task[T]) -> None:
+    """Also of one that was cancelled before its first step, in which nothing could have said so."""
+    if task.cancelled():
+        outcome.set_exception(CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
 
 
 portal = Portal()

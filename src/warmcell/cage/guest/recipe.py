@@ -90,7 +90,7 @@ class Recipe:
         _enter_directory(calls, plan.cwd)
         fds.close_gaps(calls, _GAPS)
         handover = _Handover()
-        opened = _open_for_zygote(calls, plan, handover) if is_caged else []
+        opened = _open_for_manager(calls, plan, handover) if is_caged else []
         if plan.landlock:
             landlock.restrict(calls, plan.landlock, shape.files, _deny_network(plan))
         if plan.seccomp:
@@ -170,10 +170,10 @@ def _enter_directory(calls: CallList, path: str) -> None:
     calls.call("chdir", os.fsencode(path))
 
 
-def _open_for_zygote(calls: CallList, plan: LaunchPlan, handover: _Handover) -> List[Value]:
-    """What the zygote cannot open itself, being outside."""
+def _open_for_manager(calls: CallList, plan: LaunchPlan, handover: _Handover) -> List[Value]:
+    """What the manager cannot open itself, being outside."""
     opened = []
-    calls.part("open for zygote")
+    calls.part("open for manager")
     if plan.listener_port:
         opened.append(_proxy_listener(calls, plan.listener_port, handover.place_for(PROXY_LISTENER)))
     if plan.report_path:

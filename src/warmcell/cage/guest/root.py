@@ -1,6 +1,6 @@
 """The guest's root: a sealed copy of what all guests of a plan share, with what is one guest's own put on top.
 
-`lay_out` makes the original, in the zygote's workshop; `build` is the guest's part of the recipe.
+`lay_out` makes the original, in the manager's workshop; `build` is the guest's part of the recipe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Connects unix sockets for guests that see host directories: to sockets of the guest's own making, to no others.
 
 A read-only mount does not keep anybody from connecting to a socket in it, and what a host process offers on a socket is
-not something that "may read this directory" was meant to include. The zygote looks where the path really
+not something that "may read this directory" was meant to include. The manager looks where the path really
 leads and makes the connection itself, so that nothing can change between the look and the act.
 """
 

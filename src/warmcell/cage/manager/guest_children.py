@@ -1,6 +1,6 @@
-"""A guest that is the zygote's own child, because its cell's init only sleeps.
+"""A guest that is the manager's own child, because its cell's init only sleeps.
 
-The zygote learns from it that the cage stands, checks that, answers the calls that it is refused, and reports how it
+The manager learns from it that the cage stands, checks that, answers the calls that it is refused, and reports how it
 ended. Nothing of this takes a process of its own: a waiting cell is the guest and two pages of init.
 """
 

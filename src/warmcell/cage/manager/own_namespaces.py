@@ -1,4 +1,4 @@
-"""The zygote's own namespaces: of users, mounts and processes, once, before it loads anything.
+"""The manager's own namespaces: of users, mounts and processes, once, before it has a zygote.
 
 In a mount namespace it may clone trees, for which an ordinary user needs a user namespace. As the first process of a
 pid namespace it may send its children into others and take that back, which only root may do in the host's; and

@@ -48,7 +48,7 @@ class _SharedRoot:
 
 
 class SharedRoots:
-    """Owned by the zygote, which must have a mount namespace of its own."""
+    """Owned by the manager, which must have a mount namespace of its own."""
 
     def __init__(self, open_tree: Callable[[Bind], int]) -> None:
         self._open_tree = open_tree
@@ -88,7 +88,7 @@ class SharedRoots:
 class _Workshop:
     """A second mount namespace of this process's, for roots to be built in and copied from.
 
-    In the zygote's own, each root would be one more thing that every cell's new mount namespace starts with.
+    In the manager's own, each root would be one more thing that every cell's new mount namespace starts with.
     """
 
     def __init__(self) -> None:

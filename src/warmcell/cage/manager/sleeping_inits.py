@@ -21,7 +21,7 @@ _GO, _LIFELINE, _AWAKE, _PROGRAM = (Value(place) for place in range(4))
 
 
 class SleepingInits:
-    """Owned by the zygote. `on_birth` is told the pid of every init, and what must be kept until it has ended."""
+    """Owned by the manager. `on_birth` is told the pid of every init, and what must be kept until it has ended."""
 
     def __init__(self, ids: HostIds, on_birth: Callable[[int, object], None], keeps_spares: bool, tmpfs: str) -> None:
         self._ids = ids

@@ -1,7 +1,7 @@
-"""The watcher: one process that looks after the ceilings of all of a zygote's cells. It sleeps while none of them runs.
+"""The watcher: one process that looks after the ceilings of all cells of a manager. It sleeps while none of them runs.
 
-It is a child of the zygote, in the zygote's namespaces, so it may look into every cell and no cell can reach it. A cell
-is watched from the moment that its guest closes `go`. Where a ceiling is passed, the watcher says so, and then ends the
+It is a child of the manager, in its namespaces, so it may look into every cell and no cell can reach it. A cell is
+watched from the moment that its guest closes `go`. Where a ceiling is passed, the watcher says so, and then ends the
 cell's init: whoever reaps the guest finds the verdict already there.
 """
 
@@ -48,7 +48,7 @@ _LAST_MOMENT_MS = 500
 
 
 class Watcher:
-    """The zygote's end. The process starts with the first cell that needs it."""
+    """The manager's end. The process starts with the first cell that needs it."""
 
     def __init__(self) -> None:
         self._channel: Optional[socket.socket] = None
@@ -141,7 +141,7 @@ class Watcher:
 
 
 def _be_watcher(channel: socket.socket) -> NoReturn:
-    """In the new process. Whatever happens to it, nothing that is its zygote's is closed or run a second time."""
+    """In the new process. Whatever happens to it, nothing that is its manager's is closed or run a second time."""
     try:
         signal.set_wakeup_fd(-1)
         close_all_but(channel.fileno())
@@ -173,7 +173,7 @@ class _Loop:
         self._poll.register(channel, select.POLLIN)
 
     def run(self) -> None:
-        """Until the zygote is gone."""
+        """Until the manager is gone."""
         while True:
             pause = max(0.0, min(self._due.values()) - time.monotonic()) * 1000 if self._due else None
             ready = dict(self._poll.poll(pause))
