@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipapp
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -109,7 +110,7 @@ def test_the_mark_of_children_is_one_word() -> None:
 
 @pytest.mark.parametrize("patch", ["patch_all()", "patch_socket()", "patch_thread()"])
 def test_gevents_patches_are_refused_before_anything_hangs(patch: str) -> None:
-    pytest.importorskip("gevent")
+    require(find_spec("gevent") is not None, "gevent is not installed")
     code = f"import gevent.monkey; gevent.monkey.{patch}\n" + RUN_BY_EVERY_DOOR
     for name, fault, text in [said for said in answers(code) if isinstance(said[0], str) and len(said) == 3]:
         assert (name, fault) == ("BackendUnavailable", "host")
@@ -117,12 +118,12 @@ def test_gevents_patches_are_refused_before_anything_hangs(patch: str) -> None:
 
 
 def test_gevent_without_patches_is_nobodys_concern() -> None:
-    pytest.importorskip("gevent")
+    require(find_spec("gevent") is not None, "gevent is not installed")
     assert answers("import gevent, gevent.monkey\n" + RUN_BY_EVERY_DOOR)[0] == "42\n"
 
 
 def test_under_trio_the_blocking_form_is_named() -> None:
-    pytest.importorskip("trio")
+    require(find_spec("trio") is not None, "trio is not installed")
     code = """
 import json, trio
 from warmcell import AsyncSandbox, ExecRequest, ProcessBackend, SandboxError

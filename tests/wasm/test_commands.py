@@ -124,6 +124,7 @@ class TestGit:
         assert (tmp_path / ".git" / "HEAD").exists()
 
 
+@pytest.mark.xdist_group("python component")  # one worker makes it, and the others go on
 class TestPython:
     @pytest.fixture(autouse=True)
     def _module(self) -> None:
