@@ -30,7 +30,7 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], object] | Non
     loop = running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
-    _threads.start(lambda: _deliver(loop, outcome, lambda: context.run(work)))
+    _threads.start(lambda: _delivery(loop, outcome, lambda: context.run(work)))
     try:
         return await asyncio.shield(outcome)
     except asyncio.CancelledError:
@@ -57,15 +57,20 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work: Callable[[], T]) -> None:
+def _delivery(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work: Callable[[], T]) -> Callable[[], None]:
+    """Carries the work out; what is left is to tell the loop."""
     settle: Callable[[Any], None]
     try:
         value: Any = work()
         settle = outcome.set_result
     except BaseException as error:
         value, settle = error, outcome.set_exception
-    with suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits any more
-        loop.call_soon_threadsafe(settle, value)
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits any more
+            loop.call_soon_threadsafe(settle, value)
+
+    return tell
 
 
 class _Threads:
@@ -81,10 +86,11 @@ class _Threads:
     def abandon(self) -> None:
         """In a fork there are none."""
         self._lock = threading.Lock()
-        self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
         self._idle = 0  # how many wait for work that is not theirs yet
 
-    def start(self, work: Callable[[], object]) -> None:
+    def start(self, work: Callable[[], Callable[[], None]]) -> None:
+        """Work returns how to tell its end: whoever is told, and starts the next, finds this thread idle."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -109,10 +115,12 @@ class _Threads:
                         self._idle -= 1
                         return
                 continue  # there is work for every thread that waits
-            work()
+            tell = work()
             del work  # it holds results
             with self._lock:
                 self._idle += 1
+            tell()
+            del tell
 
 
 _threads = _Threads()
