@@ -82,7 +82,8 @@ def _start_ahead() -> None:
 
 def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:
     """An error that no result goes with, in the form that was asked for: programs read stdout, people read stderr."""
-    if "--json" not in argv:
+    own = argv[: argv.index("--")] if "--" in argv else argv  # what follows is the program's
+    if "--json" not in own:
         say_error(message, hint)
         return
     from warmcell.interfaces.cli.render import print_json

@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 
 from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.quick import split_at_dashes
 from warmcell.languages.table import ROWS
 
 TYPE_CHECKING = False
@@ -48,7 +49,8 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: list[str]) -> argparse.Namespace:
     """The arguments, with `handler` set to the subcommand's function."""
     named = [name for name in argv[:1] if name in _COMMANDS]
-    return build_parser(named).parse_args(argv)
+    own, for_program = split_at_dashes(argv) if named == ["run"] else (argv, [])
+    return build_parser(named).parse_args(own, argparse.Namespace(args=for_program))
 
 
 def build_parser(names: Iterable[str] = ()) -> Parser:
@@ -98,6 +100,7 @@ def _add(commands: argparse._SubParsersAction[Parser], name: str, summary: str, 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run = _add(commands, "run", "run a program in a sandbox", epilog=EXIT_STATUSES)
+    run.usage = "%(prog)s [OPTION]... LANGUAGE|FILE [FILE|-] [-- ARGUMENT...]"
     run.add_argument("target", metavar="LANGUAGE|FILE", help=f"{', '.join(row.name for row in ROWS)}; or a file")
     run.add_argument("source", metavar="FILE|-", nargs="?", help="the program's file; '-' reads it from stdin")
     run.add_argument("-c", "--code", metavar="CODE", help="the program itself")

@@ -16,10 +16,12 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
     """The arguments of `warmcell run`, or None where argparse has to look."""
     if argv[:1] != ["run"]:
         return None
+    own, for_program = split_at_dashes(argv)
     found = _defaults()
+    found.args = for_program
     places: list[str] = []
     are_places_over = False
-    words = iter(argv[1:])
+    words = iter(own[1:])
     for word in words:
         if word == "-" or not word.startswith("-"):
             if are_places_over:
@@ -41,6 +43,12 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
         return None
     found.target, found.source = (*places, None)[:2]
     return found
+
+
+def split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and those after the first `--`, which are for the program and never options of ours."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return argv[:end], argv[end + 1 :]
 
 
 def _defaults() -> SimpleNamespace:

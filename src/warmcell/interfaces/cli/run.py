@@ -91,6 +91,7 @@ def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: st
             memory_limit_mb=memory,
             env=env,
             limits=None if output is None else Limits(output_bytes=output),
+            args=tuple(map(options.text, arguments.args)),
         )
     except InvalidRequest as error:
         raise UsageError(error.message, error.hint) from None

@@ -34,6 +34,8 @@ def test_it_agrees_with_argparse_or_leaves_it_to_it(words: list[str]) -> None:
         "python -c print(1)",
         "python -",
         "script.py",
+        "script.py -- --timeout 5 -c -- x",
+        "python -c print(1) --json -- a",
         "--timeout 5 --json python script.py --env A=1 --env B=2",
         "python -c 1 --memory 64 --max-output 5 --allow-read /a --allow-write /b --allow-domain c --enforcer native",
     ],

@@ -54,6 +54,22 @@ def test_a_file_by_suffix_with_every_option(warmcell: Any, process: Any, stdin: 
     assert process.made_with["policy"].allow_process_spawn
 
 
+@pytest.mark.parametrize("words", ["x.py", "python -c 1", "python x.py --json", "x.py --backend process"])
+def test_what_follows_two_dashes_is_the_programs_own(
+    warmcell: Any, process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("1")
+    own = ("--timeout", "-c", "", "--", "é b")
+    assert warmcell("run", *words.split(), "--", *own).status == 0
+    assert (tuple(process.fake.requests[0].args), process.fake.requests[0].timeout) == (own, 30)
+
+
+def test_no_option_of_ours_is_read_behind_two_dashes(warmcell: Any, process: Any) -> None:
+    ended = warmcell("run", "--", "x.py", "--json")
+    assert (ended.status, ended.stdout) == (2, "") and "error: the following arguments" in ended.stderr
+
+
 @pytest.mark.parametrize("source", [["-"], []])
 def test_the_program_from_stdin(warmcell: Any, process: Any, stdin: Any, source: list[str]) -> None:
     stdin(b"print('piped')")
