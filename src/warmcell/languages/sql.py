@@ -58,11 +58,11 @@ def main():
         try:
             for row in database.execute(statement):
                 sys.stdout.buffer.write(b"|".join(shown(database, value) for value in row) + b"\\n")
-        except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+        except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError, MemoryError) as error:
             sys.stdout.buffer.flush()
             leading = len(statement) - len(statement.lstrip())
             line = text.count("\\n", 0, begin + leading) + 1
-            sys.exit(f"error near line {line}: {error}")
+            sys.exit(f"error near line {line}: {error or 'out of memory'}")
     sys.stdout.buffer.flush()
 
 main()
