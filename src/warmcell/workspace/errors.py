@@ -6,7 +6,12 @@ Those that Python developers know by another name can be caught by that name too
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from warmcell.core.errors import SandboxError
+
+_MISFITS_TOLD = 10
 
 
 class WorkspaceError(SandboxError):
@@ -70,8 +75,35 @@ class ArchiveRejected(SandboxError):
     fault = "caller"
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A part of a patch that does not fit: the file, the hunk's number in it and its header (None: the whole file)."""
+
+    path: str
+    hunk: int | None
+    header: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path!r}{f', hunk {self.hunk} ({self.header})' if self.hunk else ''}: {self.reason}"
+
+
 class PatchRejected(SandboxError):
-    """A patch is malformed, does not apply, or reaches for something that patches may not touch. Nothing changed."""
+    """A patch is malformed, does not apply, or reaches for something that patches may not touch. Nothing changed.
+
+    `misfits` are all parts of a well-formed patch that do not fit the files.
+    """
 
     code = "sandbox.patch_rejected"
     fault = "caller"
+
+    def __init__(self, message: str, *, hint: str | None = None, misfits: Sequence[Misfit] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.misfits = tuple(misfits)
+
+    @classmethod
+    def unfit(cls, misfits: Sequence[Misfit]) -> PatchRejected:
+        told = "; ".join(map(str, misfits[:_MISFITS_TOLD]))
+        more = f"; and {len(misfits) - _MISFITS_TOLD} more" if len(misfits) > _MISFITS_TOLD else ""
+        hint = "read the file again and send the whole patch with its lines as they are now"
+        return cls(f"the patch does not fit and nothing was changed: {told}{more}", hint=hint, misfits=misfits)

@@ -179,7 +179,7 @@ class Workspace:
         return transfer.download(*self._places.find_readable(path), check_limit("max_bytes", max_bytes))
 
     def apply_patch(self, patch: str | bytes, path: AnyPath = ".") -> list[FsChange]:
-        """Applies a unified diff beneath `path`, all of it or, with `PatchRejected`, nothing."""
+        """Applies a unified diff or a `*** Begin Patch` beneath `path`, all of it or, with `PatchRejected`, nothing."""
         from warmcell.workspace.patch.apply import apply_patch
 
         _as_bytes("patch", patch, check_only=True)

@@ -1,1 +1,1 @@
-"""Unified diffs: parsed, placed and applied, all or nothing."""
+"""Patches as tools and models write them: parsed, placed and applied, all or nothing."""

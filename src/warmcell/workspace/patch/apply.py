@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from warmcell.core.types import MIB
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.diff import ChangeKind, FsChange
-from warmcell.workspace.errors import FileMissing, PatchRejected
+from warmcell.workspace.errors import FileMissing, Misfit, PatchRejected
 from warmcell.workspace.files import put_file, read_file, replace_file, stat_path
 from warmcell.workspace.name_tree import NameTree
-from warmcell.workspace.names import Parts
-from warmcell.workspace.patch.hunks import Effort, apply_hunks
-from warmcell.workspace.patch.parse import FilePatch, parse_patch
+from warmcell.workspace.names import Parts, shown
+from warmcell.workspace.patch.hunks import MAX_MISFITS, Effort, apply_hunks
+from warmcell.workspace.patch.model import FilePatch
+from warmcell.workspace.patch.parse import parse_patch
 from warmcell.workspace.quota import DIRECTORY_SPACE, space_for
 from warmcell.workspace.root import Root, explained, text_of
 
@@ -40,7 +41,7 @@ class _Edit:
 
 
 def apply_patch(root: Root, base: Parts, patch: str | bytes) -> list[FsChange]:
-    """Applies a unified diff beneath `base`, all of it or nothing. Raises `PatchRejected`, or what a path raises."""
+    """Applies a patch beneath `base`, all of it or nothing. Raises `PatchRejected`, or what a path raises."""
     edits = _plan(root, base, parse_patch(_text(patch)))
     done: list[_Edit] = []
     with Descent(root, makes=True) as descent:
@@ -67,8 +68,11 @@ def _plan(root: Root, base: Parts, patches: list[FilePatch]) -> list[_Edit]:
     """The edits, in the order of a tree, so that no directory is entered twice."""
     planned: NameTree[_Edit] = NameTree()
     budget, effort = MAX_PATCHED_BYTES, Effort()
+    misfits: list[Misfit] = []
     for patch in patches:
-        for edit in _edits_of(root, base, patch, budget, effort):
+        if len(misfits) >= MAX_MISFITS:
+            break
+        for edit in _edits_of(root, base, patch, budget, effort, misfits):
             budget -= len(edit.before or b"") + len(edit.after or b"")
             if budget < 0:
                 raise PatchRejected(f"the patched files have more than {MAX_PATCHED_BYTES} bytes together")
@@ -78,46 +82,53 @@ def _plan(root: Root, base: Parts, patches: list[FilePatch]) -> list[_Edit]:
             if planned.size > MAX_PATCHED_NAMES:
                 raise PatchRejected(f"the patch names more than {MAX_PATCHED_NAMES} files and directories")
             node.content = edit
+    if misfits:
+        raise PatchRejected.unfit(misfits)
     return list(planned.in_order())
 
 
-def _edits_of(root: Root, base: Parts, patch: FilePatch, budget: int, effort: Effort) -> list[_Edit]:
+def _edits_of(
+    root: Root, base: Parts, patch: FilePatch, budget: int, effort: Effort, misfits: list[Misfit]
+) -> list[_Edit]:
+    """What the patch of one file comes to. What does not fit is added to `misfits`: all of them are told at once."""
     old = (*base, *patch.old) if patch.old is not None else None
     new = (*base, *patch.new) if patch.new is not None else None
-    before = _read(root, old, budget)
+    found = len(misfits)
+    if old is not None and not _is_there(root, old):
+        misfits.append(Misfit(text_of(old), None, None, "is to be patched and does not exist"))
+    if new is not None and new != old and _is_there(root, new):
+        misfits.append(Misfit(text_of(new), None, None, "is to be created and exists already"))
+    if len(misfits) > found:
+        return []
+    before = read_file(root, old, max(budget, 0)) if old is not None else None
+    content = _patched(patch, before or b"", effort, misfits)
+    if new is None and content and len(misfits) == found:
+        misfits.append(Misfit(text_of(old or ()), None, None, "is to be deleted, but the patch leaves lines of it"))
     mode = stat_path(root, old).mode & 0o777 if old is not None else 0o644
-    if new is not None and new != old:
-        _require_absent(root, new)
-    content = _patched(patch, before or b"", effort)
-    executable = patch.executable if patch.executable is not None else bool(mode & stat.S_IXUSR)
     edits = []
     if new is not None:
+        executable = patch.executable if patch.executable is not None else bool(mode & stat.S_IXUSR)
         edits.append(_Edit(new, before if new == old else None, content, mode, executable))
-    elif content:
-        raise PatchRejected(f"the patch deletes {text_of(patch.target)!r} but does not take out all of it")
     if old is not None and new != old and not patch.is_copy:
         edits.append(_Edit(old, before, None, mode, None))
     return edits
 
 
-def _read(root: Root, parts: Parts | None, budget: int) -> bytes | None:
-    if parts is None:
-        return None
+def _is_there(root: Root, parts: Parts) -> bool:
     try:
-        return read_file(root, parts, max(budget, 0))
-    except FileMissing:
-        raise PatchRejected(f"{text_of(parts)!r} is to be patched and does not exist") from None
-
-
-def _patched(patch: FilePatch, before: bytes, effort: Effort) -> bytes:
-    text = before.decode("utf-8", "surrogateescape")
-    return apply_hunks(text, patch.hunks, text_of(patch.target), effort).encode("utf-8", "surrogateescape")
-
-
-def _require_absent(root: Root, parts: Parts) -> None:
-    with contextlib.suppress(FileMissing):
         root.lstat(parts)
-        raise PatchRejected(f"{text_of(parts)!r} is to be created and exists already")
+    except FileMissing:
+        return False
+    return True
+
+
+def _patched(patch: FilePatch, before: bytes, effort: Effort, misfits: list[Misfit]) -> bytes:
+    if patch.is_whole:
+        return b""
+    text, found = apply_hunks(before.decode("utf-8", "surrogateescape"), patch.hunks, effort)
+    path = text_of(patch.target)
+    misfits += (Misfit(path, number, shown(patch.hunks[number - 1].title), reason) for number, reason in found)
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _carry_out(root: Root, descent: Descent, edit: _Edit) -> None:
