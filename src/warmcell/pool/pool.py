@@ -40,6 +40,8 @@ class CellKind:
     execs: bool = True
     #: Given to the cell as soon as it stands, for programs that start first and get their code later.
     prelude: Job | None = None
+    #: A descriptor of the caller's for the guest to have as 0; such a cell is never kept.
+    stdin: int | None = None
 
     def __hash__(self) -> int:
         return hash((self.zygote, self.plan, self.group, self.execs, self.prelude and self.prelude.argv))
@@ -66,7 +68,7 @@ class Pool:
         self._runs: defaultdict[ZygoteKey, int] = defaultdict(int)
         self._turns: defaultdict[ZygoteKey, FairQueue] = defaultdict(lambda: FairQueue(1))
         self._maker: threading.Thread | None = None
-        self._leased = 0
+        self._leased = self._staying = 0
         self._is_making = False
 
     def lease(self, kind: CellKind, run: Run) -> Cell:
@@ -88,6 +90,19 @@ class Pool:
             self._leased -= 1
             self._retired = [zygote for zygote in self._retired if zygote.is_alive()]
             self._changed.notify()
+
+    def stay(self) -> None:
+        """In place of `done`: what was leased goes on for long, and is not to keep others from being made.
+
+        Zygotes with such a cell are not shed: their end would be its end. `leave` is called when it was closed.
+        """
+        with self._changed:
+            self._staying += 1
+        self.done()
+
+    def leave(self) -> None:
+        with self._changed:
+            self._staying -= 1
 
     def linger(self) -> None:
         """A run takes its time: others may be made meanwhile. Short runs are not disturbed by their making."""
@@ -118,7 +133,13 @@ class Pool:
             zygote = self._zygote(kind.zygote, run, cancelled)
             try:
                 cell = zygote.order_cell(
-                    kind.plan, self._group_parent, kind.group, has_keeper=kind.has_keeper, execs=kind.execs, waits=waits
+                    kind.plan,
+                    self._group_parent,
+                    kind.group,
+                    stdin=kind.stdin,
+                    has_keeper=kind.has_keeper,
+                    execs=kind.execs,
+                    waits=waits,
                 )
                 cell.await_ready(_READY_SECONDS, cancelled)
                 if kind.prelude is not None:
@@ -240,7 +261,7 @@ class Pool:
             self._ready.clear()
             self._state.clear()
             zygotes = []
-            if not self._leased and not self._is_making:
+            if not self._leased and not self._staying and not self._is_making:
                 zygotes = [*self._zygotes.values(), *self._retired]
                 self._zygotes, self._retired = {}, []
         for cell in cells:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,13 +23,15 @@ from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
 from warmcell.runner.outcome import NotStarted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from warmcell.backends import built
     from warmcell.backends.many import Requests
+    from warmcell.backends.process.live import LiveCage
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.core.outcomes import Outcome
     from warmcell.core.output_events import StreamEvent
+    from warmcell.core.types import Limits
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
@@ -60,6 +63,7 @@ class ProcessBackend:
         self._config = config or ProcessConfig()
         self._policy = policy or DEFAULT_POLICY
         self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit)
+        self._cages: weakref.WeakSet[LiveCage] = weakref.WeakSet()
         self._runs = Runs(self.name, self._config.most_at_once, self._config.queue_timeout)
 
     @classmethod
@@ -215,6 +219,13 @@ class ProcessBackend:
             listener=listener,
         )
 
+    async def live_cage(self, limits: Limits | None = None, env: Mapping[str, str] | None = None) -> LiveCage:
+        """A cage that stays, in which programs are started one by one; see `backends.process.live`. Close it."""
+        effective = effective_limits(self._policy, limits, None)
+        cage = await self._runs.run(lambda run: self._launcher.live_cage(effective, env or {}, run))
+        self._cages.add(cage)
+        return cage
+
     async def build(self, request: ExecRequest) -> built.Program:
         """Compiles the program, or checks its syntax, once. Raises `BuildFailed` with what the compiler said.
 
@@ -262,6 +273,8 @@ class ProcessBackend:
     def close(self) -> None:
         """Ends the runs that are under way, which raise `BackendUnavailable`, then zygotes and waiting cells."""
         self._runs.close()
+        for cage in tuple(self._cages):
+            cage.close()
         self._launcher.close()
 
     async def aclose(self) -> None:

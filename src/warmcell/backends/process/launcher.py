@@ -36,7 +36,9 @@ from warmcell.runner.outcome import JobUnread, KernelUsage, Terms, judge
 from warmcell.runner.pump import Bounds, Pump
 
 if TYPE_CHECKING:
+    from warmcell.backends.process.live import LiveCage
     from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
 
 _ATTEMPTS = 3
@@ -264,6 +266,31 @@ class Launcher:
                 cell.start(job)
                 return cell
         raise EnforcerFailed(world.zygote.enforcer, "cells die before they can be used")
+
+    def live_cage(self, limits: EffectiveLimits, env: Mapping[str, str], run: Run) -> LiveCage:
+        """A cell that stays; `env` is what all its programs find besides the policy's. The caller closes it."""
+        from warmcell.backends.process.live_making import begun
+
+        world = self._live_world(limits)
+        begin = partial(begun, world, self._live_kind(limits, world), self.egress, self.pool, env, run)
+        try:
+            return scarcity.retried(begin, run, self._config.queue_timeout, own=self.pool)
+        except OSError as error:
+            raise host_failure(error, "start the live cage") from error
+
+    def _live_world(self, limits: EffectiveLimits) -> World:
+        from warmcell.backends.process.live_making import LiveWorld, check
+
+        effective = self._effective(limits, ())
+        check(effective)
+        return LiveWorld(effective, self._config)
+
+    def _live_kind(self, limits: EffectiveLimits, world: World) -> CellKind:
+        # Without one more for the agent: it is one of them.
+        group = GroupLimits(limits.memory_mb * MIB, limits.processes, limits.cpus) if self._group_parent else None
+        with ExitStack() as cleanup:
+            plan = world.prepare(cleanup).plan
+        return CellKind(world.zygote, plan, group, is_pooled=False, has_keeper=False, execs=False)
 
     def _world(self, launch: Launch) -> World:
         """The world for this kind of run, remembered; of many kinds, those that were used last."""

@@ -1,0 +1,274 @@
+"""LiveCage: a cell that stays, whose guest is the agent. Programs come and go; its limits hold for all of them."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from warmcell.backends.process.world import World
+from warmcell.core.errors import ExecutionFailed, InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.records import dataclass
+from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.ownership import own_until_exit
+from warmcell.policy.places import WORK_DIR
+from warmcell.runner.cell import Cell, CellLost
+from warmcell.sessions.conversation import Conversation, ConversationOver, Message
+from warmcell.sessions.frames import FrameTooLong
+from warmcell.sessions.loop import READ, Loop
+
+_ANSWER_SECONDS = 60.0
+_LAST_WORDS_MS = 10_000
+_MOST_LAST_WORDS = 4096
+_FORGED = "something in it spoke in the agent's name"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a program of the live cage ended, as the agent tells: `status` is what wait() gave."""
+
+    status: int
+    cpu_time: float
+    peak_memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class CageEnd:
+    """Why a live cage is no more. `limit`: the one that it met, "memory", "cpu" or "disk", or ""."""
+
+    reason: str
+    limit: str = ""
+
+    def error(self) -> SandboxError:
+        return SessionEnded(self.reason)
+
+
+class StartedProgram:
+    """One program or worker of a live cage. `ended` has its `Ending`, or the error that the end of the cage is."""
+
+    def __init__(self, cage: LiveCage, pid: int, failure: int) -> None:
+        self._cage = cage
+        #: As the guest sees it.
+        self.pid = pid
+        #: exec's errno where there was nothing to execute: what runs then only says so, and ends as a shell would.
+        self.failure = failure
+        self.ended: Future[Ending] = Future()
+        self.ended.set_running_or_notify_cancel()
+
+    def signal(self, number: int) -> None:
+        """To it and its process group. Nothing happens where it has ended."""
+        self._cage.ask_of(self.pid, "signal", signal=int(number))
+
+    def kill(self) -> None:
+        """Ends it and everything that it started, as far as that can be told from what others started."""
+        self._cage.ask_of(self.pid, "signal", signal=9, tree=True)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._cage.ask_of(self.pid, "resize", pty=[columns, rows])
+
+
+class LiveCage:
+    """Made by `live_making.begun`. Safe from many threads. `ended` is set, once, when nothing of it is left.
+
+    It ends with `close`, with this process, when its agent does, or at a limit. In a fork it has ended.
+    """
+
+    def __init__(self, cell: Cell, control: socket.socket, world: World, env: Mapping[str, str], cleanup: ExitStack):
+        self._cell = cell
+        self._env = dict(env)
+        self._cleanup = cleanup
+        self.world = world
+        self.ended: Future[CageEnd] = Future()
+        self.ended.set_running_or_notify_cancel()
+        self._programs: dict[int, StartedProgram] = {}
+        self._last_words = bytearray()
+        self._is_closing = False
+        self.loop = Loop("warmcell-live")
+        self._conversation = Conversation(self.loop, control, self._heard, self._over)
+        for descriptor in (cell.stdout, cell.stderr):
+            self.loop.watch(descriptor, READ, lambda descriptor=descriptor: self._keep_last_words(descriptor))  # type: ignore[misc]
+        self.loop.watch(cell.pidfd, READ, lambda: self._conversation.end(""))
+        self.loop.start()
+        own_until_exit(self)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._is_closing and not self.ended.done()
+
+    @property
+    def pid(self) -> int:
+        """The agent's own process as this host numbers it."""
+        return self._cell.guest_pid
+
+    def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What a program of this cage finds in its environment."""
+        return {**self._env, **(env or {})}
+
+    def start(
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        worker: str | None = None,
+        cwd: str = WORK_DIR,
+        env: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        pty: tuple[int, int] | None = None,
+    ) -> StartedProgram:
+        """Starts a program, or a worker of ours: `guest/live/<worker>.py`, whose `main()` runs in a fork of the agent.
+
+        `descriptors` become its 0, 1, 2 and so on: the guest's ends of what the caller made, and keeps or closes. With
+        `pty` (columns, rows) there are two, for what is typed and what is shown. Blocks until it was started.
+        """
+        fields: dict[str, Any] = {"cwd": cwd, "env": self.environment(env)}
+        fields.update({"worker": worker} if worker else {"argv": list(argv or ())})
+        if pty is not None:
+            fields["pty"] = list(pty)
+        started: list[StartedProgram] = []
+        answer = self._answer("start", descriptors, lambda answer: self._begun(answer, started), **fields)
+        if "error" in answer:
+            raise _refusal(answer, cwd)
+        if not started:
+            raise self._why_over()
+        return started[0]
+
+    def connect(self, port: int) -> socket.socket:
+        """A connection to that port of the cage's own loopback; `ConnectionError` where nobody takes it."""
+        with Descriptors() as owned:
+            ours, theirs = owned.socketpair(socket.SOCK_STREAM)
+            answer = self._answer("connect", [theirs], port=port)
+            owned.close_only(theirs)
+            if "error" in answer:
+                owned.close()
+                raise ConnectionRefusedError(answer.get("errno", 0), f"nobody listens on port {port} in the sandbox")
+            owned.give(ours.fileno())
+        return ours
+
+    def ask_of(self, pid: int, op: str, **fields: Any) -> None:
+        """Something about a program that may have ended by now."""
+        self._answer(op, pid=pid, **fields)
+
+    def close(self) -> None:
+        """Ends everything in it and waits until it is gone."""
+        self._is_closing = True
+        self.loop.call(lambda: self._conversation.end("it was closed"))
+        self.loop.join()
+
+    def abandon(self) -> None:
+        """In a fork: the original's cell goes on, and this copy has none."""
+        self._is_closing = True
+        self._programs = {}
+
+    def _answer(
+        self,
+        op: str,
+        descriptors: Sequence[int] = (),
+        on_answer: Callable[[Message], None] | None = None,
+        **fields: Any,
+    ) -> Message:
+        if self.loop.is_own_thread():
+            raise RuntimeError("the live cage's own thread cannot wait for it")
+        try:
+            return self._conversation.ask(op, descriptors, on_answer, **fields).result(_ANSWER_SECONDS)
+        except FrameTooLong as error:
+            raise InvalidRequest(f"too much for one message: {error}", field="env or args") from None
+        except ConversationOver:
+            raise self._why_over() from None
+        except NoAnswer:
+            self.close()
+            raise SessionEnded(f"its agent did not answer for {_ANSWER_SECONDS:g} s") from None
+
+    def _why_over(self) -> SandboxError:
+        if self._is_closing and not self.ended.done():
+            return SessionEnded("it was closed")
+        return self.ended.result(_ANSWER_SECONDS).error()
+
+    # ---- in the loop's thread ----
+
+    def _begun(self, answer: Message, started: list[StartedProgram]) -> None:
+        """Remembered before its end can be told."""
+        pid, failure = answer.get("pid"), answer.get("errno")
+        if "error" in answer:
+            return
+        if not isinstance(pid, int) or not isinstance(failure, int) or pid <= 1 or pid in self._programs:
+            self._conversation.end(_FORGED)
+            return
+        started.append(StartedProgram(self, pid, failure))
+        self._programs[pid] = started[0]
+
+    def _heard(self, message: Message) -> None:
+        if message.get("event") != "ended":
+            return
+        pid, status, cpu, peak = (message.get(name) for name in ("pid", "status", "cpu", "peak"))
+        program = self._programs.pop(pid, None) if isinstance(pid, int) else None
+        is_sound = isinstance(status, int) and isinstance(peak, int) and isinstance(cpu, int | float)
+        if program is None or not is_sound:
+            self._programs.update({program.pid: program} if program else {})
+            self._conversation.end(_FORGED)
+        else:
+            program.ended.set_result(Ending(status & 0xFFFF, max(0.0, float(cpu)), max(0, peak)))  # type: ignore[operator, arg-type, type-var]
+
+    def _keep_last_words(self, descriptor: int) -> None:
+        """The agent says nothing there, unless it fails."""
+        with suppress(BlockingIOError):
+            data = os.read(descriptor, _MOST_LAST_WORDS)
+            if not data:
+                self.loop.forget(descriptor)
+            self._last_words += data
+            del self._last_words[:-_MOST_LAST_WORDS]
+
+    def _over(self, reason: str) -> None:
+        """Whatever the cause, from here the cell is ended, and everybody is told when it is gone."""
+        end = self._end(reason)
+        self.ended.set_result(end)
+        programs, self._programs = self._programs, {}
+        for program in programs.values():
+            program.ended.set_exception(end.error())
+        self.loop.end()
+
+    def _end(self, reason: str) -> CageEnd:
+        cell = self._cell
+        for descriptor in (cell.stdout, cell.stderr, cell.pidfd):
+            self.loop.forget(descriptor)
+        if reason:
+            cell.ask_to_stop()
+        report = self._report()
+        with suppress(OSError):  # without descriptors it cannot be said what the cell used
+            cell.close()
+        self._cleanup.close()
+        return _end_of(report, reason, self._last_words.decode("utf-8", "replace").strip())
+
+    def _report(self) -> dict[str, Any]:
+        """Whoever reaped the agent says a moment later how it ended."""
+        poll = select.poll()
+        poll.register(self._cell.status, select.POLLIN)
+        with suppress(CellLost, SandboxError, OSError):
+            while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
+                self._cell.hear()
+        return self._cell.report or {}
+
+
+def _end_of(report: dict[str, Any], reason: str, last_words: str) -> CageEnd:
+    if reason:
+        return CageEnd(reason)
+    verdict = report.get("verdict", "")
+    if verdict:
+        return CageEnd(f"the live cage went over its limit of {verdict}", verdict)
+    status = report.get("exit")
+    if status is not None and os.WIFSIGNALED(status):
+        return CageEnd(f"its agent was killed by signal {os.WTERMSIG(status)}")
+    return CageEnd("its agent ended" + (f": {last_words.splitlines()[-1]}" if last_words else ""))
+
+
+def _refusal(answer: Message, cwd: str) -> SandboxError:
+    number, reason = answer.get("errno"), str(answer.get("error"))[:200]
+    if number in (2, 20):
+        return InvalidRequest(f"no such directory in the sandbox: {cwd}", field="cwd")
+    if number in (11, 12, 24):
+        hint = "end some, or raise Limits(processes=..., memory_mb=..., open_files=...)"
+        return ExecutionFailed(f"the live cage has no room for another process: {reason}", hint=hint)
+    return ExecutionFailed(f"could not start it: {reason}")

@@ -1,0 +1,106 @@
+"""Making a live cage: what its world is, who may have one, and the agent that is its guest."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import warmcell.guest
+from warmcell.backends.process.egress import Egress
+from warmcell.backends.process.live import LiveCage
+from warmcell.backends.process.world import Directories, World
+from warmcell.cage.plan import LaunchPlan
+from warmcell.cage.wire import Job
+from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, InvalidRequest, PolicyViolation
+from warmcell.core.records import replace
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.program import Program
+from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.run import Run
+from warmcell.policy.places import CODE_DIR
+from warmcell.policy.resolve import EffectivePolicy
+from warmcell.pool.pool import CellKind, Pool
+from warmcell.runner.cell import CellLost
+from warmcell.runner.denials import DenialCollector
+
+_GUEST_FILES = os.path.join(warmcell.guest.__path__[0], "live")
+_PLACE = f"{CODE_DIR}/live"
+_ATTEMPTS = 3
+#: The agent, a shell, and what the shell starts.
+_FEWEST_PROCESSES = 3
+
+
+class LiveWorld(World):
+    """The same cage as any run's of Python, with terminals."""
+
+    def __init__(self, effective: EffectivePolicy, config: ProcessConfig) -> None:
+        super().__init__(effective, config, Program((), {}, "", runtime_paths=_runtime_paths(config)))
+
+    def _compile(self) -> LaunchPlan:
+        return super()._compile()
+
+
+def _runtime_paths(config: ProcessConfig) -> tuple[str, ...]:
+    """What the agent's own interpreter needs, which is what programs find as `python3` where it was configured."""
+    from warmcell.languages.python import find_interpreter
+
+    return find_interpreter(config).runtime_paths
+
+
+def check(effective: EffectivePolicy) -> None:
+    """Who cannot have one is told what to use."""
+    if effective.isolation != "namespaces":
+        raise EnforcerUnavailable(
+            effective.enforced.enforcer or "process",
+            "it has no live cages: nothing would hold what outlives a call together",
+            hint="use the native enforcer (enforcer='auto' or 'native'), or exec, sh and run without live=True",
+        )
+    if not effective.allow_spawn:
+        raise PolicyViolation(
+            "a live cage starts processes, and this policy allows none",
+            hint="SandboxPolicyBuilder().allow_process_spawn()",
+        )
+    if effective.limits.processes < _FEWEST_PROCESSES:
+        reason = f"a live cage needs at least {_FEWEST_PROCESSES}"
+        raise InvalidRequest(reason, field="limits.processes", hint="raise Limits(processes=...)")
+
+
+def begun(world: World, kind: CellKind, egress: Egress, pool: Pool, env: Mapping[str, str], run: Run) -> LiveCage:
+    """All that a live cage opens; nothing is left open where it fails."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return _begun_once(world, kind, egress, pool, env, run)
+        except CellLost:
+            continue
+    raise EnforcerFailed(kind.zygote.enforcer, "cells die before they can be used")
+
+
+def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, env: Mapping[str, str], run: Run) -> LiveCage:
+    with ExitStack() as cleanup:
+        owned = Descriptors()
+        cleanup.callback(owned.close)
+        control, theirs = owned.socketpair(socket.SOCK_STREAM)
+        with ExitStack() as leasing:
+            leasing.callback(pool.done)
+            cell = pool.lease(replace(kind, stdin=theirs), run)
+            cleanup.callback(cell.close)
+            owned.close_only(theirs)
+            way_out = egress.open(cell, DenialCollector().add, cleanup)
+            cell.start(_agent_job(way_out.files))
+            leasing.pop_all()
+            pool.stay()
+            cleanup.callback(pool.leave)
+        given = {**world.default_env(Directories()), **way_out.env, **world.effective.env, **env}
+        return LiveCage(cell, control, world, given, cleanup.pop_all())
+
+
+def _agent_job(files_of_way_out: Mapping[str, bytes]) -> Job:
+    """The agent and all that it may fork into, as files of the cell."""
+    files: dict[str, bytes] = {}
+    for name in sorted(os.listdir(_GUEST_FILES)):
+        if name.endswith((".py", ".cjs")) and name != "__init__.py":
+            with open(os.path.join(_GUEST_FILES, name), "rb") as file:
+                files[f"{_PLACE}/{name}"] = file.read()
+    return Job("python", (), {}, CODE_DIR, {**files, **files_of_way_out}, f"{_PLACE}/start.py")

@@ -1,0 +1,319 @@
+"""The agent: the one guest of a live cage that the host talks to. It starts programs on request and tells their ends.
+
+It has no more rights than any other guest, and nothing depends on it but this one cage: who kills it ends the cage,
+who imitates it lies about its own programs.
+"""
+
+import array
+import errno
+import os
+import signal
+import socket
+
+from . import frames, relays, starting, trees
+from .loop import READ, WRITE, Loop
+
+PR_SET_CHILD_SUBREAPER = 36
+_MOST_DESCRIPTORS = 16
+
+
+def main():
+    """Serves until the host is gone. Returns in a forked worker, with what it is to do."""
+    control = socket.socket(fileno=starting.out_of_the_way(os.dup(0)))
+    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.chdir("/")
+    _adopt_orphans()
+    return Agent(control).serve()
+
+
+def _adopt_orphans():
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Started:
+    """What was started and has not been told of as ended."""
+
+    def __init__(self, mark):
+        self.mark = mark
+        self.terminal = -1
+        #: The way out of its terminal, which must be empty before its end is told.
+        self.output = None
+        self.relay = None
+
+
+class Agent:
+    """Requests are answered in order, each with its number; ends are told when they come."""
+
+    def __init__(self, control):
+        self._control = control
+        control.setblocking(False)
+        self._decoder = frames.Decoder()
+        self._outgoing = bytearray()
+        #: Descriptors as they came, one list for each request that had some.
+        self._batches = []
+        self._started = {}
+        self._ended = []
+        self._marks = 0
+        self._become = None
+        self._loop = Loop()
+
+    def serve(self):
+        wake, signalled = (starting.out_of_the_way(end) for end in os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._wake = wake
+        self._loop.watch(wake, READ, self._reap)
+        self._listen()
+        self._send({"event": "ready", "pid": os.getpid()})
+        while self._become is None:
+            self._loop.turn()
+            self._tell_ends()
+        return self._become
+
+    # ---- the conversation ----
+
+    def _listen(self):
+        self._loop.watch(self._control.fileno(), READ | (WRITE if self._outgoing else 0), self._converse)
+
+    def _send(self, message):
+        self._outgoing += frames.encode(message)
+        self._flush()
+
+    def _flush(self):
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._control.send(self._outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            os._exit(0)  # nobody to serve
+        self._listen()
+
+    def _converse(self):
+        if self._outgoing:
+            self._flush()
+        try:
+            data = self._receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)
+        for request in self._decoder.feed(data):
+            self._answer(request)
+            if self._become is not None:
+                return
+
+    def _receive(self):
+        size = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        data, rights, flags, _ = self._control.recvmsg(1 << 16, size, socket.MSG_CMSG_CLOEXEC)
+        received = array.array("i")
+        for level, kind, content in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                received.frombytes(content[: len(content) - len(content) % received.itemsize])
+        if received or flags & socket.MSG_CTRUNC:
+            self._batches.append([starting.out_of_the_way(descriptor) for descriptor in received])
+        return data
+
+    def _answer(self, request):
+        wanted = request.get("descriptors", 0)
+        given = self._batches.pop(0) if wanted else []
+        try:
+            if len(given) != wanted:
+                raise OSError(errno.EMFILE, "too many open files in the live cage")
+            answer = getattr(self, "_op_" + request["op"])(request, given)
+        except OSError as error:
+            answer = {"error": error.strerror or str(error), "errno": error.errno or 0}
+        finally:
+            if self._become is None:
+                for descriptor in given:
+                    os.close(descriptor)
+        if self._become is None and answer is not None:
+            self._send({"id": request["id"], **answer})
+
+    # ---- starting ----
+
+    def _op_start(self, request, given):
+        self._marks += 1
+        started = Started(f"{os.getpid()}-{self._marks}")
+        env = starting.environment(request["env"], started.mark)
+        os.chdir(request["cwd"])
+        try:
+            if request.get("worker"):
+                return self._start_worker(request, given, env, started)
+            if request.get("pty"):
+                return self._start_in_terminal(request, given, env, started)
+            pid, reason = starting.program(request["argv"], env, starting.streams(given))
+        finally:
+            os.chdir("/")
+        self._started[pid] = started
+        return {"pid": pid, "errno": reason}
+
+    def _start_worker(self, request, given, env, started):
+        pid = starting.worker(env, request["cwd"], given)
+        if pid == 0:
+            self._become = lambda: _run_worker(request["worker"])
+            return None
+        self._started[pid] = started
+        return {"pid": pid, "errno": 0}
+
+    def _start_in_terminal(self, request, given, env, started):
+        """The host's two pipes end here: what it types, and what it is shown."""
+        columns, rows = request["pty"]
+        terminal = starting.Terminal(columns, rows)
+        try:
+            pid, reason = starting.program(request["argv"], env, terminal.streams())
+        except OSError:
+            os.close(terminal.master)
+            raise
+        typed, shown = (os.dup(descriptor) for descriptor in given)
+        started.terminal = terminal.master
+        self._relay_terminal(pid, started, starting.out_of_the_way(typed), starting.out_of_the_way(shown))
+        self._started[pid] = started
+        return {"pid": pid, "errno": reason}
+
+    def _relay_terminal(self, pid, started, typed, shown):
+        master = started.terminal
+
+        def closed():
+            started.terminal = -1
+
+        started.output = relays.Lane(master, shown, lambda: started.relay.end())
+        # The end of what is typed is the character that says so.
+        inward = relays.Lane(typed, master, lambda: _write_quietly(master, b"\x04"))
+        started.relay = _TerminalRelay(self._loop, [inward, started.output], closed)
+
+    # ---- the rest of what can be asked ----
+
+    def _op_resize(self, request, given):
+        started = self._of(request["pid"])
+        if started.terminal < 0:
+            raise OSError(errno.ENOTTY, "it has no terminal")
+        starting.resize(started.terminal, *request["pty"])
+        return {}
+
+    def _op_signal(self, request, given):
+        """To the program and its group, as a terminal would; or the end of all that it started."""
+        pid, number = request["pid"], request["signal"]
+        started = self._of(pid)
+        if request.get("tree"):
+            trees.kill(pid, started.mark)
+            return {}
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # it is about to lead one
+            os.kill(pid, number)
+        return {}
+
+    def _op_connect(self, request, given):
+        """To a port of the cage's own loopback. The answer comes when somebody took the connection."""
+        attempt = _Connection(self._loop, request["port"], os.dup(given[0]))
+        attempt.begin(lambda answer: self._send({"id": request["id"], **answer}))
+        return None
+
+    def _of(self, pid):
+        if pid not in self._started:
+            raise OSError(errno.ESRCH, "it has ended")
+        return self._started[pid]
+
+    # ---- ends ----
+
+    def _reap(self):
+        try:
+            os.read(self._wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            started = self._started.pop(pid, None)
+            if started is not None:
+                if started.output is not None:
+                    started.output.take_all()
+                    started.relay.turn()
+                self._ended.append((started, pid, status, used))
+
+    def _tell_ends(self):
+        """Of who had a terminal when all that it showed is on its way: nothing of it is to come after the end."""
+        for item in list(self._ended):
+            started, pid, status, used = item
+            if started.output is None or not started.output.waiting:
+                self._ended.remove(item)
+                cpu = round(used.ru_utime + used.ru_stime, 6)
+                self._send({"event": "ended", "pid": pid, "status": status, "cpu": cpu, "peak": used.ru_maxrss * 1024})
+
+
+class _TerminalRelay(relays.Relay):
+    """Ends with the output: input for which there is no terminal any more goes nowhere."""
+
+    def end(self):
+        for lane in self._lanes:
+            lane.is_over = True
+
+
+class _Connection:
+    """One attempt after the other: IPv4, then IPv6."""
+
+    def __init__(self, loop, port, carried):
+        self._loop, self._port = loop, port
+        self._carried = socket.socket(fileno=starting.out_of_the_way(carried))
+        self._addresses = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+        self._reason = errno.ECONNREFUSED
+
+    def begin(self, answer):
+        self._tell = answer
+        self._try_next()
+
+    def _try_next(self):
+        if not self._addresses:
+            self._carried.close()
+            self._tell({"error": os.strerror(self._reason), "errno": self._reason})
+            return
+        family, host = self._addresses.pop(0)
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            self._reason = error.errno
+            self._try_next()
+            return
+        failure = self._socket.connect_ex((host, self._port))
+        if failure == errno.EINPROGRESS:
+            self._loop.watch(self._socket.fileno(), WRITE, self._settle)
+        else:
+            self._decide(failure)
+
+    def _settle(self):
+        self._loop.forget(self._socket.fileno())
+        self._decide(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _decide(self, failure):
+        if failure:
+            self._reason = failure
+            self._socket.close()
+            self._try_next()
+            return
+        relays.join_sockets(self._loop, self._carried, self._socket, lambda: None)
+        self._tell({})
+
+
+def _write_quietly(descriptor, data):
+    try:
+        os.write(descriptor, data)
+    except OSError:
+        pass  # nobody is left to read it
+
+
+def _run_worker(name):
+    import importlib
+
+    importlib.import_module("warmcell_live." + name).main()

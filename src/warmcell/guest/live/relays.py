@@ -1,0 +1,113 @@
+"""Carrying bytes between two descriptors, each way by itself: terminals and their pipes, ports and their sockets."""
+
+import os
+import socket
+
+from .loop import READ, WRITE
+
+_MOST_WAITING = 1 << 18
+_CHUNK = 1 << 16
+
+
+class Lane:
+    """One way. `at_end` is called once: when all that came was passed on, or when nobody takes it any more."""
+
+    def __init__(self, source, target, at_end):
+        self.source, self.target, self.at_end = source, target, at_end
+        self.waiting = bytearray()
+        #: Whether the source still gives; whether the target still takes.
+        self.is_open = True
+        self.is_over = False
+
+    @property
+    def wants_to_read(self):
+        return self.is_open and not self.is_over and len(self.waiting) < _MOST_WAITING
+
+    def fill(self):
+        try:
+            data = os.read(self.source, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:  # a terminal without programs, a connection that was reset
+            data = b""
+        self.waiting += data
+        self.is_open = bool(data)
+        return bool(data)
+
+    def drain(self):
+        try:
+            while self.waiting:
+                del self.waiting[: os.write(self.target, self.waiting)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.waiting.clear()
+            self.is_open = False
+
+    def take_all(self):
+        """What the source has by now, though not without end."""
+        while self.is_open and len(self.waiting) < 4 * _MOST_WAITING and self.fill():
+            pass
+
+    def settle(self):
+        """Says once that there is no more to carry."""
+        if not self.is_open and not self.waiting and not self.is_over:
+            self.is_over = True
+            self.at_end()
+
+
+class Relay:
+    """Lanes over a few descriptors, which it closes when all of them have ended."""
+
+    def __init__(self, loop, lanes, on_closed):
+        self._loop, self._lanes, self._on_closed = loop, lanes, on_closed
+        self._descriptors = sorted({lane.source for lane in lanes} | {lane.target for lane in lanes})
+        for descriptor in self._descriptors:
+            os.set_blocking(descriptor, False)
+        self._update()
+
+    def turn(self):
+        for lane in self._lanes:
+            if lane.wants_to_read:
+                lane.fill()
+            if lane.waiting:
+                lane.drain()
+            lane.settle()
+        self._update()
+
+    def _update(self):
+        if all(lane.is_over for lane in self._lanes):
+            self.close()
+            return
+        for descriptor in self._descriptors:
+            events = 0
+            for lane in self._lanes:
+                events |= READ if descriptor == lane.source and lane.wants_to_read else 0
+                events |= WRITE if descriptor == lane.target and lane.waiting else 0
+            self._loop.watch(descriptor, events, self.turn)
+
+    def close(self):
+        for descriptor in self._descriptors:
+            self._loop.forget(descriptor)
+            os.close(descriptor)
+        self._descriptors, self._lanes = [], []
+        self._on_closed()
+
+
+def join_sockets(loop, one, other, on_closed):
+    """Both directions; the end of one is told to the other, and the way back stays open."""
+    first, second = one.detach(), other.detach()
+
+    def finish_writing(descriptor):
+        copy = socket.socket(fileno=os.dup(descriptor))
+        try:
+            copy.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it is gone as a whole
+        copy.close()
+
+    lanes = [
+        Lane(first, second, lambda: finish_writing(second)),
+        Lane(second, first, lambda: finish_writing(first)),
+    ]
+    return Relay(loop, lanes, on_closed)

@@ -1,0 +1,58 @@
+"""Frames of the live cage: four bytes of length, then one JSON object in UTF-8. What a guest sends is checked here."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+MOST_BYTES = 1 << 20
+_LENGTH = struct.Struct("!I")
+
+
+class FrameError(Exception):
+    """What came is no frame: whoever sent it is not our agent, or not any more."""
+
+
+class FrameTooLong(ValueError):
+    """What we were to send does not fit."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """`FrameTooLong` where it does not fit: that is the caller's, not the guest's."""
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    if len(payload) > MOST_BYTES:
+        raise FrameTooLong(f"{len(payload)} bytes are more than the {MOST_BYTES} of one message")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Decoder:
+    """Takes bytes as they come, from somebody hostile; gives whole messages, every one an object."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """`FrameError` at the first thing that is none; nothing after it means anything."""
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer)
+            if size > MOST_BYTES:
+                raise FrameError(f"a frame of {size} bytes")
+            end = _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            messages.append(_message(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return messages
+
+
+def _message(payload: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        raise FrameError("a frame that is no JSON") from None
+    if not isinstance(message, dict):
+        raise FrameError("a frame that is no object")
+    return message
