@@ -36,7 +36,6 @@ ATTACKS = {
 #: this file that compares both fails for whoever forgets.
 NOT_YET = {
     "PT-10",
-    "PT-15",
     "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
 }
@@ -90,7 +89,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-LK-5": Proof("LK-11 S2-17 S2-36 S2-39"),
     "WC-PT-1": Proof("PT-02 PT-03 PT-04 PT-05"),
     "WC-PT-2": Proof("FS-03"),
-    "WC-PT-3": Proof(),
+    "WC-PT-3": Proof("PT-15"),
     "WC-PT-4": Proof("", ("tests/escape/test_landlock_class.py::test_the_class_says_what_it_is",)),
     "WC-PT-5": Proof("PT-06"),
     "WC-PT-6": Proof("S2-16 S2-28", ("tests/escape/test_lk_leaks.py::test_a_report_that_the_guest_forges_stays_data",)),

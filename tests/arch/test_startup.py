@@ -7,7 +7,7 @@ import sys
 
 HEAVY = """
     asyncio wasmtime http ssl httpcore h11 idna brotli zstandard urllib.request email importlib.metadata logging
-    multiprocessing concurrent unittest typing_extensions pydantic xml sqlite3 tomllib difflib
+    multiprocessing concurrent unittest typing_extensions pydantic starlette uvicorn xml sqlite3 tomllib difflib
     argparse gettext platform shutil tempfile bz2 lzma zlib pathlib urllib random hashlib
 """
 OUR_HEAVY = (
@@ -16,6 +16,7 @@ OUR_HEAVY = (
     "warmcell.toolbox",
     "warmcell.sandbox.blocking",
     "warmcell.interfaces.tool",
+    "warmcell.interfaces.serve",
 )
 HELP_NEEDS = {"argparse", "gettext"}
 

@@ -164,6 +164,32 @@ def _add_judge(commands: argparse._SubParsersAction[Parser]) -> None:
     judge.set_defaults(handler=_later("judge", "judge"))
 
 
+def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
+    serve = _add(commands, "serve", "answer over HTTP: our own API, SandboxFusion, Piston")
+    serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    serve.add_argument("--port", metavar="N", default="8000", help="default 8000; 0 takes a free one")
+    serve.add_argument("--token", metavar="T", help="what clients must present (better: the variable WARMCELL_TOKEN)")
+    serve.add_argument("--tokens", metavar="FILE", help="tokens of several tenants, see 'warmcell token'")
+    serve.add_argument("--policy", metavar="FILE", help="the most that any request can ask for, .toml or .json")
+    serve.add_argument("--max-timeout", metavar="S", default="300", help="the longest run (default 300)")
+    serve.add_argument("--max-body", metavar="MB", default="16", help="the largest request (default 16)")
+    serve.set_defaults(handler=_later("serve", "serve"))
+
+
+def _add_token(commands: argparse._SubParsersAction[Parser]) -> None:
+    token = _add(commands, "token", "make, list and revoke tokens for 'warmcell serve --tokens'")
+    token.add_argument("action", choices=("new", "list", "revoke"))
+    token.add_argument("name", metavar="NAME", nargs="?", help="whose it is; for revoke also an id")
+    token.add_argument("--tokens", metavar="FILE", help="default: tokens.json in your configuration directory")
+    token.add_argument("--scope", action="append", choices=("run", "sandbox", "doctor"), help="default: all of them")
+    token.add_argument("--runs", metavar="N", help="runs at a time (default 64)")
+    token.add_argument("--sandboxes", metavar="N", help="sandboxes at a time (default 32)")
+    token.add_argument("--disk-mb", metavar="MB", help="disk of each sandbox (default 1024)")
+    token.add_argument("--lifetime", metavar="S", help="the longest life of a sandbox (default 86400)")
+    token.add_argument("--json", action="store_true", help="print it as JSON")
+    token.set_defaults(handler=_later("serve", "token"))
+
+
 def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
     doctor = _add(commands, "doctor", "show what this host can enforce, proved by trying")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -187,6 +213,8 @@ _COMMANDS = {
     "run": _add_run,
     "sh": _add_sh,
     "judge": _add_judge,
+    "serve": _add_serve,
+    "token": _add_token,
     "doctor": _add_doctor,
     "bench": _add_bench,
     "completion": _add_completion,

@@ -1,0 +1,41 @@
+"""The application: all doors, and the life of what stands behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+from warmcell.interfaces.serve import native, openapi
+from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
+from warmcell.interfaces.serve.service import Service
+
+
+def make_app(service: Service) -> Starlette:
+    """For any ASGI server, in one event loop. SIGHUP reloads where the server leaves it to us."""
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no such signal
+            loop.add_signal_handler(signal.SIGHUP, service.reload)
+        try:
+            yield
+        finally:
+            await service.aclose()
+
+    routes = [*native.routes()]
+    app = Starlette(
+        routes=[*routes, *openapi.routes(routes)],
+        lifespan=lifespan,
+        middleware=[Middleware(FromElsewhere, settings=service.settings)],
+        exception_handlers={404: not_found, 405: wrong_method},
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app

@@ -1,0 +1,137 @@
+"""Every request comes in through here: who asks, from where, and may they? No route is made in any other way."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from base64 import b64decode
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.exchange import ClientGone, Refused, refusal
+from warmcell.interfaces.serve.service import service_of
+from warmcell.interfaces.serve.settings import Settings, is_loopback
+from warmcell.interfaces.serve.tokens import Tenant
+
+_log = logging.getLogger("warmcell.serve")
+Handler = Callable[[Request, Tenant], Awaitable[Response]]
+Rendering = Callable[[Exception], Response]
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="warmcell"'}
+
+
+class Door(Route):
+    """A route that knows what it says of itself."""
+
+    described: dict[str, Any]
+
+
+def door(
+    method: str, path: str, handler: Handler, scope: str | None, refuse: Rendering = refusal, **described: Any
+) -> Door:
+    """A route for whoever has the scope; None: for everybody. `refuse` renders what is not a success.
+
+    `described` is for `/openapi.json`.
+    """
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(request, admitted(request, scope))
+        except (Refused, ClientGone, SandboxError) as error:
+            return refuse(error)
+        except Exception as error:
+            # An exception that we did not foresee may hold anything of the host: the log gets it, the client its kind.
+            _log.exception("a request failed inside")
+            return refuse(Refused(500, f"the server failed inside ({type(error).__name__})"))
+
+    route = Door(path, endpoint, methods=[method])
+    summary = handler.__doc__ or type(handler).__call__.__doc__ or ""
+    route.described = {"scope": scope, "summary": summary.strip().partition("\n")[0], **described}
+    return route
+
+
+def admitted(request: Request, scope: str | None) -> Tenant:
+    """The tenant, or `Refused` with 401 for nobody's token and 403 for one that may not do this."""
+    service = service_of(request)
+    if service.is_draining and scope is not None:
+        raise Refused(503, "the server is about to end", headers={"Retry-After": "5"})
+    tenant = service.tenant(presented_token(request))
+    if scope is None:
+        return tenant or _NOBODY
+    if tenant is None:
+        raise Refused(401, "a token is needed, as 'Authorization: Bearer TOKEN'", headers=_CHALLENGE)
+    if scope not in tenant.scopes:
+        raise Refused(403, f"this token has no scope {scope!r}")
+    return tenant
+
+
+_NOBODY = Tenant("", "nobody", "0" * 64, scopes=())
+
+
+def presented_token(request: Request) -> str | None:
+    """By `Authorization: Bearer`, by `X-API-KEY`, or as the password of a URL, for clients that know only a URL."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    key = request.headers.get("x-api-key")
+    if key is not None:
+        return key
+    if kind.lower() == "basic":
+        try:
+            return b64decode(value, validate=True).decode().partition(":")[2] or None
+        except ValueError:
+            return None
+    return None
+
+
+class FromElsewhere:
+    """Turns away what a web page of somebody else sends: its browser can reach loopback, and knows many names for it.
+
+    Around the whole application, so that no answer of any kind is for such a page.
+    """
+
+    def __init__(self, app: Any, settings: Settings) -> None:
+        self._app = app
+        self._only_local = is_loopback(settings.host)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            problem = self._problem(Request(scope))
+            if problem is not None:
+                await refusal(Refused(403, problem))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, request: Request) -> str | None:
+        host = request.headers.get("host", "")
+        if self._only_local and not _names_loopback(host):
+            return "the Host header names another machine"
+        origin = request.headers.get("origin")
+        if origin is not None and not hmac.compare_digest(origin.encode(), f"{request.url.scheme}://{host}".encode()):
+            return "requests of other origins are not answered"
+        if request.headers.get("sec-fetch-site", "none") in ("cross-site", "same-site"):
+            return "requests of other sites are not answered"
+        return None
+
+
+def _names_loopback(host: str) -> bool:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    return name.lower() in ("localhost", "[::1]") or (name.startswith("127.") and is_address(name))
+
+
+def is_address(name: str) -> bool:
+    parts = name.split(".")
+    return len(parts) == 4 and all(part.isascii() and part.isdigit() and int(part) < 256 for part in parts if part)
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    return refusal(Refused(404, "there is nothing here"))
+
+
+async def wrong_method(request: Request, error: Any) -> Response:
+    plain = Refused(405, "this is not done here by that method", headers=error.headers)
+    return refusal(plain)

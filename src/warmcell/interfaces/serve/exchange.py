@@ -1,0 +1,148 @@
+"""One HTTP exchange: a bounded body in, JSON out, errors as data, and a run that ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.core.errors import BackendBusy, BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.interfaces.cli.render import error_to_plain
+from warmcell.interfaces.lines import one_line
+from warmcell.lifetime.tenant_queue import TooManyWaiting
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+#: How long a client may take to send its body.
+BODY_SECONDS = 60.0
+#: nginx's word for a client that has gone; nobody is there to read it.
+CLIENT_GONE = 499
+
+
+class Refused(Exception):
+    """An answer that is no success, decided at the door."""
+
+    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = dict(headers or {})
+
+
+class ClientGone(Exception):
+    """Whoever asked has hung up."""
+
+
+def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON in ASCII: lone surrogates that a guest printed cannot break it."""
+    body = json.dumps(value, ensure_ascii=True, default=str, separators=(",", ":"))
+    return Response(body, status, headers, media_type="application/json")
+
+
+def refusal(error: Exception) -> Response:
+    """What went wrong, as `{"error": {...}}`, under the status that clients act on."""
+    if isinstance(error, Refused):
+        plain = {"code": f"http.{error.status}", "message": error.message, "hint": None}
+        fault = "host" if error.status >= 500 else "caller"
+        retryable = error.status in (429, 503, 504)
+        return answer({"error": plain | {"fault": fault, "retryable": retryable}}, error.status, error.headers)
+    if isinstance(error, ClientGone):
+        return Response(status_code=CLIENT_GONE)
+    assert isinstance(error, SandboxError)
+    status = status_of(error)
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    return answer({"error": error_to_plain(error)}, status, headers)
+
+
+def status_of(error: SandboxError) -> int:
+    """The caller's mistake is a 4xx, what may pass a 503, the rest of ours a 500."""
+    if isinstance(error, TooManyWaiting):
+        return 429
+    if isinstance(error, BackendBusy | BackendUnavailable):
+        return 503
+    if error.fault == "host":
+        return 503 if error.retryable else 500
+    return {"sandbox.session_not_found": 404, "sandbox.path_not_found": 404, "sandbox.session_busy": 409}.get(
+        error.code, 422
+    )
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The whole body, if it is no larger and comes in time."""
+    with suppress(ValueError):
+        if int(request.headers.get("content-length", "0")) > most:
+            raise _too_large(most)
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _too_large(most)
+                parts.append(part)
+    except TimeoutError:
+        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s", headers=_CLOSE) from None
+    return b"".join(parts)
+
+
+_CLOSE = {"Connection": "close"}
+
+
+def _too_large(most: int) -> Refused:
+    # The rest is not read: the connection ends with the answer.
+    return Refused(413, f"the body is larger than {most} bytes", headers=_CLOSE)
+
+
+async def read_model(request: Request, kind: type[M], most: int) -> M:
+    """The body as one of our models. Parsed where depth is bounded and nothing is built of what does not fit."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise Refused(415, "the body must be application/json")
+    return parsed(await read_body(request, most), kind)
+
+
+def parsed(body: bytes, kind: type[M]) -> M:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise Refused(400, f"the body is not JSON: {one_line(str(first['msg']), 200)}") from None
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(str(first["msg"]).lower(), field=one_line(field, 200) or "body") from None
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Carries out `work` while its client is there; one that hangs up ends it. The body must have been read."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await _end(task)
+        await _end(gone)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Waits until it has really ended, however often we are cancelled meanwhile."""
+    task.cancel()
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # looked at, so that asyncio does not complain that nobody did

@@ -1,0 +1,110 @@
+"""`/openapi.json`: made from the routes and their models, so that it cannot say anything else than they do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.interfaces.serve.doors import door
+from warmcell.interfaces.serve.exchange import answer
+from warmcell.interfaces.serve.schemas import SCHEMAS
+from warmcell.interfaces.serve.tokens import Tenant
+
+_REFUSALS = {
+    "400": "The body is not JSON, or the request is not HTTP.",
+    "401": "A token is needed.",
+    "403": "The token has no such scope, or the request comes from elsewhere.",
+    "404": "There is no such thing, or it is another tenant's.",
+    "408": "The body did not come in time.",
+    "409": "It is busy, or there already.",
+    "413": "The body is too large.",
+    "415": "The body is of another kind.",
+    "422": "A field is wrong; the message names it.",
+    "429": "Your own line is full; see Retry-After.",
+    "500": "The server failed.",
+    "503": "Everything is taken; see Retry-After.",
+}
+
+
+def routes(described: list[Any]) -> list[Any]:
+    document = specification(described)
+
+    async def openapi(request: Request, tenant: Tenant) -> Response:
+        """This document."""
+        return answer(document)
+
+    return [door("GET", "/openapi.json", openapi, None)]
+
+
+def specification(described: list[Any]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    schemas = dict(SCHEMAS)
+    for route in described:
+        operation = _operation(route, schemas)
+        for method in route.methods - {"HEAD"}:
+            paths.setdefault(re.sub(r":\w+}", "}", route.path), {})[method.lower()] = operation
+    schemes = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Warmcell", "version": "1", "description": "Runs code that you did not write."},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": schemes},
+    }
+
+
+def _operation(route: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    said = route.described
+    name, *others = said.get("answers", ("Status",))
+    operation: dict[str, Any] = {
+        "summary": said["summary"],
+        "responses": {str(said.get("status", 200)): _success(name, others)} | _refusals(said),
+    }
+    parameters = [_path_parameter(name, kind) for name, kind in re.findall(r"{(\w+)(:\w+)?}", route.path)]
+    parameters += said.get("parameters", [])
+    if parameters:
+        operation["parameters"] = parameters
+    if said["scope"] is not None:
+        operation["security"] = [{"bearer": []}, {}]
+    if "body" in said:
+        media = {"schema": _model_schema(said["body"], schemas)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": media}}
+    elif "raw_body" in said:
+        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+    return operation
+
+
+def _refusals(said: dict[str, Any]) -> dict[str, Any]:
+    """Those that can happen here."""
+    statuses = {"403", "500", "503"}
+    if said["scope"] is not None:
+        statuses |= {"401", "404", "409", "422", "429"}
+    if "body" in said or "raw_body" in said:
+        statuses |= {"400", "408", "413", "415"}
+    schema = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
+    if said["scope"] is None:
+        schema = {"application/json": {}}
+    return {status: {"description": _REFUSALS[status], "content": schema} for status in sorted(statuses)}
+
+
+def _success(name: str, others: list[str]) -> dict[str, Any]:
+    if name == "nothing":
+        return {"description": "Done."}
+    if name == "bytes":
+        return {"description": "The content.", "content": {"application/octet-stream": {}}}
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    content |= {media: {} for media in others}
+    return {"description": "What came of it.", "content": content}
+
+
+def _path_parameter(name: str, kind: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _model_schema(model: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[model.__name__] = schema
+    return {"$ref": f"#/components/schemas/{model.__name__}"}

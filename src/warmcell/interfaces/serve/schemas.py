@@ -1,0 +1,96 @@
+"""What `/v1` answers, as JSON schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warmcell.core.types import Enforced, EnforcedLimits
+
+
+def _object(needed: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"type": "object", "properties": needed | (optional or {}), "required": list(needed)}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_TEXT, _NUMBER, _WHOLE, _BOOL = ({"type": name} for name in ("string", "number", "integer", "boolean"))
+_MAYBE_TEXT = {"type": ["string", "null"]}
+_TEXTS = {"type": "object", "additionalProperties": _TEXT}
+
+_RESULT: dict[str, Any] = {
+    "stdout": _TEXT,
+    "stderr": _TEXT,
+    "exit_code": _WHOLE,
+    "signal": {"type": ["integer", "null"]},
+    "duration": _NUMBER,
+    "stdout_truncated": _BOOL,
+    "stderr_truncated": _BOOL,
+    "usage": _ref("Usage"),
+    "enforced": _ref("Enforced"),
+    "outputs": _list({"type": "object"}),
+    "denials": _list(_ref("Denial")),
+    "queued": _NUMBER,
+    "files": _TEXTS,
+}
+_RAW = {"stdout_base64": _TEXT, "stderr_base64": _TEXT}
+_VERDICTS = ["accepted", "wrong_answer", "time_limit", "memory_limit", "output_limit", "runtime_error"]
+_VERDICT = {"enum": [*_VERDICTS, "build_error", "host_error"]}
+
+SCHEMAS: dict[str, Any] = {
+    "Status": _object({"status": _TEXT}),
+    "Error": _object(
+        {
+            "code": _TEXT,
+            "message": _TEXT,
+            "hint": _MAYBE_TEXT,
+            "fault": {"enum": ["guest", "caller", "host"]},
+            "retryable": _BOOL,
+        }
+    ),
+    "Refusal": _object({"error": _ref("Error")}),
+    "Usage": _object({"cpu_time": _NUMBER, "wall_time": _NUMBER, "peak_memory_bytes": _WHOLE}),
+    "Enforced": _object(dict.fromkeys(Enforced.__slots__, _MAYBE_TEXT)),
+    "Denial": _object({"kind": _TEXT, "what": _TEXT, "rule": _TEXT, "hint": _TEXT}),
+    "ExecResult": _object(_RESULT, _RAW),
+    "Result": _object(
+        {"status": {"enum": ["success", "timeout", "memory_exceeded", "error"]}},
+        _RESULT | _RAW | {"error": _ref("Error")},
+    ),
+    "Verdict": _object(
+        {
+            "status": _VERDICT,
+            "time": _NUMBER,
+            "cpu_time": _NUMBER,
+            "memory_bytes": _WHOLE,
+            "result": {"anyOf": [_ref("ExecResult"), {"type": "null"}]},
+            "error": {"anyOf": [_ref("Error"), {"type": "null"}]},
+        }
+    ),
+    "Judged": _object({"status": _VERDICT, "accepted": _WHOLE, "total": _WHOLE, "verdicts": _list(_ref("Verdict"))}),
+    "Capabilities": _object(
+        {
+            "languages": _list(_TEXT),
+            "versions": _TEXTS,
+            "isolation_class": _TEXT,
+            "enforced_limits": _object(dict.fromkeys(EnforcedLimits.__slots__, _BOOL)),
+            "network": _list(_TEXT),
+        }
+    ),
+    "Report": _object(
+        {
+            "default_available": _BOOL,
+            "rows": _list(
+                _object(
+                    {"name": _TEXT, "status": _TEXT},
+                    {"mechanism": _MAYBE_TEXT, "proof": _MAYBE_TEXT, "remedy": _MAYBE_TEXT},
+                )
+            ),
+        }
+    ),
+}

@@ -1,0 +1,118 @@
+"""Listening: one socket, one event loop, bounded heads and connections; ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.serve.app import make_app
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.settings import Settings, check_reach
+
+MAX_HEAD = 64 * 1024
+#: From the first byte, or from nothing at all, to a whole request head.
+HEAD_SECONDS = 15.0
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes a connection whose request head does not come: uvicorn waits for ever for one that has begun."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        has_part_of_head = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        if not has_part_of_head:
+            self._stop_waiting()
+        elif self._head_timer is None:  # one that drips gets no more time with every byte
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class Server(uvicorn.Server):
+    """Ends in order at SIGTERM and SIGINT, and not by the signal: uvicorn would raise it again when all is done."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain, number)
+        yield
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    def _drain(self, number: signal.Signals) -> None:
+        self._service.is_draining = True
+        self.handle_exit(number, None)
+
+
+def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
+    """Blocks until SIGTERM or SIGINT; what is under way then is finished first, within `drain_timeout`."""
+    check_reach(settings)
+    listening = _listen(settings)
+    try:
+        service = Service(settings)
+        on_listening(_url(listening))
+        asyncio.run(_served(service, listening))
+    finally:
+        listening.close()
+
+
+async def _served(service: Service, listening: socket.socket) -> None:
+    settings = service.settings
+    config = uvicorn.Config(
+        make_app(service),
+        http=ImpatientProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=settings.max_connections,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(settings.drain_timeout),
+        h11_max_incomplete_event_size=MAX_HEAD,
+    )
+    await Server(config, service).serve(sockets=[listening])
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        where = f"{settings.host}:{settings.port}"
+        raise InvalidRequest(f"cannot listen on {where}: {reason.lower()}", hint="choose another --port") from None
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,114 @@
+"""What stands behind every door: one backend, one queue, the tenants. Made once, and renewed in part by SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.errors import SandboxError
+from warmcell.core.records import replace
+from warmcell.core.types import ExecRequest
+from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.registry import canonical
+from warmcell.lifetime.tenant_queue import TenantQueue
+from warmcell.policy.model import SandboxPolicy
+
+_log = logging.getLogger("warmcell.serve")
+#: Where nobody needs a token everybody is this one.
+EVERYBODY = Tenant("local", "local", "0" * 64)
+
+
+class Service:
+    """Belongs to the server's event loop. `reload` reads the files again; whoever closes it ends all that runs."""
+
+    def __init__(self, settings: Settings, config: ProcessConfig | None = None) -> None:
+        self.settings = settings
+        self.is_draining = False
+        self._config = config or ProcessConfig()
+        self._tenants = self._read_tenants()
+        self.policy = self._read_policy()
+        self.backend = self._make_backend()
+        self._retired: set[asyncio.Task[None]] = set()
+        self._under_way: dict[ProcessBackend, int] = {}
+        self.queue = TenantQueue(self._config.most_at_once, settings.max_waiting)
+
+    def tenant(self, token: str | None) -> Tenant | None:
+        """Whose request it is, or None for a token that is nobody's."""
+        if self.settings.is_open:
+            return EVERYBODY
+        return find_tenant(self._tenants, token or "")
+
+    def bounded(self, request: ExecRequest) -> ExecRequest:
+        """The request as this server carries it out. What it asks beyond the ceiling it does not get."""
+        check_time(request.timeout, self.settings.max_timeout)
+        limits = asked_limits(request.limits, self.policy)
+        if request.memory_limit_mb is not None and (request.limits is None or request.limits.memory_mb is None):
+            limits = replace(limits, memory_mb=request.memory_limit_mb)
+        return replace(request, language=canonical(str(request.language)), limits=limits)
+
+    @asynccontextmanager
+    async def turn(self, tenant: Tenant, timeout: float | None = None) -> AsyncIterator[ProcessBackend]:
+        """A place in the queue, and the backend to use while one has it."""
+        patience = self.settings.queue_timeout if timeout is None else timeout
+        async with self.queue.place(tenant.id, max(1, tenant.runs), patience):
+            backend = self.backend
+            self._under_way[backend] = self._under_way.get(backend, 0) + 1
+            try:
+                yield backend
+            finally:
+                self._under_way[backend] -= 1
+
+    def reload(self) -> None:
+        """Tokens and policy as the files have them now. A file with a mistake in it changes nothing."""
+        try:
+            tenants, policy = self._read_tenants(), self._read_policy()
+        except SandboxError as error:
+            _log.error("reload: %s; going on as before", error)
+            return
+        self._tenants = tenants
+        if policy != self.policy:
+            old, self.policy = self.backend, policy
+            self.backend = self._make_backend()
+            task = asyncio.ensure_future(self._retire(old))
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+        _log.warning("reloaded")
+
+    async def aclose(self) -> None:
+        self.is_draining = True
+        for task in self._retired:
+            task.cancel()
+        for backend in {self.backend, *self._under_way}:
+            await backend.aclose()
+
+    async def _retire(self, backend: ProcessBackend) -> None:
+        """Closes it when the last run that it began has ended."""
+        while self._under_way.get(backend, 0):
+            await asyncio.sleep(0.2)
+        self._under_way.pop(backend, None)
+        await backend.aclose()
+
+    def _make_backend(self) -> ProcessBackend:
+        return ProcessBackend.with_sandbox(self._config, policy=ceiling(self.policy))
+
+    def _read_policy(self) -> SandboxPolicy | None:
+        return SandboxPolicy.from_file(self.settings.policy) if self.settings.policy else None
+
+    def _read_tenants(self) -> tuple[Tenant, ...]:
+        if self.settings.tokens is not None:
+            return read_tokens(self.settings.tokens)
+        if self.settings.token is not None:
+            return (replace(EVERYBODY, sha256=hashed(self.settings.token)),)
+        return ()
+
+
+def service_of(request: Any) -> Service:
+    found: Service = request.app.state.service
+    return found

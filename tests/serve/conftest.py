@@ -1,0 +1,93 @@
+"""Real servers, started by the command, and clients that talk to them over loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+import httpx
+import pytest
+from tests.helpers import has_user_namespaces, require
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTING_SECONDS = 60
+
+
+class Server:
+    """A running `warmcell serve`. `stop` gives its exit status."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "warmcell", "serve", "--port", "0", *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        environment.pop("WARMCELL_TOKEN", None)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        self.url = _first_line(self.process.stdout)
+        if not self.url:
+            raise AssertionError(self.process.communicate(timeout=10)[1])
+        # A client for each call would read all certificates of this machine each time.
+        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def reload(self) -> None:
+        """Returns when it has been done: the server says so."""
+        self.process.send_signal(signal.SIGHUP)
+        assert self.process.stderr is not None
+        assert "reload" in _first_line(self.process.stderr)
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.client.close()
+        self.process.send_signal(number)
+        try:
+            said = self.process.communicate(timeout=60)[1]
+        finally:
+            self.process.kill()
+        return self.process.returncode, said
+
+
+def _first_line(stream: IO[str]) -> str:
+    ready, _, _ = select.select([stream], [], [], STARTING_SECONDS)
+    return stream.readline().strip() if ready else ""
+
+
+@pytest.fixture(scope="session")
+def start_server() -> Callable[..., contextmanager[Server]]:  # type: ignore[valid-type]
+    for package in ("starlette", "uvicorn", "pydantic", "httpx"):
+        require(find_spec(package), f"{package} is not installed")
+    require(has_user_namespaces(), "this host has no user namespaces")
+
+    @contextmanager
+    def start(*options: str) -> Iterator[Server]:
+        server = Server(*options)
+        try:
+            yield server
+        finally:
+            if server.process.poll() is None:
+                server.stop()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., contextmanager[Server]]) -> Iterator[Server]:  # type: ignore[valid-type]
+    """One that all tests of this directory share: open, on loopback."""
+    with start_server() as started:
+        yield started
+
+
+def make_token(file: Path, name: str, *options: str) -> str:
+    command = [sys.executable, "-m", "warmcell", "token", "new", name, "--tokens", str(file), "--json", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    token: str = json.loads(made.stdout)["token"]
+    return token

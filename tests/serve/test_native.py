@@ -1,0 +1,124 @@
+"""`/v1`: what the library does, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from base64 import b64decode, b64encode
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.serve.conftest import Server
+
+
+def post(server: Server, path: str = "/v1/run", **body: object) -> httpx.Response:
+    return server.client.post(path, json=body)
+
+
+def test_a_program_runs(server: Server) -> None:
+    answer = post(server, language="python", code="print(6*7); import sys; sys.exit(3)", timeout=30)
+    assert answer.status_code == 200
+    result = answer.json()
+    assert (result["status"], result["stdout"], result["exit_code"]) == ("success", "42\n", 3)
+    assert result["enforced"]["isolation_class"] == "process+sandbox"
+
+
+def test_bytes_go_both_ways(server: Server) -> None:
+    code = "import sys; d=sys.stdin.buffer.read(); open('out','wb').write(d[::-1]); sys.stdout.buffer.write(d)"
+    sent = bytes(range(256))
+    body = {"language": "py", "code": code, "timeout": 30, "stdin_base64": b64encode(sent).decode()}
+    result = post(server, **body, fetch_files=["out"], files={"a": "text"}).json()
+    assert b64decode(result["stdout_base64"]) == sent
+    assert b64decode(result["files"]["out"]) == sent[::-1]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "limits"),
+    [("while True: pass", "timeout", {}), ("x = bytearray(900 << 20)", "memory_exceeded", {"memory_mb": 64})],
+)
+def test_what_a_limit_ended_is_a_result(server: Server, code: str, status: str, limits: dict[str, int]) -> None:
+    timeout = 1 if status == "timeout" else 60
+    result = post(server, language="python", code=f"print('a', flush=True)\n{code}", timeout=timeout, limits=limits)
+    assert result.status_code == 200
+    assert (result.json()["status"], result.json()["stdout"]) == (status, "a\n")
+    assert result.json()["error"]["fault"] == "guest"
+
+
+def test_output_comes_as_it_is_printed(server: Server) -> None:
+    body = {"language": "command", "code": "echo first; sleep 1; echo last", "timeout": 60}
+    heard = []
+    headers = {"accept": "text/event-stream"}
+    with server.client.stream("POST", "/v1/run", json=body, headers=headers) as stream:
+        for line in stream.iter_lines():
+            heard.append((time.monotonic(), line))
+    names = [line.partition(": ")[2] for _, line in heard if line.startswith("event")]
+    assert names == ["stdout", "stdout", "result"]
+    first, last = (at for at, line in heard if '"text": "' in line)
+    assert last - first > 0.3  # it was not kept until the end
+    assert json.loads(heard[-2][1].removeprefix("data: "))["stdout"] == "first\nlast\n"
+
+
+def test_a_program_is_judged(server: Server) -> None:
+    cases = [{"stdin": "2", "expected": "4"}, {"stdin": "3", "expected": "7"}]
+    judged = post(server, "/v1/judge", language="python", code="print(2*int(input()))", timeout=30, cases=cases).json()
+    assert (judged["status"], judged["accepted"], judged["total"]) == ("wrong_answer", 1, 2)
+    assert [verdict["status"] for verdict in judged["verdicts"]] == ["accepted", "wrong_answer"]
+
+
+def test_what_this_host_can_do(server: Server) -> None:
+    found = server.client.get("/v1/capabilities").json()
+    assert "python" in found["languages"] and found["versions"]["python"].startswith("Python 3")
+    assert found["enforced_limits"]["network_isolation"] is True
+    assert server.client.get("/healthz").json() == {"status": "ok"}
+    assert server.client.get("/readyz").json() == {"status": "ready"}
+
+
+@pytest.mark.attack("PT-09")
+def test_a_run_ends_with_its_client(server: Server) -> None:
+    """By a mark in its arguments, looked for from outside."""
+    mark = f"gone-{os.getpid()}-{time.monotonic_ns()}"
+    body = {"language": "command", "code": f"exec -a {mark} sleep 300", "timeout": 300}
+    try:
+        server.client.post("/v1/run", json=body, timeout=httpx.Timeout(30, read=2))
+    except httpx.ReadTimeout:
+        pass
+    else:
+        pytest.fail("it answered")
+    assert _gone_within(mark, 10)
+    assert post(server, language="python", code="print(1)", timeout=30).json()["stdout"] == "1\n"
+
+
+def _gone_within(mark: str, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _is_running(mark):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _is_running(mark: str) -> bool:
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in entry.read_bytes().split(b"\0")[0]:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def test_the_document_is_about_every_route(server: Server) -> None:
+    document = server.client.get("/openapi.json").json()
+    assert {"/v1/run", "/v1/judge", "/v1/capabilities", "/v1/doctor", "/healthz"} <= set(document["paths"])
+    schemas = document["components"]["schemas"]
+    for reference in _references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def _references(node: object) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [found for value in node.values() for found in _references(value)]
+    return [found for value in node for found in _references(value)] if isinstance(node, list) else []

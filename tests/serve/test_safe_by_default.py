@@ -1,0 +1,124 @@
+"""Who may come in: loopback, tokens, scopes, other people's web pages; and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.conftest import ROOT, Server, make_token
+
+RUN = {"language": "python", "code": "print(1)", "timeout": 30}
+Start = Callable[..., Any]
+
+
+def serve_fails(*options: str) -> str:
+    command = [sys.executable, "-m", "warmcell", "serve", "--port", "0", *options]
+    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert ended.returncode == 2 and ended.stdout == "", ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_without_a_token_nobody_else_can_reach_it(server: Server, host: str) -> None:
+    assert "warmcell token new" in serve_fails("--host", host)
+
+
+def test_a_token_that_can_be_guessed_is_refused_elsewhere(server: Server) -> None:
+    assert "guessed" in serve_fails("--host", "0.0.0.0", "--token", "secret")
+
+
+def test_a_policy_with_a_mistake_is_refused(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text('{"allowNetwrok": true}')
+    assert "allowNetwrok" in serve_fails("--policy", str(file))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:80"},
+        {"host": "localhost.evil.example"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/run", "/healthz", "/nothing"])
+def test_other_peoples_pages_are_not_answered(server: Server, headers: dict[str, str], path: str) -> None:
+    assert server.client.get(path, headers=headers).status_code == 403
+
+
+def test_tokens_scopes_and_reload(start_server: Start, tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    one = make_token(file, "one")
+    looker = make_token(file, "looker", "--scope", "doctor")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert one not in file.read_text()
+    with start_server("--tokens", str(file)) as server:
+        post = partial(server.client.post, "/v1/run", json=RUN)
+        assert post().status_code == 401
+        assert post(headers={"authorization": "Bearer wc_wrong"}).status_code == 401
+        assert post(headers={"authorization": f"Bearer {looker}"}).status_code == 403
+        for kind in ({"authorization": f"Bearer {one}"}, {"x-api-key": one}):
+            assert post(headers=kind).json()["stdout"] == "1\n"
+        assert post(auth=("", one)).status_code == 200  # as in http://:TOKEN@host/
+        assert server.client.get("/healthz").status_code == 200
+        revoke = [sys.executable, "-m", "warmcell", "token", "revoke", "one", "--tokens", str(file)]
+        subprocess.run(revoke, check=True, env={"PYTHONPATH": str(ROOT / "src")})
+        server.reload()
+        assert post(headers={"x-api-key": one}).status_code == 401
+        file.write_text("{")
+        server.reload()  # says that it is not JSON, and goes on as before
+        assert post(headers={"x-api-key": looker}).status_code == 403
+
+
+def test_the_policy_file_is_the_ceiling(start_server: Start, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps({"allowProcessSpawn": True, "limits": {"outputBytes": 10}}))
+    ask = RUN | {"code": "print('#' * 100)", "limits": {"output_bytes": 1000}}
+    with start_server("--policy", str(file)) as server:
+        cut = server.client.post("/v1/run", json=ask).json()
+        assert (cut["stdout"].count("#"), cut["stdout_truncated"]) == (10, True)
+        file.write_text(json.dumps({"allowProcessSpawn": True, "limits": {"outputBytes": 20}}))
+        server.reload()
+        assert server.client.post("/v1/run", json=ask).json()["stdout"].count("#") == 20
+
+
+def test_sigterm_lets_runs_end(start_server: Start) -> None:
+    """A stream that is under way gets its last event."""
+    body = RUN | {"code": "import time; print('begun', flush=True); time.sleep(1); print('ended')"}
+    with start_server() as server:
+        headers = {"accept": "text/event-stream"}
+        with server.client.stream("POST", "/v1/run", json=body, headers=headers) as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "event: stdout"
+            server.process.send_signal(signal.SIGTERM)
+            heard = "\n".join(lines)
+        said = server.process.communicate(timeout=60)[1]
+    assert "event: result" in heard and '"stdout": "begun\\nended\\n"' in heard
+    assert (server.process.returncode, said) == (0, "")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url + "/healthz")
+
+
+def test_without_the_extra_its_name_is_told() -> None:
+    code = (
+        "import sys; sys.modules['starlette'] = None\n"
+        "from warmcell.interfaces.cli import main\n"
+        "raise SystemExit(main(['serve', '--port', '0']))"
+    )
+    environment = {"PYTHONPATH": str(ROOT / "src")}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 125 and "warmcell[serve]" in ended.stderr, ended.stderr
