@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import Dict, NamedTuple
 
 from .failure import CageError
 from .linux.call_list import Prepared
+from .records import NamedTuple
 from .wire import receive_packet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict
 
 
 class SleepingInit(NamedTuple):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Optional
 
 from .wire import send_packet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 
 class CageError(Exception):

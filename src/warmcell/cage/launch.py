@@ -10,11 +10,14 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
 from .failure import CageError
 from .manager import serve
 from .wire import Job, encode_job, receive_packet, send_packet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
 _FAILED = 125
 

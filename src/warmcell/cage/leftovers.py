@@ -8,9 +8,12 @@ that, is what people leave in the background, and holds up nobody.
 from __future__ import annotations
 
 import time
-from typing import Iterable
 
 from .linux.processes import thread_states
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable
 
 _BUSY_SECONDS = 0.5
 _IDLE_SECONDS = 0.15  # also for the writer to a full pipe, whose reader waits for its turn

@@ -6,7 +6,12 @@ The policy room decides and writes a plan; the cage carries it out and decides n
 from __future__ import annotations
 
 import json
-from typing import Any, List, NamedTuple, Sequence, Tuple
+
+from .records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List, Sequence, Tuple
 
 
 class Bind(NamedTuple):

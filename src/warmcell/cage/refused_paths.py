@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import List, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional
 
 _MOST_NAMES = 8
 _MOST_BYTES = 8192

@@ -6,18 +6,21 @@ From outside, by the process that looks after the guest: what is wrong with the 
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterable, List, NamedTuple, Set, Tuple, Union
 
 from .failure import CageError
 from .linux import kernel_files, namespaces
 from .plan import LaunchPlan
+from .records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterable, List, Set, Tuple, Union
+
+    Identity = Tuple[int, int]
 
 _HELD_SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 _CAPABILITY_SETS = (*_HELD_SETS, "CapBnd")
 _WANTED = (*_CAPABILITY_SETS, "NoNewPrivs", "Seccomp:", "Uid", "Gid")
-
-
-Identity = Tuple[int, int]
 
 
 def identities(files: Iterable[Union[int, str]]) -> List[Identity]:

@@ -11,9 +11,13 @@ import json
 import socket
 import struct
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from .linux.owned import close_all
+from .records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 MAX_PACKET = 512 * 1024
 #: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.

@@ -8,11 +8,14 @@ import io
 import os
 import signal
 from types import ModuleType
-from typing import Callable, Dict, List, NoReturn, Optional, Tuple
 
 from ..linux import pages
 from ..linux.owned import close_all
 from ..wire import Job, encode_job, receive_job
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, List, NoReturn, Optional, Tuple
 
 
 def await_job(
@@ -24,7 +27,7 @@ def await_job(
     """
     if worker is not None:
         if droppable is not None:
-            _rehearse()
+            rehearse()
             worker.warm_up()
         worker.forget_the_zygote()
         if droppable is not None:
@@ -45,7 +48,7 @@ def await_job(
     return functools.partial(worker.run, job)
 
 
-def _rehearse() -> None:
+def rehearse() -> None:
     """Receives a job like any other, so that copying the pages this touches is over before the real one comes."""
     job = Job("python", (), dict(os.environ, PATH="/usr/bin"), "/code", {"main.py": b"print(1)"}, "main.py")
     # From memory: the manager counts descriptors at this very time.

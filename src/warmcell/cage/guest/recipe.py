@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import struct
-from typing import List, NamedTuple, NoReturn, Tuple
 
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER
 from ..failure import CageError, tell
@@ -19,7 +18,12 @@ from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, s
 from ..linux.call_list import CallList, Field, Prepared, Value
 from ..linux.syscalls import PR_SET_DUMPABLE
 from ..plan import LaunchPlan
+from ..records import NamedTuple
 from . import root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, NoReturn, Tuple
 
 _STDIN, _STDOUT, _STDERR, _HANDOFF, _INIT, _ASLEEP = (Value(place) for place in range(6))
 #: Bounds of the descriptors to close: between three that stay there are four gaps.

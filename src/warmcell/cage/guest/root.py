@@ -9,13 +9,16 @@ import os
 import posixpath
 import stat
 import struct
-from typing import Iterator, Sequence, Tuple
 
 from ..failure import step
 from ..linux import mounts
 from ..linux.call_list import CallList, Value
 from ..linux.mounts import AT_FDCWD, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
 from ..plan import Bind, LaunchPlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, Sequence, Tuple
 
 #: Parts of /proc that describe the host rather than the guest.
 MASKED_PROC = (

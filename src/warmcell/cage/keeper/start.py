@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import NamedTuple, Tuple
 
 from .. import verify
 from ..cell import NOTIFICATIONS, take_over
@@ -20,8 +19,13 @@ from ..linux.call_list import CallList
 from ..linux.owned import close_all
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, prctl
 from ..plan import LaunchPlan
+from ..records import NamedTuple
 from ..wire import send_packet
 from .watch import Keeper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
 
 
 class KeeperDescriptors(NamedTuple):

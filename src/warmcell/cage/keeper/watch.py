@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from functools import partial
-from typing import Any, Dict, List, Optional
 
 from .. import refused_paths
 from ..leftovers import Leftovers
@@ -20,6 +19,10 @@ from ..plan import LaunchPlan
 from ..watching.ceilings import Ceilings, Tree
 from ..watching.locks import Locks
 from ..wire import receive_packet, send_packet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 
 class Keeper:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence
+from ..records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Sequence
+
 
 KILL, ALLOW, NOTIFY = 0x80000000, 0x7FFF0000, 0x7FC00000
 _EPERM = 1

@@ -15,10 +15,18 @@ import mmap
 import os
 import signal
 import struct
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..failure import CageError
+from ..records import NamedTuple
 from .syscalls import MACHINE, NUMBERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Optional, Sequence, Tuple, Union
+
+    _Function = Callable[[int, int, int, int], int]
+
+    Word = Union[int, bytes, "Value", "ctypes.Array[ctypes.c_char]", None]
 
 _WORDS = 11
 _ANY = -1
@@ -58,9 +66,6 @@ class Field(NamedTuple):
 
     buffer: "ctypes.Array[ctypes.c_char]"
     offset: int
-
-
-Word = Union[int, bytes, Value, "ctypes.Array[ctypes.c_char]", None]
 
 
 class _Part(NamedTuple):
@@ -243,8 +248,6 @@ _CLONE_VM, _CLONE_PIDFD = 0x100, 0x1000
 _ALL_SIGNALS = frozenset(int(number) for number in signal.valid_signals())
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-
-_Function = Callable[[int, int, int, int], int]
 
 
 class _MachineCode(NamedTuple):

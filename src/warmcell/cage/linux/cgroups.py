@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
-from typing import Iterable
 
 from .call_list import CallList, Value
 from .namespaces import CLONE_NEWCGROUP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable
 
 
 def join(calls: CallList, groups: Iterable[Value], must_hide: bool) -> None:

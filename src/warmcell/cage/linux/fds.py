@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import List, Optional, Sequence, Tuple
 
 from .call_list import CallList, Field, Value
 from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Sequence, Tuple
 
 _LARGEST = 0xFFFFFFFF
 _CLOSE_RANGE_CLOEXEC = 4

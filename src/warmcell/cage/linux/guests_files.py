@@ -12,9 +12,12 @@ import fcntl
 import os
 import stat
 from contextlib import contextmanager
-from typing import Callable, Iterator, Sequence
 
 from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Iterator, Sequence
 
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 2, 16
 _EACCES, _EOPNOTSUPP = 13, 95

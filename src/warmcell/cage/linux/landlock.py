@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import Container, Iterable, Tuple
 
 from ..failure import CageError
 from . import fds
 from .call_list import CallList, Field, Value
 from .landlock_version import abi
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Container, Iterable, Tuple
 
 _RULE_PATH_BENEATH = 1
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import Callable, Optional, Tuple, Union
 
 from ..failure import CageError, step
 from ..plan import Bind
 from .call_list import CallList, Value
 from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional, Tuple, Union
+
+    Owner = Tuple[int, int]
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
 _MS_REC, _MS_PRIVATE, _MS_SLAVE = 16384, 1 << 18, 1 << 19
@@ -89,9 +94,6 @@ def open_without_links(path: str) -> int:
         struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     )
     return call("openat2", AT_FDCWD, os.fsencode(path), how, 24)
-
-
-Owner = Tuple[int, int]
 
 
 def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:

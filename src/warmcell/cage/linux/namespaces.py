@@ -7,11 +7,14 @@ import os
 import signal
 import socket
 import struct
-from typing import Dict, Optional
 
 from . import kernel_files
 from .call_list import CallList, Value
 from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Optional
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000

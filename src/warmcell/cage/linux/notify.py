@@ -6,10 +6,16 @@ import fcntl
 import os
 import socket
 import struct
-from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from . import guests_files
 from .syscalls import NUMBERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, List, Optional, Set, Tuple
+
+    #: (thread, descriptor, address) -> 0 or the errno that the guest gets.
+    Connect = Callable[[int, int, bytes], int]
 
 _RECEIVE, _SEND, _IS_VALID, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 _ADD_AND_REPLY = 2
@@ -22,10 +28,6 @@ _MOST_REMEMBERED = 32
 _NAMES: Dict[int, str] = {number: name for name, number in NUMBERS.items()}
 _SPAWNING = {"clone", "fork", "vfork", "execve", "execveat"}
 _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the address and its length
-
-
-#: (thread, descriptor, address) -> 0 or the errno that the guest gets.
-Connect = Callable[[int, int, bytes], int]
 
 
 class Listener:

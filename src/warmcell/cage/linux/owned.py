@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Iterable, List, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, List, Tuple
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import List, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Tuple
 
 _MADV_DONTNEED = 4
 

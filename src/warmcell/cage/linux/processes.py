@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from typing import Iterator, List
 
 from . import kernel_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List
 
 #: A process that just ended or made itself unreadable. Any other error means that we are blind, which ends the run.
 _EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}

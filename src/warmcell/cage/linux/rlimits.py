@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import resource
 import struct
-from typing import Iterable, Tuple
 
 from .call_list import CallList
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, Tuple
 
 NAMES = {
     "core": resource.RLIMIT_CORE,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from typing import Dict, List, NamedTuple
 
+from ..records import NamedTuple
 from . import shared_with_others
 from .bpf import (
     ALLOW,
@@ -35,6 +35,10 @@ from .bpf import (
 )
 from .call_list import CallList, Field, Value
 from .syscalls import MACHINE, NUMBERS, call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List
 
 _ALLOWED = """
 read write open openat close stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk

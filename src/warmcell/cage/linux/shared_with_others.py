@@ -8,9 +8,11 @@ manager, who does it in the guest's place, or makes note of it.
 
 from __future__ import annotations
 
-from typing import Dict, List
-
 from .bpf import ALLOW, AND, JEQ, JGE, NOTIFY, Instruction, argument, errno, load, ret, returns_if_equal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List
 
 _EPERM, _EINVAL, _ENOSYS, _EOPNOTSUPP = 1, 22, 38, 95
 

@@ -7,7 +7,6 @@ reduced. Where it may appear the cell's own plan said: the places are on its sea
 from __future__ import annotations
 
 import os
-from typing import Callable, Sequence
 
 from ..failure import step
 from ..linux import mounts
@@ -15,6 +14,10 @@ from ..linux.namespaces import CLONE_NEWNS
 from ..linux.owned import Owned
 from ..linux.syscalls import call
 from ..plan import Bind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Sequence
 
 _ASTRAY = 70
 

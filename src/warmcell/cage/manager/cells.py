@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import stat
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .. import plan as plans
 from .. import verify
@@ -25,6 +24,7 @@ from ..linux import mounts, namespaces
 from ..linux.owned import Owned
 from ..linux.processes import kill
 from ..linux.syscalls import call
+from ..records import NamedTuple
 from ..wire import send_packet
 from .attach import Attacher
 from .guest_children import GuestChild
@@ -32,6 +32,10 @@ from .host_ids import HostIds
 from .shared_roots import SharedRoots
 from .sleeping_inits import SleepingInits
 from .zygote_child import ZygoteChild
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 
 class Order(NamedTuple):

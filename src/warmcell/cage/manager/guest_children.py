@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .. import refused_paths, verify
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
@@ -21,9 +20,14 @@ from ..linux.notify import Listener
 from ..linux.owned import close_all
 from ..linux.processes import descendants, last_pid
 from ..plan import Watch
+from ..records import NamedTuple
 from ..watching.watcher import LOST, Verdict, Watcher
 from ..wire import send_packet
 from .pid_numbers import next_pid
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 
 class Ending(NamedTuple):

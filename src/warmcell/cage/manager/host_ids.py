@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict
 
 #: For one manager, when it is root's. Pids have 22 bits, and the ids of the last manager end below 1 << 31.
 IDS_OF_A_MANAGER = 64

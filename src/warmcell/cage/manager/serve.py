@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional
 
 from ..failure import CageError, tell
 from ..linux.processes import children, kill_tree
@@ -26,6 +25,10 @@ from . import own_namespaces
 from .cells import CellMaker
 from .guest_children import Ending, GuestChild
 from .zygote_child import ZygoteChild, ZygoteLost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
 
 _QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
 

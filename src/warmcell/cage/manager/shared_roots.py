@@ -12,7 +12,6 @@ import os
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, Sequence, Tuple
 
 from ..failure import step
 from ..guest import root
@@ -22,12 +21,16 @@ from ..linux.owned import Owned
 from ..linux.syscalls import call
 from ..plan import Bind, LaunchPlan
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterator, Sequence, Tuple
+
+    Attached = Tuple[Tuple[str, bool], ...]
+
 #: Each holds mounts and a tmpfs; the one that was not used for longest goes first.
 _MOST = 8
 _ASTRAY = 70
 _SECONDS_BETWEEN_LOOKS = 1.0
-
-Attached = Tuple[Tuple[str, bool], ...]
 
 
 class _SharedRoot:

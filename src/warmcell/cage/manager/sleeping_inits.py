@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Callable, Dict, List, NoReturn
 
 from ..cell import SleepingInit
 from ..failure import CageError, step
@@ -16,6 +15,10 @@ from ..linux import call_list, capabilities, namespaces, sleeper
 from ..linux.call_list import CallList, Prepared, Spawned, Value
 from ..linux.owned import Owned
 from .host_ids import HostIds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, List, NoReturn
 
 _GO, _LIFELINE, _AWAKE, _PROGRAM = (Value(place) for place in range(4))
 

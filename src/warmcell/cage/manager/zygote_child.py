@@ -6,7 +6,6 @@ import array
 import os
 import socket
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Optional, Sequence
 
 from ..failure import CageError
 from ..guest.recipe import Shape
@@ -14,6 +13,10 @@ from ..linux.owned import close_all
 from ..plan import plain
 from ..wire import receive_packet, send_packet
 from ..zygote.serve import ANSWER, ORDER, serve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional, Sequence
 
 _MOST_RECIPES = 32
 

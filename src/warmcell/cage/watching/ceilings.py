@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
 from ..plan import Watch
+from ..records import NamedTuple
 from . import usage
 from .descriptors import Descriptors, Held, shares_of_one_guest
 from .disk_ceiling import DiskCeiling
 from .mappings import Mappings
 from .patience import Patience, TooLong
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, List, Sequence, Set
 
 _SLOWEST_LOOK = 0.1
 _FASTEST_LOOK = 0.002

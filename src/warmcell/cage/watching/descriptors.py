@@ -6,11 +6,15 @@ import os
 import re
 import stat
 import time
-from typing import Iterator, List, NamedTuple, Sequence, Set
 
 from ..linux import kernel_files
 from ..linux.processes import must_be_expected
+from ..records import NamedTuple
 from .patience import Patience, pause_after
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Sequence, Set
 
 #: As many in all processes together are not looked at, where none of them can pass on others.
 _FREE = 512

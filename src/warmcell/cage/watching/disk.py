@@ -7,11 +7,15 @@ import os
 import re
 import stat
 import time
-from typing import Dict, Generator, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from ..linux.processes import must_be_expected
+from ..records import NamedTuple
 from . import usage
 from .patience import Patience, TooLong
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Generator, Iterator, List, Sequence, Set, Tuple
 
 
 class DiskUse(NamedTuple):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import List, Optional, Sequence
 
 from .disk import DiskUse, Walk, disk_use, of_filesystems
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Sequence
 
 #: Bytes per second that a guest might write, and names, between two looks.
 _FASTEST_WRITING, _MANY_NAMES = 2e9, 4096

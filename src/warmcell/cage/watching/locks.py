@@ -6,10 +6,13 @@ import os
 import re
 import time
 from collections import Counter
-from typing import Callable, List, Tuple
 
 from ..linux.processes import must_be_expected
 from .patience import Patience, pause_after
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Tuple
 
 _LOCK = 256
 #: As many on the whole host are not looked at.

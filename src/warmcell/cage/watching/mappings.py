@@ -5,10 +5,13 @@ from __future__ import annotations
 import bisect
 import re
 import time
-from typing import List, Sequence, Set
 
 from ..linux.shared_with_others import SMALL_SHARED_MEMORY
 from .patience import Patience, pause_after
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Sequence, Set
 
 #: What the kernel keeps about one mapping, touched.
 _MAPPING = 400

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Iterator
 
 from ..linux import kernel_files
 from ..linux.processes import must_be_expected
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
 
 _CHUNK = 1 << 16
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterable, Iterator, List, NamedTuple
 
 from ..linux import kernel_files
 from ..linux.processes import must_be_expected
+from ..records import NamedTuple
 from .patience import Patience
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterable, Iterator, List
 
 _TICK = os.sysconf("SC_CLK_TCK")
 

@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Set, Tuple
 
 from ..cell import CODE_DIRECTORY, PROCESSES
 from ..linux.fds import close_all_but
@@ -21,11 +20,16 @@ from ..linux.namespaces import CLONE_NEWIPC
 from ..linux.owned import close_all
 from ..linux.syscalls import call
 from ..plan import LaunchPlan, Watch
+from ..records import NamedTuple
 from ..wire import receive_packet, send_packet
 from . import usage
 from .ceilings import Ceilings, Tree, processes_in
 from .locks import Locks, is_in_namespace_of
 from .patience import Patience
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, NoReturn, Optional, Set, Tuple
 
 
 class Verdict(NamedTuple):

@@ -8,9 +8,12 @@ import signal
 import sys
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
-from typing import List, Sequence
 
 from ..failure import CageError, step
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Sequence
 
 
 def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
@@ -27,6 +30,11 @@ def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleTyp
     if problem:
         raise CageError("preload", 0, problem)
     return worker
+
+
+def load_what_many_import() -> None:
+    """Modules of the standard library that programs begin with, and that we ourselves do without."""
+    import typing  # noqa: F401
 
 
 def hide_modules() -> None:

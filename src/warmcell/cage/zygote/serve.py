@@ -15,19 +15,24 @@ import signal
 import socket
 import struct
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .. import plan as plans
 from ..failure import CageError
 from ..guest import recipe
-from ..guest.job import await_job
+from ..guest.job import await_job, rehearse
 from ..keeper import start as keeper
 from ..linux import call_list, namespaces, pages
 from ..linux.call_list import CallList
 from ..linux.owned import close_all
 from ..linux.syscalls import MACHINE, prctl
 from ..wire import receive_bytes, send_packet
-from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_worker
+from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_what_many_import, load_worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
+    Droppable = Optional[List[Tuple[int, int]]]
 
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
 _PR_GET_TID_ADDRESS = 40
@@ -62,11 +67,13 @@ class _Zygote:
         hide_command_line()
         # Whatever is done here, no guest does again, with pages to copy for it.
         call_list.load()
+        rehearse()
         hide_modules()
         self._fork = _Fork(tells_modules=bool(order.get("site") or order.get("preload")))
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         if order.get("spares"):
+            load_what_many_import()
             gc.collect()
         self._file_pages = pages.of_files() if order.get("spares") else []
         gc.freeze()
@@ -134,8 +141,6 @@ class _Zygote:
 
 #: In a guest: what it has no more use for. Freeing it would write to, and so copy, every page that it lies on.
 _kept: List[object] = []
-
-Droppable = Optional[List[Tuple[int, int]]]
 
 
 def _be_guest(
