@@ -190,7 +190,7 @@ def install_in_manager(path: str, is_plain: bool) -> None:
     """Called in a manager before it serves. `is_plain`: lists of calls are gone through by Python, call by call."""
     from cage.guest import recipe  # type: ignore[import-not-found]
     from cage.linux import call_list, syscalls  # type: ignore[import-not-found]
-    from cage.manager import sleeping_inits, zygote_child  # type: ignore[import-not-found]
+    from cage.manager import sleeping_inits  # type: ignore[import-not-found]
     from cage.watching import watcher  # type: ignore[import-not-found]
     from cage.zygote import serve  # type: ignore[import-not-found]
 
@@ -205,7 +205,7 @@ def install_in_manager(path: str, is_plain: bool) -> None:
 
         setattr(module, name, in_its_role)
 
-    becomes(zygote_child, "serve", "zygote")
+    becomes(serve, "serve", "zygote")
     becomes(watcher, "_be_watcher", "watcher")
     becomes(serve, "_be_guest", "guest")
     becomes(serve, "_be_keeper", "keeper")

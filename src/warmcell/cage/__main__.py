@@ -20,6 +20,6 @@ if __name__ == "__main__":
 
         launch(sys.argv[2], sys.argv[3:])()
     else:
-        from cage.manager.serve import main  # type: ignore[import-not-found]
+        from cage.manager.start import main  # type: ignore[import-not-found]
 
         main(int(sys.argv[1]))()

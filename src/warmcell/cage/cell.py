@@ -11,13 +11,26 @@ import signal
 import socket
 
 from .failure import CageError
-from .linux.call_list import Prepared
 from .records import NamedTuple
 from .wire import receive_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict
+    from typing import Dict, Tuple
+
+    from .linux.call_list import Prepared
+    from .plan import LaunchPlan
+
+
+class Shape(NamedTuple):
+    """Everything that decides what a guest's list of calls looks like."""
+
+    plan: LaunchPlan
+    cgroups: int
+    #: What goes on top of the shared root: where, and whether it is a directory.
+    attached: Tuple[Tuple[str, bool], ...] = ()
+    #: Paths of the plan's Landlock rules that are no directories.
+    files: Tuple[str, ...] = ()
 
 
 class SleepingInit(NamedTuple):

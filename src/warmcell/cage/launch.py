@@ -12,7 +12,7 @@ import socket
 import sys
 
 from .failure import CageError
-from .manager import serve
+from .manager import start
 from .wire import Job, encode_job, receive_packet, send_packet
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ def launch(plan_text: str, command: Sequence[str]) -> Callable[[], None]:
     zygote = os.fork()
     if zygote == 0:
         control.close()
-        return serve.main(their_control.detach())
+        return start.main(their_control.detach())
     their_control.close()
     send_packet(control, {"isolation": "namespaces"})
     while "ready" not in (answer := _hear(control)[0]):

@@ -106,6 +106,11 @@ class Job(NamedTuple):
     is_heard: bool = False
 
 
+#: From the manager to its zygote: the number of a recipe, whether the job will be a program, whether it comes later.
+FORK_ORDER = struct.Struct("=H??")
+#: The answer: the pid, or the errno as the kernel returns it.
+FORK_ANSWER = struct.Struct("=q")
+
 #: Without what `json.loads` does first: in a guest, every step less is a few pages less to copy.
 _read_json = json.JSONDecoder().raw_decode
 _PLAIN_FIELDS = ("mode", "env", "code_dir", "main", "cwd")

@@ -42,7 +42,7 @@ package = ModuleType("cage")
 package.__path__ = [sys.argv.pop()]
 sys.modules["cage"] = package
 sys.path[:] = [entry for entry in sys.path if entry]
-from cage.manager.serve import main
+from cage.manager.start import main
 main({_CONTROL})()
 """.strip()
 

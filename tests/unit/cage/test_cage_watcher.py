@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from warmcell.cage.watching.watcher import _Cell, _Loop
+from warmcell.cage.watching.loop import Loop, _Cell
 
 
 @pytest.mark.attack("RX-02")
@@ -16,7 +16,7 @@ def test_a_descriptor_whose_number_was_used_before_is_still_waited_for() -> None
     """Else the second cell is never looked at, and its guest takes as much memory as the host has."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        loop = _Loop(theirs)
+        loop = Loop(theirs)
         begun, go = os.pipe()
         nothing: Any = None
         for number in (1, 2):  # the first has begun, and what it had waited on was called by the same number

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 
-from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER
+from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, Shape
 from ..failure import CageError, tell
 from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp
 from ..linux.call_list import CallList, Field, Prepared, Value
@@ -31,17 +31,6 @@ _GAPS = tuple((Value(6 + 2 * gap), Value(7 + 2 * gap)) for gap in range(4))
 _GIVEN = 14  # and then the cgroups, and then the trees
 
 _TROUBLE_BYTES = 4096
-
-
-class Shape(NamedTuple):
-    """Everything that decides what the list looks like."""
-
-    plan: LaunchPlan
-    cgroups: int
-    #: What goes on top of the shared root: where, and whether it is a directory.
-    attached: Tuple[Tuple[str, bool], ...] = ()
-    #: Paths of the plan's Landlock rules that are no directories.
-    files: Tuple[str, ...] = ()
 
 
 class GuestDescriptors(NamedTuple):

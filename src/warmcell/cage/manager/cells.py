@@ -17,9 +17,9 @@ import stat
 
 from .. import plan as plans
 from .. import verify
+from ..cell import Shape
 from ..failure import CageError, step, tell
 from ..guest import root
-from ..guest.recipe import Shape
 from ..linux import mounts, namespaces
 from ..linux.owned import Owned
 from ..linux.processes import kill

@@ -11,17 +11,15 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 
 from ..failure import CageError, tell
 from ..linux.processes import children, kill_tree
-from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from ..plan import PlanError, decode_binds
 from ..watching.watcher import LOST, NO_VERDICT, Watcher
 from ..wire import PacketCut, receive_packet, send_packet
-from . import own_namespaces
 from .cells import CellMaker
 from .guest_children import Ending, GuestChild
 from .zygote_child import ZygoteChild, ZygoteLost
@@ -31,29 +29,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
 
 _QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
-
-
-def main(control_descriptor: int) -> Callable[[], None]:
-    """Returns only in a guest's process, with what turns it into the guest, so that little of us is on its stack."""
-    control = socket.socket(fileno=control_descriptor)
-    # By descriptor: a pid could be somebody else's by the time that we look.
-    supervisor = call("pidfd_open", os.getppid(), 0)
-    order, _ = receive_packet(control)
-    if not order:  # started ahead of need, and not needed
-        os._exit(0)
-    try:
-        host_id = own_namespaces.enter(control) if order["isolation"] == "namespaces" else os.geteuid()
-        zygote = ZygoteChild(order, not_for_it=[control.fileno(), supervisor])
-        if zygote.become is not None:
-            control.detach()
-            return zygote.become
-        manager = Manager(control, supervisor, zygote, order, host_id)
-    except CageError as failure:
-        send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
-        os._exit(1)
-    send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
-    manager.serve()
-    os._exit(0)
 
 
 class Manager:

@@ -8,15 +8,15 @@ import socket
 from collections import OrderedDict
 
 from ..failure import CageError
-from ..guest.recipe import Shape
 from ..linux.owned import close_all
 from ..plan import plain
-from ..wire import receive_packet, send_packet
-from ..zygote.serve import ANSWER, ORDER, serve
+from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional, Sequence
+
+    from ..cell import Shape
 
 _MOST_RECIPES = 32
 
@@ -37,6 +37,8 @@ class ZygoteChild:
         if self.pid == 0:
             ours.close()
             close_all(not_for_it)
+            from ..zygote.serve import serve  # which we have no use for
+
             self.become = serve(theirs, order)
             return
         theirs.close()
@@ -51,17 +53,17 @@ class ZygoteChild:
         """The pid of the new process, a child of ours."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
-            self._channel.sendmsg([ORDER.pack(self._recipe(shape), may_exec, waits)], rights)
+            self._channel.sendmsg([FORK_ORDER.pack(self._recipe(shape), may_exec, waits)], rights)
         except (BrokenPipeError, ConnectionResetError):
             raise ZygoteLost from None
         try:
-            answer = self._channel.recv(ANSWER.size)
+            answer = self._channel.recv(FORK_ANSWER.size)
         except OSError:
             # Whatever the reason: an answer that was not taken would be taken for the next one's.
             raise ZygoteLost from None
         if not answer:
             raise ZygoteLost
-        (pid,) = ANSWER.unpack(answer)
+        (pid,) = FORK_ANSWER.unpack(answer)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         return int(pid)

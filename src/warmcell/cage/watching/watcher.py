@@ -1,4 +1,4 @@
-"""The watcher: one process that looks after the ceilings of all cells of a manager. It sleeps while none of them runs.
+"""The watcher: one process that looks after the ceilings of all cells of a manager. This is the manager's end of it.
 
 It is a child of the manager, in its namespaces, so it may look into every cell and no cell can reach it. A cell is
 watched from the moment that its guest closes `go`. Where a ceiling is passed, the watcher says so, and then ends the
@@ -11,25 +11,16 @@ import os
 import select
 import signal
 import socket
-import time
-from functools import partial
 
 from ..cell import CODE_DIRECTORY, PROCESSES
 from ..linux.fds import close_all_but
-from ..linux.namespaces import CLONE_NEWIPC
-from ..linux.owned import close_all
-from ..linux.syscalls import call
-from ..plan import LaunchPlan, Watch
+from ..plan import LaunchPlan
 from ..records import NamedTuple
 from ..wire import receive_packet, send_packet
-from . import usage
-from .ceilings import Ceilings, Tree, processes_in
-from .locks import Locks, is_in_namespace_of
-from .patience import Patience
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, NoReturn, Optional, Set, Tuple
+    from typing import Dict, NoReturn, Optional, Tuple
 
 
 class Verdict(NamedTuple):
@@ -45,10 +36,6 @@ class Verdict(NamedTuple):
 NO_VERDICT = Verdict("", 0, 0.0)
 #: Nobody knows what it used: that is no end that a guest can be held to.
 LOST = Verdict("lost", 0, 0.0)
-
-
-#: For everybody in a cell to be gone after its init was killed.
-_LAST_MOMENT_MS = 500
 
 
 class Watcher:
@@ -149,141 +136,8 @@ def _be_watcher(channel: socket.socket) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         close_all_but(channel.fileno())
-        _Loop(channel).run()
+        from .loop import Loop  # nobody else needs it, and the first cell need not wait for it
+
+        Loop(channel).run()
     finally:
         os._exit(0)
-
-
-class _Cell(NamedTuple):
-    init: int
-    go: int
-    processes: int
-    scratch: int
-    ceilings: Ceilings
-
-    def close(self) -> None:
-        close_all([self.init, self.processes, self.scratch])
-
-
-class _Loop:
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._cells: Dict[int, _Cell] = {}
-        self._waiting: Dict[int, int] = {}
-        #: When each running cell is to be looked at, and which of them have been.
-        self._due: Dict[int, float] = {}
-        self._looked_at: Set[int] = set()
-        self._poll = select.poll()
-        self._poll.register(channel, select.POLLIN)
-
-    def run(self) -> None:
-        """Until the manager is gone."""
-        while True:
-            pause = max(0.0, min(self._due.values()) - time.monotonic()) * 1000 if self._due else None
-            ready = dict(self._poll.poll(pause))
-            now = time.monotonic()
-            # Looks come first: no number of messages may put them off.
-            for number in [number for number, due in self._due.items() if due <= now]:
-                self._look(number)
-            for descriptor in ready.keys() & self._waiting.keys():
-                self._begin(descriptor)
-            if self._channel.fileno() in ready and not self._hear():
-                return
-
-    def _hear(self) -> bool:
-        message, descriptors = receive_packet(self._channel)
-        if not message:
-            return False
-        if "watch" in message:
-            self._add(message["watch"], Watch(*message["ceilings"]), message["most_tasks"], descriptors)
-        elif "shared" in message:
-            if message["shared"] in self._cells:
-                self._cells[message["shared"]].ceilings.mappings.asked_for(message["length"])
-        else:
-            self._end(message["end"], message["tell"])
-        return True
-
-    def _add(self, number: int, watch: Watch, most_tasks: int, descriptors: List[int]) -> None:
-        init, go, processes, scratch = descriptors
-        proc = f"/proc/self/fd/{processes}"
-        stores = partial(_stores, init, proc, scratch, Locks(partial(_is_in, proc), os.fstat(scratch).st_dev))
-        tree = Tree(proc, partial(processes_in, proc), stores, watch.disk_paths)
-        self._cells[number] = _Cell(init, go, processes, scratch, Ceilings(watch, tree, most_tasks))
-        self._waiting[go] = number
-        self._poll.register(go, select.POLLIN)
-
-    def _begin(self, go: int) -> None:
-        number = self._waiting.pop(go)
-        self._poll.unregister(go)
-        os.close(go)
-        self._due[number] = time.monotonic() + self._cells[number].ceilings.begin()
-
-    def _look(self, number: int) -> None:
-        cell = self._cells[number]
-        if number not in self._looked_at:
-            self._looked_at.add(number)
-            self._say({"looks": number})
-        try:
-            pause = cell.ceilings.look()
-        except OSError:
-            if _has_ended(cell.init):
-                del self._due[number]  # by itself, in the middle of the look: whoever reaps it says so
-                return
-            cell.ceilings.verdict = "blind"  # what cannot be looked at is not kept
-        if not cell.ceilings.verdict:
-            self._due[number] = time.monotonic() + pause
-            return
-        self._tell(number)
-        try:
-            signal.pidfd_send_signal(cell.init, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._forget(number)
-
-    def _end(self, number: int, tells: bool) -> None:
-        if number not in self._cells:
-            return  # the verdict is on its way
-        if tells:
-            _has_ended(self._cells[number].init, _LAST_MOMENT_MS)
-            self._cells[number].ceilings.last_look()
-            self._tell(number)
-        self._forget(number)
-
-    def _tell(self, number: int) -> None:
-        ceilings = self._cells[number].ceilings
-        told = {"reason": ceilings.verdict, "peak": ceilings.peak, "lost": round(ceilings.cpu_lost, 6)}
-        self._say({"end": number, **told, "met": sorted(ceilings.met)})
-
-    def _say(self, message: Dict[str, Any]) -> None:
-        try:
-            send_packet(self._channel, message)
-        except OSError:
-            os._exit(0)
-
-    def _forget(self, number: int) -> None:
-        cell = self._cells.pop(number)
-        self._looked_at.discard(number)
-        self._due.pop(number, None)
-        # One that has begun has closed its descriptor, and another's may have that number now: that one is waited for.
-        if self._waiting.get(cell.go) == number:
-            del self._waiting[cell.go]
-            self._poll.unregister(cell.go)
-            os.close(cell.go)
-        cell.close()
-
-
-def _has_ended(process: int, patience_ms: int = 0) -> bool:
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(patience_ms))
-
-
-def _is_in(proc: str, owner: int, pids: List[int]) -> bool:
-    return bool(pids) and is_in_namespace_of(owner, f"{proc}/{pids[0]}")
-
-
-def _stores(init: int, proc: str, scratch: int, locks: Locks, pids: List[int], patience: Patience) -> int:
-    """The scratch tmpfs, System V objects, locks, what sockets hold. Only who is in a namespace can read some of it."""
-    call("setns", init, CLONE_NEWIPC)
-    total = usage.filled(scratch) + usage.system_v_objects() + locks.held(pids, patience)
-    return total + (usage.socket_buffers(f"{proc}/{pids[0]}/net") if pids else 0)

@@ -13,10 +13,10 @@ import json
 import os
 import signal
 import socket
-import struct
 from types import ModuleType
 
 from .. import plan as plans
+from ..cell import Shape
 from ..failure import CageError
 from ..guest import recipe
 from ..guest.job import await_job, rehearse
@@ -25,7 +25,7 @@ from ..linux import call_list, namespaces, pages
 from ..linux.call_list import CallList
 from ..linux.owned import close_all
 from ..linux.syscalls import MACHINE, prctl
-from ..wire import receive_bytes, send_packet
+from ..wire import FORK_ANSWER, FORK_ORDER, receive_bytes, send_packet
 from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_what_many_import, load_worker
 
 TYPE_CHECKING = False
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
 _PR_GET_TID_ADDRESS = 40
 _ASTRAY = 70
-
-#: An order: the number of its recipe, whether its job will be a program, whether its job comes later.
-ORDER = struct.Struct("=H??")
-#: The answer: the pid, or the errno as the kernel returns it.
-ANSWER = struct.Struct("=q")
 
 
 def serve(channel: socket.socket, order: Dict[str, Any]) -> Callable[[], None]:
@@ -84,14 +79,14 @@ class _Zygote:
             if not message:
                 os._exit(0)
             # By length, which no lesson has: an order begins with a number, and 123 is a brace.
-            if len(message) != ORDER.size:
+            if len(message) != FORK_ORDER.size:
                 self._learn(json.loads(message))
                 continue
-            number, may_exec, waits = ORDER.unpack(message)
+            number, may_exec, waits = FORK_ORDER.unpack(message)
             try:
                 newborn = self._make(self._recipes[number], may_exec, descriptors)
             except OSError as error:
-                self._channel.send(ANSWER.pack(-(error.errno or 5)))
+                self._channel.send(FORK_ANSWER.pack(-(error.errno or 5)))
                 newborn = None
             if newborn is not None:
                 self._channel.detach()
@@ -104,7 +99,7 @@ class _Zygote:
             self._recipes.pop(lesson["forget"], None)
             return
         attached = tuple((target, is_directory) for target, is_directory in lesson["attached"])
-        shape = recipe.Shape(plans.decode(lesson["plan"]), lesson["cgroups"], attached, tuple(lesson["files"]))
+        shape = Shape(plans.decode(lesson["plan"]), lesson["cgroups"], attached, tuple(lesson["files"]))
         self._recipes[lesson["learn"]] = recipe.Recipe(shape)
 
     def _make(
@@ -115,7 +110,7 @@ class _Zygote:
             pid = self._fork()
             if pid == 0:
                 return functools.partial(_be_keeper, steps, may_exec, descriptors)
-            self._channel.send(ANSWER.pack(pid))
+            self._channel.send(FORK_ANSWER.pack(pid))
             return None
         given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
         # Before the fork: what is made after it is made by copying pages.
@@ -129,7 +124,7 @@ class _Zygote:
                 self._return()
         if pid == 0:
             return functools.partial(_be_guest, prepared, given)
-        self._channel.send(ANSWER.pack(pid))
+        self._channel.send(FORK_ANSWER.pack(pid))
         return None
 
     def _return(self) -> None:

@@ -1,0 +1,42 @@
+"""The start of a manager: its own namespaces, its zygote, and only then all that it needs itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from ..failure import CageError
+from ..linux.syscalls import call
+from ..wire import receive_packet, send_packet
+from . import own_namespaces
+from .zygote_child import ZygoteChild
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+
+def main(control_descriptor: int) -> Callable[[], None]:
+    """Returns only in a guest's process, with what turns it into the guest, so that little of us is on its stack."""
+    control = socket.socket(fileno=control_descriptor)
+    # By descriptor: a pid could be somebody else's by the time that we look.
+    supervisor = call("pidfd_open", os.getppid(), 0)
+    order, _ = receive_packet(control)
+    if not order:  # started ahead of need, and not needed
+        os._exit(0)
+    try:
+        host_id = own_namespaces.enter(control) if order["isolation"] == "namespaces" else os.geteuid()
+        zygote = ZygoteChild(order, not_for_it=[control.fileno(), supervisor])
+        if zygote.become is not None:
+            control.detach()
+            return zygote.become
+        from .serve import Manager  # its zygote loads what it needs at the same time
+
+        manager = Manager(control, supervisor, zygote, order, host_id)
+    except CageError as failure:
+        send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
+        os._exit(1)
+    send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
+    manager.serve()
+    os._exit(0)
