@@ -215,10 +215,10 @@ def hanging_is_told(fault: Fault) -> Iterator[None]:
 def prepare_managers(page: str, is_plain: bool) -> None:
     """Every manager from now on lets its calls be failed."""
     injector = Path(__file__).with_name("injector.py").read_text().replace("from __future__ import annotations", "")
-    boot = warmcell.pool.start._BOOT
+    boot = warmcell.pool.start.BOOT
     last = boot.splitlines()[-1]
     armed = f"{injector}\ninstall_in_manager({page!r}, {is_plain})\n{last}"
-    warmcell.pool.start._BOOT = "from __future__ import annotations\n" + boot.removesuffix(last) + armed
+    warmcell.pool.start.BOOT = "from __future__ import annotations\n" + boot.removesuffix(last) + armed
 
 
 def scenes(directory: Path) -> dict[str, Callable[[], Scene]]:

@@ -10,14 +10,13 @@ import errno
 import json
 import socket
 import struct
-from contextlib import contextmanager
 
 from .linux.owned import close_all
 from .records import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+    from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 MAX_PACKET = 512 * 1024
 #: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.
@@ -36,19 +35,17 @@ def send_packet(
     except OSError as error:
         if error.errno != errno.ETOOMANYREFS:
             raise
-        with _most_descriptors():
-            channel.sendmsg([payload], rights, flags)
+        _with_most_descriptors(lambda: channel.sendmsg([payload], rights, flags))
 
 
-@contextmanager
-def _most_descriptors() -> Iterator[None]:
+def _with_most_descriptors(send: Callable[[], int]) -> None:
     """For a moment as many as this process may allow itself: somebody else of this user has a great many in flight."""
     import resource  # seldom needed, and not for free
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     try:
-        yield
+        send()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

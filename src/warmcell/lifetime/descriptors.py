@@ -49,6 +49,12 @@ class Descriptors:
         """From somebody who had them, who must not close them any more."""
         self._open.update(dict.fromkeys(descriptors))
 
+    def take_socket(self, descriptor: int) -> socket.socket:
+        """The same, as the socket that it is."""
+        made = socket.socket(fileno=descriptor)
+        self._open[descriptor] = made
+        return made
+
     def give(self, descriptor: int) -> int:
         """To somebody who closes it from now on."""
         del self._open[descriptor]

@@ -12,39 +12,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-import warmcell.cage
 import warmcell.guest
 from warmcell.lifetime.descriptors import Descriptors
-from warmcell.lifetime.host_program import CHILD_MARK
 from warmcell.lifetime.ownership import own
+from warmcell.pool.spawn import BOOT, CAGE_DIR, LOWEST_OWN, Early, spawn
 
-CAGE_DIR = str(warmcell.cage.__path__[0])
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-_CONTROL = 3
-_LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
-
-#: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down. And with as
-#: many descriptors and as large files as it may have, since it lives longer than the moment in which its supervisor
-#: has few left.
-_BOOT = f"""
-import os, resource, sys
-from types import ModuleType
-os.environ.pop("{CHILD_MARK}", None)
-for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
-    most = resource.getrlimit(limit)[1]
-    resource.setrlimit(limit, (most, most))
-os.chdir("/")
-package = ModuleType("cage")
-package.__path__ = [sys.argv.pop()]
-sys.modules["cage"] = package
-sys.path[:] = [entry for entry in sys.path if entry]
-from cage.manager.start import main
-main({_CONTROL})()
-""".strip()
 
 
 class Start:
@@ -53,23 +29,34 @@ class Start:
     It ends when it is let go of. In a fork it is dead, while the original goes on using it.
     """
 
-    def __init__(self, interpreter: str, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, interpreter: str, prefix: tuple[str, ...] = (), early: Early | None = None) -> None:
         self._lock = threading.Lock()
         #: What it was told to become, if it was.
         self.order: dict[str, Any] = {}
         self._pidfd = -1
         self._channels, self._process = Descriptors(), Descriptors()
         with self._channels:
-            self.control, their_control = self._channels.socketpair(socket.SOCK_SEQPACKET)
-            # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of one.
-            stdin, _ = self._channels.pipe()
-            _, stdout = self._channels.pipe()
-            self._complaints, stderr = self._channels.pipe()
-            children = (stdin, stdout, stderr, their_control)
-            self.pid = _spawn([*prefix, interpreter, "-I", "-S", "-c", _BOOT, CAGE_DIR], children)
-            self._channels.close_only(*children)
+            if early is not None:
+                self._adopt(early)
+            else:
+                self._spawn([*prefix, interpreter, "-I", "-S", "-c", BOOT, CAGE_DIR])
             self._open_pidfd()
         own(self)
+
+    def _spawn(self, command: list[str]) -> None:
+        self.control, their_control = self._channels.socketpair(socket.SOCK_SEQPACKET)
+        # Pipes, for the same reason as an early one's.
+        stdin, _ = self._channels.pipe()
+        _, stdout = self._channels.pipe()
+        self._complaints, stderr = self._channels.pipe()
+        children = (stdin, stdout, stderr, their_control)
+        self.pid = _spawn(command, children)
+        self._channels.close_only(*children)
+
+    def _adopt(self, early: Early) -> None:
+        self._channels.take([*early.others, early.complaints])
+        self.control = self._channels.take_socket(early.control)
+        self.pid, self._complaints = early.pid, early.complaints
 
     def tell(self, order: dict[str, Any]) -> None:
         """What it is to become. It need not have loaded for that."""
@@ -149,21 +136,12 @@ class Start:
 
 
 def _spawn(command: list[str], descriptors: Sequence[int]) -> int:
-    """In a session of its own, with these descriptors as 0, 1, 2, ... and nothing else of ours."""
+    """With each descriptor first moved out of the way of the numbers that the others get."""
     raised = Descriptors()
     try:
-        # Each is first moved out of the way of the numbers that the others get.
-        sources = [
-            raised.opened(partial(fcntl.fcntl, each, fcntl.F_DUPFD_CLOEXEC, _LOWEST_OWN)) for each in descriptors
-        ]
-        return os.posix_spawnp(
-            command[0],
+        return spawn(
             command,
-            {"LANG": "C.UTF-8", CHILD_MARK: "1"},
-            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(sources)],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
+            [raised.opened(partial(fcntl.fcntl, each, fcntl.F_DUPFD_CLOEXEC, LOWEST_OWN)) for each in descriptors],
         )
     finally:
         raised.close()
@@ -173,11 +151,11 @@ def _spawn(command: list[str], descriptors: Sequence[int]) -> int:
 _ahead: dict[str, Start] = {}
 
 
-def start_ahead(interpreter: str) -> None:
+def start_ahead(interpreter: str, early: Early | None = None) -> None:
     """For a process that will most likely need a plain one: it loads, and becomes it, while its supervisor loads."""
     if interpreter not in _ahead:
         with suppress(OSError):  # told when it is needed
-            _ahead[interpreter] = Start(interpreter)
+            _ahead[interpreter] = Start(interpreter, early=early)
             _ahead[interpreter].tell(first_order("namespaces"))
 
 

@@ -20,7 +20,6 @@ from ..cell import Shape
 from ..failure import CageError
 from ..guest import recipe
 from ..guest.job import await_job, rehearse
-from ..keeper import start as keeper
 from ..linux import call_list, namespaces, pages
 from ..linux.call_list import CallList
 from ..linux.owned import close_all
@@ -63,6 +62,10 @@ class _Zygote:
         # Whatever is done here, no guest does again, with pages to copy for it.
         call_list.load()
         rehearse()
+        if not self._is_caging:
+            from ..keeper import start as keeper  # with all that it takes to watch a guest
+
+            self._keeper = keeper
         hide_modules()
         self._fork = _Fork(tells_modules=bool(order.get("site") or order.get("preload")))
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -109,7 +112,7 @@ class _Zygote:
         if not self._is_caging:
             pid = self._fork()
             if pid == 0:
-                return functools.partial(_be_keeper, steps, may_exec, descriptors)
+                return functools.partial(_be_keeper, self._keeper, steps, may_exec, descriptors)
             self._channel.send(FORK_ANSWER.pack(pid))
             return None
         given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
@@ -146,7 +149,12 @@ def _be_guest(
 
 
 def _be_keeper(
-    steps: recipe.Recipe, may_exec: bool, descriptors: List[int], worker: Optional[ModuleType], droppable: Droppable
+    keeper: ModuleType,
+    steps: recipe.Recipe,
+    may_exec: bool,
+    descriptors: List[int],
+    worker: Optional[ModuleType],
+    droppable: Droppable,
 ) -> Callable[[], None]:
     given = keeper.KeeperDescriptors._make([*descriptors[:7], tuple(descriptors[7:])])
     keeper.run(steps, may_exec, given)

@@ -75,9 +75,16 @@ def _dispatch(argv: list[str]) -> int:
 def _start_ahead() -> None:
     """A zygote takes as long to load as we do: it can do so beside us. Before anything else of ours is loaded."""
     from warmcell.languages.base import base_executable
+    from warmcell.pool.spawn import Early
+
+    interpreter = base_executable()
+    try:
+        early = Early(interpreter)
+    except OSError:
+        return  # told when it is needed
     from warmcell.pool.start import start_ahead
 
-    start_ahead(base_executable())
+    start_ahead(interpreter, early)
 
 
 def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:

@@ -1,0 +1,86 @@
+"""Starts the interpreter that a manager is made of. Needs next to nothing: a command begins with this."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from _socket import AF_UNIX, SOCK_SEQPACKET, socketpair  # without the classes around it, which take longer to load
+
+import warmcell.cage
+from warmcell.lifetime.host_program import CHILD_MARK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CAGE_DIR = str(warmcell.cage.__path__[0])
+_CONTROL = 3
+LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
+
+#: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down. And with as
+#: many descriptors and as large files as it may have, since it lives longer than the moment in which its supervisor
+#: has few left.
+BOOT = f"""
+import os, resource, sys
+from types import ModuleType
+os.environ.pop("{CHILD_MARK}", None)
+for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+    most = resource.getrlimit(limit)[1]
+    resource.setrlimit(limit, (most, most))
+os.chdir("/")
+package = ModuleType("cage")
+package.__path__ = [sys.argv.pop()]
+sys.modules["cage"] = package
+sys.path[:] = [entry for entry in sys.path if entry]
+from cage.manager.start import main
+main({_CONTROL})()
+""".strip()
+
+
+def spawn(command: list[str], descriptors: Sequence[int]) -> int:
+    """In a session of its own, with these descriptors (none of them low) as 0, 1, 2, ... and nothing else of ours."""
+    return os.posix_spawnp(
+        command[0],
+        command,
+        {"LANG": "C.UTF-8", CHILD_MARK: "1"},
+        file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(descriptors)],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
+    )
+
+
+class Early:
+    """A manager's process that was started before anybody could own it, and our ends of its channels.
+
+    For a program that has just begun: no other thread is there that could fork, and what it has as 0, 1 and 2 may be
+    nothing at all.
+    """
+
+    def __init__(self, interpreter: str) -> None:
+        self._opened: list[int] = []
+        try:
+            # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of one.
+            stdin, stdout, stderr = (self._out_of_the_way(os.pipe2(os.O_CLOEXEC)) for _ in range(3))
+            ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+            control = self._out_of_the_way((ours.detach(), theirs.detach()))
+            children = (stdin[0], stdout[1], stderr[1], control[1])
+            self.pid = spawn([interpreter, "-I", "-S", "-c", BOOT, CAGE_DIR], children)
+        except OSError:
+            _close(self._opened)
+            raise
+        _close(children)
+        self.control, self.complaints = control[0], stderr[0]
+        self.others = (stdin[1], stdout[0])
+
+    def _out_of_the_way(self, pair: tuple[int, int]) -> list[int]:
+        moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, LOWEST_OWN) for each in pair]
+        self._opened += moved
+        _close(pair)
+        return moved
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
