@@ -1,11 +1,15 @@
-"""RunRecord: one structured log record per run, on the logger "warmcell". It costs nothing until somebody listens."""
+"""RunRecord: around each run, what is told of it: events (`core.events`) and one log record on the logger "warmcell".
+
+Neither costs anything until somebody listens.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import SandboxError
+from warmcell.core import events
+from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
 
 if TYPE_CHECKING:
     from warmcell.core.types import ExecRequest, ExecResult
@@ -14,23 +18,30 @@ LOGGER = "warmcell"
 
 
 class RunRecord:
-    """Around one run, by its backend: `with RunRecord(name, request) as record: record.result = ...`.
+    """Around one run, by its backend: `with RunRecord(name, request, policy) as record: record.result = ...`.
 
     The level is INFO, so that nothing is printed where nobody asked for it. Fields of the record, beside the message:
     `backend`, `language`, `exit_code`, `duration`, `queued`, and for runs without a result `fault` and `error`.
     """
 
-    __slots__ = ("_backend", "_language", "result")
+    __slots__ = ("_backend", "_language", "_policy", "_subject", "result")
 
-    def __init__(self, backend: str, request: ExecRequest) -> None:
+    def __init__(self, backend: str, request: ExecRequest, policy: Any = None) -> None:
         self._backend = backend
         self._language = str(request.language)
+        self._policy = policy
+        self._subject = ""
         self.result: ExecResult | None = None
 
     def __enter__(self) -> RunRecord:
+        if events.listeners:
+            names = {"backend": self._backend, "language": self._language, "policy": _hash(self._policy)}
+            self._subject = events.run_began(names)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._subject:
+            self._tell(error)
         # Whoever wants records has imported it; importing it takes longer than most programs run.
         logging = sys.modules.get("logging")
         if logging is None:
@@ -40,6 +51,14 @@ class RunRecord:
             fields = self._fields(error)
             said = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
             logger.info("run %s", said, extra=fields)
+
+    def _tell(self, error: BaseException | None) -> None:
+        result = self.result if error is None else getattr(error, "result", None)
+        for denial in result.denials if result is not None else ():
+            said = {"kind": denial.kind, "what": denial.what, "rule": denial.rule, "hint": denial.hint}
+            events.emit("denial", self._subject, said)
+        fields = {**self._fields(error), "outcome": _outcome(result, error), "policy": _hash(self._policy)}
+        events.emit("run.ended", self._subject, {**fields, **_costs(result)}, result)
 
     def _fields(self, error: BaseException | None) -> dict[str, Any]:
         result = self.result if error is None else getattr(error, "result", None)
@@ -60,3 +79,40 @@ def _fault(error: BaseException | None) -> str | None:
     if isinstance(error, SandboxError):
         return error.fault
     return "host" if isinstance(error, Exception) else "caller"  # cancelled, or interrupted
+
+
+def _outcome(result: ExecResult | None, error: BaseException | None) -> str:
+    """One word of a short list, for those who count."""
+    if error is None:
+        return "ok" if result is not None and result.ok else "failed"
+    if isinstance(error, ExecutionTimeout):
+        return "timeout"
+    if isinstance(error, MemoryExceeded):
+        return "memory"
+    return "error" if isinstance(error, Exception) else "cancelled"
+
+
+def _costs(result: ExecResult | None) -> dict[str, Any]:
+    if result is None:
+        return {}
+    enforced = result.enforced
+    held = {name: getattr(enforced, name) for name in enforced.__dataclass_fields__}
+    return {
+        "signal": result.signal,
+        "cpu_time": round(result.usage.cpu_time, 6),
+        "peak_memory_bytes": result.usage.peak_memory_bytes,
+        "stdout_bytes": len(result.stdout_bytes),
+        "stderr_bytes": len(result.stderr_bytes),
+        "truncated": result.stdout_truncated or result.stderr_truncated,
+        "denials": len(result.denials),
+        "enforced": {name: how for name, how in held.items() if how is not None},
+    }
+
+
+def _hash(policy: Any) -> str | None:
+    """The same for the same policy: enough to find which one decided, and nothing of what it says."""
+    if policy is None:
+        return None
+    import hashlib
+
+    return hashlib.sha256(policy.to_json().encode()).hexdigest()[:16]

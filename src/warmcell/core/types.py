@@ -335,6 +335,16 @@ class ExecResult:
 
         return json.dumps(self.to_dict(), ensure_ascii=True, default=str)
 
+    def __repr__(self) -> str:
+        from warmcell.core.result_display import in_short
+
+        return in_short(self)
+
+    def _repr_html_(self) -> str:
+        from warmcell.core.result_display import as_html
+
+        return as_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class EnforcedLimits:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime import host_program
 from warmcell.lifetime.fair_queue import FairQueue
@@ -75,6 +76,8 @@ class Runs:
         with self._counted(run):
             try:
                 run.check()
+                if events.listeners:
+                    events.emit("run.started", events.current_run(), {})
                 return work(run)
             except RunCancelled:
                 # A caller who cancelled sees its own cancellation; any other one can only have met `close`.

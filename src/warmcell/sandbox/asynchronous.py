@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
 from warmcell.lifetime.threads import in_thread
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+#: Methods of the workspace that are told as events.
+_CHANGES = frozenset({"write_file", "remove", "mkdir", "upload", "apply_patch", "restore"})
 
 
 def _in_thread(
@@ -47,7 +51,10 @@ def _in_thread(
 
     @functools.wraps(method)
     async def call(self: AsyncSandbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._on_disk(functools.partial(method, self._workspace, *args, **kwargs))
+        result = await self._on_disk(functools.partial(method, self._workspace, *args, **kwargs))
+        if events.listeners and method.__name__ in _CHANGES:
+            events.emit("file", self.id, {"operation": method.__name__, "path": _named_path(args)})
+        return result
 
     return call
 
@@ -105,6 +112,8 @@ class AsyncSandbox:
         except BaseException:
             self._workspace.close()
             raise
+        if events.listeners:
+            events.emit("sandbox.made", self.id, {"backend": backend})
 
     @property
     def work_dir(self) -> str:
@@ -274,6 +283,8 @@ class AsyncSandbox:
             await self._guest.aclose()
         finally:
             await in_thread(self._workspace.close)
+            if events.listeners:
+                events.emit("sandbox.gone", self.id, {"backend": self._settings["backend"]})
 
     def _guest_config(self) -> GuestConfig:
         settings = self._settings
@@ -302,6 +313,12 @@ class AsyncSandbox:
         from warmcell.net import handle_fetch_json
 
         return await handle_fetch_json(self._fetch_client(), request)
+
+
+def _named_path(args: tuple[object, ...]) -> str | None:
+    """Of a call about one file; a patch and an archive name their own."""
+    first = args[0] if args else None
+    return os.fspath(first) if isinstance(first, str | os.PathLike) and "\n" not in str(first) else None
 
 
 def _memory_limit(value: int | None) -> int | None:

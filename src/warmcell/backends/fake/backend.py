@@ -27,6 +27,7 @@ from warmcell.backends.streaming import stream
 from warmcell.core.errors import BackendUnavailable, BuildFailed, ExecutionFailed, InvalidRequest
 from warmcell.core.outcomes import Outcome
 from warmcell.core.output_events import StreamEvent
+from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
 from warmcell.languages.registry import canonical, language_names
 from warmcell.lifetime.run import Run
@@ -108,7 +109,9 @@ class FakeBackend:
 
     async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
         end = self._decide(request)
-        return await self._runs.run(lambda run: _play(end, run, listener))
+        with RunRecord(self.name, request, self._policy) as record:
+            record.result = await self._runs.run(lambda run: _play(end, run, listener))
+            return record.result
 
     def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
         """As of the real ones: what the guest prints comes at once, then it goes on for its seconds."""
@@ -125,7 +128,9 @@ class FakeBackend:
             with os.fdopen(os.dup(stdin), "rb") as source:
                 request = replace(request, stdin=source.read())
         end = self._decide(request)
-        return self._runs.run_blocking(lambda run: _play(end, run, listener))
+        with RunRecord(self.name, request, self._policy) as record:
+            record.result = self._runs.run_blocking(lambda run: _play(end, run, listener))
+            return record.result
 
     async def build(self, request: ExecRequest) -> Program:
         """Raises the script's reply to the request if that is a `BuildFailed`; each run of the program asks it anew."""

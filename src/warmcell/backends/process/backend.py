@@ -128,13 +128,13 @@ class ProcessBackend:
         `stdin` is a descriptor whose data the guest reads as it comes, in place of the request's; `listener` hears what
         it writes, in this thread.
         """
-        with RunRecord(self.name, request) as record:
+        with RunRecord(self.name, request, self._policy) as record:
             record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin, listener))
             return record.result
 
     async def execute(self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
         """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
-        with RunRecord(self.name, request) as record:
+        with RunRecord(self.name, request, self._policy) as record:
             record.result = await self._runs.run(lambda run: self._execute(request, run, stdin, listener))
             return record.result
 
@@ -169,7 +169,7 @@ class ProcessBackend:
         enforcers that put a program of their own around the guest: see `takes_commands`.
         """
         program = Program(tuple(argv), {}, "", cwd=cwd)
-        with RunRecord(self.name, request) as record:
+        with RunRecord(self.name, request, self._policy) as record:
             record.result = await self._runs.run(lambda run: self._execute_command(program, request, run, listener))
             return record.result
 

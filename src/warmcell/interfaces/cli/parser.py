@@ -122,6 +122,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
     run.add_argument("--backend", metavar="NAME", help="process, wasm or an installed one (default: by language)")
     run.add_argument("--enforcer", metavar="NAME", default="auto", help="default auto; 'none' runs without a cage")
+    run.add_argument("--audit", metavar="FILE", help="append what was run, refused and reached to this file, as JSON")
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
     run.set_defaults(handler=_later("run", "run"))
 
@@ -203,6 +204,13 @@ def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
     bench.set_defaults(handler=_later("bench", "bench"))
 
 
+def _add_audit(commands: argparse._SubParsersAction[Parser]) -> None:
+    audit = _add(commands, "audit", "print in words what '--audit FILE' wrote")
+    audit.add_argument("file", metavar="FILE", help="'-' reads it from stdin")
+    audit.add_argument("--json", action="store_true", help="print each record as JSON, those that are whole")
+    audit.set_defaults(handler=_later("audit", "audit"))
+
+
 def _add_completion(commands: argparse._SubParsersAction[Parser]) -> None:
     completion = _add(commands, "completion", "print a completion script for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
@@ -217,5 +225,6 @@ _COMMANDS = {
     "token": _add_token,
     "doctor": _add_doctor,
     "bench": _add_bench,
+    "audit": _add_audit,
     "completion": _add_completion,
 }

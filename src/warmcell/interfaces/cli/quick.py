@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-_VALUES = ("--code", "--timeout", "--memory", "--max-output", "--policy", "--enforcer")
+_VALUES = ("--code", "--timeout", "--memory", "--max-output", "--policy", "--enforcer", "--audit")
 _LISTS = ("--allow-read", "--allow-write", "--allow-domain", "--env")
 
 
@@ -64,5 +64,6 @@ def _defaults() -> SimpleNamespace:
         env=[],
         backend=None,
         enforcer="auto",
+        audit=None,
         json=False,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from warmcell.core.errors import ExecutionFailed, InvalidRequest, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli import options
@@ -14,6 +16,7 @@ from warmcell.interfaces.cli.voice import Progress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from contextlib import AbstractContextManager
     from types import SimpleNamespace
 
     from warmcell.policy.model import SandboxPolicy
@@ -30,7 +33,7 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     progress = Progress(f"{doing} {source.language.name}")
     output = None if arguments.json else PassThrough(progress.stop)
     try:
-        with progress:
+        with audited(arguments.audit), progress:
             if backend == "process":
                 outcome: ExecResult | SandboxError
                 outcome = _run_process(request, arguments.enforcer, policy, guest_stdin(source), output)
@@ -44,6 +47,18 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
         return finish(outcome, True, _about(source, backend))
     _write_rest(output)
     return finish(outcome, False, is_printed=output.has_heard)
+
+
+def audited(file: str | None) -> AbstractContextManager[object]:
+    """Whatever happens is written to the file, where one was named."""
+    if file is None:
+        return nullcontext()
+    from warmcell.observe.audit import AuditLog
+
+    try:
+        return AuditLog(file)
+    except InvalidRequest as error:
+        raise UsageError(f"--audit: {error.message.removeprefix('audit: ')}", error.hint) from None
 
 
 def _write_rest(output: PassThrough) -> None:

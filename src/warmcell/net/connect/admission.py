@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from warmcell.core import events
 from warmcell.core.errors import FetchFailed
 from warmcell.core.types import Denial
 from warmcell.net.connect.name_lookup import Resolver, addresses_of, system_resolver
@@ -110,11 +111,9 @@ class Gate:
             self._on_denial(Denial("network", "an ambiguous request", rule, reason))
 
     def _record(self, ask: Ask, decision: Decision, via: str, **more: Any) -> None:
-        if self._audit is None:
+        if self._audit is None and not events.listeners:
             return
         line: dict[str, Any] = {
-            "time": round(time.time(), 3),
-            "event": "network",
             "via": via,
             "decision": "allow" if decision.allowed else "deny",
             "rule": decision.rule,
@@ -124,4 +123,7 @@ class Gate:
         # The query stays out: it is where tokens travel.
         visible = {"method": ask.method, "path": ask.path, "reason": decision.reason or None, **more}
         line.update({key: value for key, value in visible.items() if value is not None})
-        self._audit(json.dumps(line, ensure_ascii=True))
+        if events.listeners:
+            events.emit("network", ask.host.name, line)
+        if self._audit is not None:
+            self._audit(json.dumps({"time": round(time.time(), 3), "event": "network", **line}, ensure_ascii=True))

@@ -47,7 +47,7 @@ def test_bash_completes(warmcell: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_yet_is_not_offered() -> None:
-    assert {command.name for command in commands()} == {"run", "sh", "judge", "doctor", "bench", "completion"}
+    assert {command.name for command in commands()} == {"run", "sh", "judge", "doctor", "bench", "audit", "completion"}
 
 
 def test_an_unknown_shell_is_wrong_usage(warmcell: Any) -> None:

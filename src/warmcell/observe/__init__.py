@@ -1,0 +1,1 @@
+"""Sinks for events: an audit as JSON lines, OpenTelemetry, Prometheus. Each listens once it is made."""

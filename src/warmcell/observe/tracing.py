@@ -1,0 +1,106 @@
+"""Tracing: a span for each run, child of the caller's, and metrics, by OpenTelemetry's API (`warmcell[otel]`).
+
+Where they go is for the SDK that the application has set up; without one they go nowhere. A run is asked for and ends
+in the caller's own thread or task, so what is current there is the parent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from warmcell.core.errors import BackendUnavailable
+from warmcell.core.events import Event, listen
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+
+_SCOPE = "warmcell"
+
+
+class Tracing:
+    """Listens from the moment it is made until `close`. Providers are the global ones unless given."""
+
+    def __init__(self, tracers: TracerProvider | None = None, meters: MeterProvider | None = None) -> None:
+        try:
+            from opentelemetry import metrics, trace
+        except ImportError:
+            hint = "pip install 'warmcell[otel]'"
+            raise BackendUnavailable("tracing needs the package 'opentelemetry-api'", hint=hint) from None
+        self._trace = trace
+        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracers)
+        meter = metrics.get_meter(_SCOPE, meter_provider=meters)
+        self._seconds = meter.create_histogram("warmcell.run.duration", "s", "How long guests ran.")
+        self._queued = meter.create_histogram("warmcell.run.queue.duration", "s", "How long runs waited.")
+        self._active = meter.create_up_down_counter("warmcell.run.active", "{run}", "Runs asked for and not ended.")
+        self._spans: dict[str, Span] = {}
+        self._stop = listen(self._hear)
+
+    def _hear(self, event: Event) -> None:
+        if event.name == "run.asked":
+            self._begin(event)
+            return
+        span = self._spans.get(event.subject)
+        if span is None:
+            return
+        if event.name == "run.started":
+            span.add_event("started")
+        elif event.name == "denial":
+            span.add_event(
+                "denial", {f"warmcell.denial.{name}": str(event.fields[name]) for name in ("kind", "what", "rule")}
+            )
+        elif event.name == "run.ended":
+            self._end(self._spans.pop(event.subject), event)
+
+    def _begin(self, event: Event) -> None:
+        names = _names(event)
+        kind = self._trace.SpanKind.INTERNAL
+        name = f"warmcell.run {event.fields['language']}"
+        self._spans[event.subject] = self._tracer.start_span(name, kind=kind, attributes=names)
+        self._active.add(1, names)
+
+    def _end(self, span: Span, event: Event) -> None:
+        fields, names = event.fields, _names(event)
+        self._active.add(-1, names)
+        outcome = {**names, "warmcell.outcome": fields["outcome"]}
+        if fields["error"] is not None:
+            outcome["error.type"] = fields["error"]
+        span.set_attributes({**outcome, **_details(fields)})
+        if fields["fault"] == "host":
+            span.set_status(self._trace.StatusCode.ERROR, fields["error"])
+        span.end()
+        if fields["duration"] is not None:
+            self._seconds.record(fields["duration"], outcome)
+            self._queued.record(fields["queued"], names)
+
+    def close(self) -> None:
+        """Spans of runs that are still under way are ended as they are."""
+        self._stop()
+        for span in self._spans.values():
+            span.end()
+        self._spans.clear()
+
+    def __enter__(self) -> Tracing:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _names(event: Event) -> dict[str, Any]:
+    return {"warmcell.backend": event.fields["backend"], "warmcell.language": event.fields["language"]}
+
+
+def _details(fields: Any) -> dict[str, Any]:
+    """Names after the semantic conventions where they have one."""
+    values = {
+        "process.exit.code": fields["exit_code"],
+        "warmcell.fault": fields["fault"],
+        "warmcell.policy.hash": fields["policy"],
+        "warmcell.queued": fields["queued"],
+        "warmcell.cpu_time": fields.get("cpu_time"),
+        "warmcell.peak_memory": fields.get("peak_memory_bytes"),
+        "warmcell.signal": fields.get("signal"),
+        "warmcell.isolation": (fields.get("enforced") or {}).get("isolation_class"),
+    }
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,129 @@
+"""The audit: whole lines, for their owner alone, bounded; and read back in words that no guest can shape."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmcell import ExecRequest, ExecResult, FakeBackend
+from warmcell.core import events
+from warmcell.core.errors import InvalidRequest
+from warmcell.observe.audit import AuditLog, in_words, read_audit
+
+REQUEST = ExecRequest("python", "print(1)", 5)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_for_each_event_that_matters(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    backend = FakeBackend([ExecResult(duration=0.1), ExecResult(exit_code=2)])
+    with AuditLog(path):
+        backend.execute_blocking(REQUEST)
+        backend.execute_blocking(REQUEST)
+    backend.reply(ExecResult()).execute_blocking(REQUEST)
+    found = lines(path)
+    assert [(line["event"], line["outcome"]) for line in found] == [("run.ended", "ok"), ("run.ended", "failed")]
+    assert all(line["policy"] and line["subject"] for line in found)
+    assert path.stat().st_mode & 0o777 == 0o600 and not events.listeners
+
+
+def test_it_is_rotated_and_no_line_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path, max_bytes=2000, keep=50):
+        writers = [threading.Thread(target=write_some, args=(name,)) for name in "abcd"]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    files = [path, *tmp_path.glob("audit.jsonl.*")]
+    found = [line for file in files for line in lines(file)]
+    assert sorted(str(line["path"]) for line in found) == sorted(f"{name}{n}" for name in "abcd" for n in range(40))
+    assert len(files) > 5 and all(file.stat().st_size <= 2000 for file in files)
+
+
+def write_some(name: str) -> None:
+    for number in range(40):
+        events.emit("file", "s", {"operation": "write_file", "path": f"{name}{number}"})
+
+
+def test_only_so_many_old_files_are_kept(tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "a", max_bytes=200, keep=2):
+        write_some("x")
+    assert sorted(os.listdir(tmp_path)) == ["a", "a.1", "a.2"]
+
+
+def test_what_a_killed_program_wrote_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    code = (
+        "import sys\nfrom warmcell.core import events\nfrom warmcell.observe.audit import AuditLog\n"
+        "log = AuditLog(sys.argv[1])\nwhile True: events.emit('file', 's', {'path': 'x' * 3000})\n"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    until = time.monotonic() + 20
+    while not (path.exists() and path.stat().st_size > 100_000) and time.monotonic() < until:
+        time.sleep(0.01)
+    program.kill()
+    program.wait()
+    assert len(lines(path)) > 30
+
+
+def test_a_link_is_not_followed_and_the_error_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(InvalidRequest, match="link"):
+        AuditLog(tmp_path / "link")
+    assert not (tmp_path / "target").exists() and not events.listeners
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "warmcell", *words]
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+def test_the_command_writes_and_reads_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "audit.jsonl")
+    assert command("run", "python", "-c", "raise SystemExit(3)", "--audit", path).returncode == 3
+    said = command("audit", path).stdout
+    assert "python on process failed exit 3 in" in said and said.count("\n") == 1
+    assert json.loads(command("audit", path, "--json").stdout)["event"] == "run.ended"
+
+
+def test_a_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
+    ended = command("run", "python", "-c", "print(1)", "--audit", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (2, "") and "--audit" in ended.stderr
+
+
+def test_guests_move_no_cursor() -> None:
+    hostile = {"event": "denial", "time": 1, "subject": "\x1b[2J", "kind": "f", "what": "\x1b]0;x\x07\n", "rule": "r"}
+    assert in_words(hostile).isprintable()
+
+
+@given(st.binary(max_size=2000))
+def test_any_file_can_be_read(data: bytes) -> None:
+    for record in read_audit(io.BytesIO(data)):
+        assert in_words(record).isprintable()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["event", "time", "kind", "duration", "port", "path"]),
+        st.recursive(
+            st.none() | st.floats() | st.text() | st.integers(), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+        ),
+    )
+)
+def test_any_record_can_be_said(record: dict[str, object]) -> None:
+    for found in read_audit(io.BytesIO(json.dumps(record).encode() + b"\n")):
+        assert in_words(found).isprintable()
