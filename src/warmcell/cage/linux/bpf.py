@@ -6,7 +6,7 @@ from ..records import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Sequence
+    from typing import List, Sequence, Tuple
 
 
 KILL, ALLOW, NOTIFY = 0x80000000, 0x7FFF0000, 0x7FC00000
@@ -26,7 +26,8 @@ def argument(index: int) -> int:
     return 16 + 8 * index
 
 
-LD, JEQ, JGE, JSET, AND, RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+LD, JA, JEQ, JGE, JSET, AND, RET = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
+_FARTHEST = 255  # that a conditional jump reaches
 
 
 class Instruction(NamedTuple):
@@ -65,3 +66,19 @@ def only(index: int, values: Sequence[int]) -> List[Instruction]:
 
 def all_but(index: int, values: Sequence[int]) -> List[Instruction]:
     return [load(argument(index)), *returns_if_equal(values, errno(_EPERM)), ret(ALLOW)]
+
+
+def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
+    """What to do from each number on, in ascending order, the first being 0: found in as few comparisons as can be.
+
+    The kernel goes through a filter once for every call that there is before it lets it in, so that a list in place of
+    a tree would cost each cell more than all else that the filter does.
+    """
+    if len(cases) == 1:
+        return cases[0][1]
+    middle = len(cases) // 2
+    below, above = search(cases[:middle]), search(cases[middle:])
+    first = cases[middle][0]
+    if len(below) <= _FARTHEST:
+        return [Instruction(JGE, len(below), 0, first), *below, *above]
+    return [Instruction(JGE, 0, 1, first), Instruction(JA, 0, 0, len(below)), *below, *above]

@@ -31,6 +31,7 @@ from .bpf import (
     ret,
     returns_if_any_bit,
     returns_if_equal,
+    search,
     without_bits,
 )
 from .call_list import CallList, Field, Value
@@ -38,7 +39,7 @@ from .syscalls import MACHINE, NUMBERS, call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List
+    from typing import Dict, List, Tuple
 
 _ALLOWED = """
 read write open openat close stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk
@@ -231,7 +232,7 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
 
 
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
-    """What happens to each call that is not simply allowed. Frequent ones first."""
+    """What happens to each call that is not simply allowed."""
     table = {
         "ioctl": all_but(1, _TERMINAL_INJECTION) if profile.is_caged else _plain_ioctl_rule(),
         "clone": _clone_rule(profile.allow_spawn, NOTIFY),
@@ -270,37 +271,27 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
 
 
 def compile_filter(profile: Profile) -> bytes:
-    """The whole filter as BPF: architecture, then the allow-list as ranges, then one block per special call."""
+    """The whole filter as BPF: architecture, then what happens to each call, found by its number."""
     if not NUMBERS:
         raise OSError(38, f"no system call table for {MACHINE}")
     program = [load(ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(KILL), load(NR)]
     if MACHINE == "x86_64":
         program += [Instruction(JGE, 0, 1, _X32_BIT), ret(KILL)]
-    special = rules(profile)
-    program += _allow_ranges({NUMBERS[name] for name in _ALLOWED if name in NUMBERS and name not in special})
-    for name, rule in special.items():
-        if name in NUMBERS:
-            program += [Instruction(JEQ, 0, len(rule), NUMBERS[name]), *rule]
-    program.append(ret(errno(_ENOSYS)))
+    allowed = {name: [ret(ALLOW)] for name in _ALLOWED}
+    by_number = {NUMBERS[name]: rule for name, rule in {**allowed, **rules(profile)}.items() if name in NUMBERS}
+    program += search(_runs(by_number))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _allow_ranges(numbers: set[int]) -> List[Instruction]:
-    body: List[Instruction] = []
-    ordered = sorted(numbers)
-    start = 0
-    while start < len(ordered):
-        end = start
-        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
-            end += 1
-        # first <= nr < last + 1, else fall through to the next range
-        body += [
-            Instruction(JGE, 0, 2, ordered[start]),
-            Instruction(JGE, 1, 0, ordered[end] + 1),
-            ret(ALLOW),
-        ]
-        start = end + 1
-    return body
+def _runs(by_number: Dict[int, List[Instruction]]) -> List[Tuple[int, List[Instruction]]]:
+    """Where numbers begin that are treated alike, and how; whatever is not known is not there."""
+    unknown = [ret(errno(_ENOSYS))]
+    runs = [(0, by_number.get(0, unknown))]
+    for number in range(1, max(by_number) + 2):
+        rule = by_number.get(number, unknown)
+        if rule != runs[-1][1]:
+            runs.append((number, rule))
+    return runs
 
 
 def install(calls: CallList, program: bytes, into: Field) -> Value:
