@@ -60,7 +60,7 @@ def test_every_verdict_by_a_real_program(backend: ProcessBackend) -> None:
     assert {case.name: verdict.status for case, verdict in zip(cases, verdicts, strict=True)} == expected
     by_name = {case.name: verdict for case, verdict in zip(cases, verdicts, strict=True)}
     assert by_name["crash"].result is not None and by_name["crash"].result.signal == 6
-    assert by_name["spin"].cpu_time > 0.2 and by_name["spin"].time >= 1
+    assert by_name["spin"].cpu_time > 0.02 and by_name["spin"].time >= 1
     assert by_name["right"].memory_bytes > 0
 
 
