@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from warmcell.core.errors import CommandNotFound
-from warmcell.core.types import ExecResult, Language
+from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecResult, Language
 from warmcell.sandbox.backend_adapters import GuestConfig, Job
 
 
@@ -45,6 +45,9 @@ class FakeGuest:
 
     async def tools(self) -> list[str]:
         return ["fake"]
+
+    def capabilities(self) -> BackendCapabilities:
+        return BackendCapabilities(("python", "command"), "none", EnforcedLimits(network_isolation=True))
 
     async def aclose(self) -> None:
         self.closed += 1

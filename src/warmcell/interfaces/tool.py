@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from warmcell.core.contracts import SandboxBackend
-from warmcell.core.errors import (
-    ExecutionTimeout,
-    FuelExhausted,
-    InvalidRequest,
-    MemoryExceeded,
-    SandboxError,
-)
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.lines import one_line
 from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Language
-from warmcell.interfaces.lines import one_line
-from warmcell.interfaces.text import cap, explain, in_guest_terms
 from warmcell.languages.registry import known_language
+from warmcell.lifetime.portal import portal
+from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.blocking import Sandbox
+from warmcell.sandbox.tools.answers import MAX_TEXT, failure, success
+from warmcell.sandbox.tools.definitions import network_words
 
 MIN_TIMEOUT = 1
 MAX_TIMEOUT = 300
 DEFAULT_TIMEOUT = 30
-MAX_TEXT = 30_000
-MAX_DENIALS = 20
-MAX_NAMES = 20
 _ARGUMENTS = ("language", "code", "stdin", "timeout_secs")
-_log = logging.getLogger("warmcell.tool")
 
 
 class SandboxTool:
-    """Runs code for a model over any backend.
+    """Runs code for a model over any backend, or in the work directory of a `Sandbox` or `AsyncSandbox`.
 
     `execute` returns a dictionary for everything that a model can send and everything that a backend can raise;
     only cancellation (and the interpreter's own exits) pass through. What the guest may do is the backend's, fixed
-    when it was made: no argument reaches the policy. The caller closes the backend.
+    when it was made: no argument reaches the policy. The caller closes the backend or destroys the sandbox.
     """
 
     name = "sandbox_exec"
@@ -44,16 +37,21 @@ class SandboxTool:
 
     def __init__(
         self,
-        backend: SandboxBackend,
+        backend: SandboxBackend | Sandbox | AsyncSandbox,
         *,
         memory_limit_mb: int | None = None,
         env: Mapping[str, str] | None = None,
         max_text: int = MAX_TEXT,
     ) -> None:
         """`memory_limit_mb` and `env` hold for every run; `max_text` caps what a model sees of each stream."""
+        if isinstance(backend, Sandbox | AsyncSandbox):
+            if memory_limit_mb is not None or env:
+                hint = "give them to the Sandbox"
+                raise InvalidRequest("the sandbox has its own memory_limit_mb and env", field="backend", hint=hint)
+            backend = _SandboxBackend(backend)
         if isinstance(backend, type) or not isinstance(backend, SandboxBackend):
             shown = backend.__name__ if isinstance(backend, type) else type(backend).__name__
-            hint = "give it an object such as ProcessBackend(): name, capabilities(), execute(), aclose()"
+            hint = "give it a Sandbox, or an object such as ProcessBackend(): name, capabilities(), execute(), aclose()"
             raise InvalidRequest(f"{shown[:40]!r} is not a backend", field="backend", hint=hint)
         if isinstance(max_text, bool) or not isinstance(max_text, int) or max_text < 100:
             raise InvalidRequest("must be a whole number of at least 100 characters", field="max_text")
@@ -70,7 +68,7 @@ class SandboxTool:
         shell = " ('command' is a shell script)" if Language.COMMAND in capabilities.supported_languages else ""
         return (
             f"Run code in a sandbox and return its output. Languages: {languages}{shell}. "
-            f"Each run starts afresh, with {_network(capabilities)}; state is not kept between calls. A non-zero "
+            f"Each run starts afresh, with {network_words(capabilities)}; state is not kept between calls. A non-zero "
             "exit_code is a result, not a failure of the tool. Print what you want to see."
         )
 
@@ -99,20 +97,9 @@ class SandboxTool:
         """Runs what the model asked for. `status` is `success`, `timeout`, `memory_exceeded` or `error`."""
         try:
             request = self._request(args)
-            answer = self._success(await self._backend.execute(request))
-        except ExecutionTimeout as error:
-            answer = self._stopped("timeout", error, error.result, error.timeout)
-        except MemoryExceeded as error:
-            answer = self._stopped("memory_exceeded", error, error.result, 0.0)
-        except FuelExhausted as error:
-            answer = self._stopped("error", error, error.result, 0.0)
-        except SandboxError as error:
-            answer = {"status": "error", "stderr": explain(error), "fault": error.fault}
+            answer = success(await self._backend.execute(request), self._max_text)
         except Exception as error:
-            # Somebody else's exception may hold anything of the host, so the model gets its kind and we log the rest.
-            _log.exception("backend failed")
-            said = f"the sandbox failed inside ({type(error).__name__}); try again"
-            answer = {"status": "error", "stderr": said, "fault": "host"}
+            answer = failure(error, self._max_text)
         return answer | _ignored(args)
 
     def _request(self, args: object) -> ExecRequest:
@@ -149,49 +136,26 @@ class SandboxTool:
         """Asked once: looking for sixteen toolchains takes about as long as a small run."""
         return self._backend.capabilities().supported_languages
 
-    def _success(self, result: ExecResult) -> dict[str, Any]:
-        stdout, stderr, was_cut = self._texts(result)
-        answer: dict[str, Any] = {
-            "status": "success",
-            "stdout": stdout,
-            "stderr": stderr,
-            "exit_code": result.exit_code,
-            "duration_ms": _milliseconds(result.duration),
-        }
-        if result.signal is not None:
-            answer["signal"] = result.signal
-        return answer | _details(result, was_cut)
 
-    def _texts(self, result: ExecResult) -> tuple[str, str, bool]:
-        """Both streams as a model sees them, and whether anything was left out."""
-        stdout, stdout_cut = cap(result.stdout, self._max_text)
-        stderr, stderr_cut = cap(result.stderr, self._max_text)
-        return in_guest_terms(stdout), in_guest_terms(stderr), stdout_cut or stderr_cut
+class _SandboxBackend:
+    """A sandbox as a backend: each run in its work directory. It stays its owner's."""
 
-    def _stopped(self, status: str, error: SandboxError, partial: ExecResult | None, duration: float) -> dict[str, Any]:
-        """A run that a limit ended: what it had printed, and why it ended, last, where a model looks."""
-        result = partial or ExecResult(duration=duration)
-        stdout, stderr, was_cut = self._texts(result)
-        separator = "\n" if stderr and not stderr.endswith("\n") else ""
-        answer: dict[str, Any] = {
-            "status": status,
-            "stdout": stdout,
-            "stderr": f"{stderr}{separator}{error.message}",
-            "duration_ms": _milliseconds(result.duration),
-            "fault": error.fault,
-        }
-        return answer | _details(result, was_cut)
+    name = "sandbox"
 
+    def __init__(self, sandbox: Sandbox | AsyncSandbox) -> None:
+        self._sandbox = sandbox
 
-def _network(capabilities: BackendCapabilities) -> str:
-    """What a model is told about the network: never less than there is, since it would try, and never more."""
-    if not capabilities.enforced_limits.network_isolation:
-        return "the host's network"
-    names = capabilities.network
-    if not names:
-        return "no network access"
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"network access to {', '.join(names[:MAX_NAMES])}{more} only, through the proxy that the environment names"
+    def capabilities(self) -> BackendCapabilities:
+        return self._sandbox.capabilities()
+
+    async def execute(self, request: ExecRequest) -> ExecResult:
+        arguments: dict[str, Any] = {"stdin": request.stdin, "timeout": request.timeout}
+        if isinstance(self._sandbox, AsyncSandbox):
+            return await self._sandbox.run(request.code, request.language, **arguments)
+        return await portal.reach(self._sandbox._async.run, request.code, request.language, **arguments)
+
+    async def aclose(self) -> None:
+        """Nothing of ours to close."""
 
 
 def _timeout(value: object) -> float:
@@ -207,36 +171,9 @@ def _timeout(value: object) -> float:
     return float(value)
 
 
-def _details(result: ExecResult, was_cut: bool) -> dict[str, Any]:
-    """The keys that are there only when they say something."""
-    details: dict[str, Any] = {}
-    if was_cut or result.stdout_truncated or result.stderr_truncated:
-        details["truncated"] = True
-    if result.denials:
-        details["denials"] = [
-            {"kind": item.kind, "what": _said(item.what), "rule": item.rule, "hint": _said(item.hint)}
-            for item in result.denials[:MAX_DENIALS]
-        ]
-    if result.usage.cpu_time or result.usage.peak_memory_bytes:
-        details["usage"] = {
-            "cpu_ms": _milliseconds(result.usage.cpu_time),
-            "peak_memory_mb": round(result.usage.peak_memory_bytes / (1024 * 1024), 1),
-        }
-    return details
-
-
-def _said(text: str) -> str:
-    """Words of ours around a name that the guest chose."""
-    return one_line(in_guest_terms(text[:1000]), 500)
-
-
 def _ignored(args: object) -> dict[str, Any]:
     """Arguments that this tool does not have. Naming them tells a model that they had no effect."""
     if not isinstance(args, Mapping):
         return {}
     unknown = [one_line(key[:40]) for key in args if isinstance(key, str) and key not in _ARGUMENTS]
     return {"ignored_arguments": unknown[:10]} if unknown else {}
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(0, round(seconds * 1000))

@@ -80,17 +80,7 @@ class Portal:
         loop = self._started()
         if threading.current_thread() is self._thread:
             raise InvalidRequest("a blocking call was made from the portal's own loop", hint="use AsyncSandbox there")
-        outcome: Future[T] = Future()
-        tasks: list[asyncio.Task[T]] = []
-
-        async def call() -> T:
-            return await function(*args, **kwargs)
-
-        def begin() -> None:
-            tasks.append(loop.create_task(call()))
-            tasks[0].add_done_callback(partial(_tell, outcome))
-
-        loop.call_soon_threadsafe(begin)
+        outcome, cancel = self._begin(loop, lambda: function(*args, **kwargs))
         try:
             if visits is not None:
                 outcome.add_done_callback(visits.end)
@@ -98,9 +88,42 @@ class Portal:
             return outcome.result()
         except BaseException:
             if not outcome.done():
-                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                cancel()
                 wait([outcome])
             raise
+
+    async def reach(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same from another event loop, which goes on meanwhile. When cancelled, it is cleaned up first, too."""
+        host_program.check()
+        loop = self._started()
+        if loop is asyncio.get_running_loop():
+            return await function(*args, **kwargs)
+        outcome, cancel = self._begin(loop, lambda: function(*args, **kwargs))
+        done = asyncio.wrap_future(outcome)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            cancel()
+            await asyncio.gather(done, return_exceptions=True)
+            raise
+
+    @staticmethod
+    def _begin(
+        loop: asyncio.AbstractEventLoop, function: Callable[[], Coroutine[Any, Any, T]]
+    ) -> tuple[Future[T], Callable[[], object]]:
+        """Starts it on the portal's loop: what comes of it, and how to cancel it."""
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        async def call() -> T:
+            return await function()
+
+        def begin() -> None:
+            tasks.append(loop.create_task(call()))
+            tasks[0].add_done_callback(partial(_tell, outcome))
+
+        loop.call_soon_threadsafe(begin)
+        return outcome, lambda: loop.call_soon_threadsafe(lambda: tasks[0].cancel())
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled
-from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_env, check_text, check_timeout
+from warmcell.core.types import (
+    BackendCapabilities,
+    ExecRequest,
+    ExecResult,
+    Language,
+    Limits,
+    check_env,
+    check_text,
+    check_timeout,
+)
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
+    from warmcell.sandbox.tools.toolset import Toolset
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -189,6 +199,22 @@ class AsyncSandbox:
         """The commands that `exec` and `sh` find by their names in this sandbox, sorted."""
         await self.start()
         return await self._operations.run(self._guest.tools())
+
+    def capabilities(self) -> BackendCapabilities:
+        """What this sandbox can run on this host, and what really holds in it."""
+        self._operations.check_open()
+        return self._guest.capabilities()
+
+    def tools(self, *, max_text: int = 30_000, languages: Sequence[str] | None = None) -> Toolset:
+        """Tools for a model, as callables with JSON schemas: code, commands, files, patches (docs/tools.md).
+
+        `max_text` caps what a model sees of each stream; `languages` narrows what it may run.
+        """
+        from warmcell.sandbox.tools.toolset import ToolCalls, make_toolset
+
+        self._operations.check_open()
+        calls = ToolCalls(self, self._settings["timeout"], max_text, languages)
+        return make_toolset(calls.definitions, calls.answer, is_async=True)
 
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:
         """Fetches a URL by the rules of `fetch_policy`; without one, `NetworkingDisabled`."""

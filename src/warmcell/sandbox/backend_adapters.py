@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from warmcell.core.errors import CommandNotFound, ExecutionFailed, InvalidRequest
-from warmcell.core.types import ExecRequest, ExecResult, Language, Limits, check_text
+from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Language, Limits, check_text
 from warmcell.languages.registry import canonical, known_language
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.carried import uncarried
@@ -71,6 +71,10 @@ class Guest(Protocol):
 
     async def tools(self) -> list[str]:
         """The commands that `command` finds by a bare name, sorted."""
+        ...
+
+    def capabilities(self) -> BackendCapabilities:
+        """What it can run on this host and what really holds there, measured."""
         ...
 
     async def aclose(self) -> None: ...
@@ -185,6 +189,9 @@ class ProcessGuest:
 
     async def _shell(self, script: str, job: Job) -> ExecResult:
         return await self.code(script, Language.COMMAND, job)
+
+    def capabilities(self) -> BackendCapabilities:
+        return self._backend.capabilities()
 
     async def aclose(self) -> None:
         await self._backend.aclose()

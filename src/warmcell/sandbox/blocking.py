@@ -21,9 +21,10 @@ from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxEnforcer
-    from warmcell.core.types import Limits
+    from warmcell.core.types import BackendCapabilities, Limits
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy
+    from warmcell.sandbox.tools.toolset import Toolset
 
 __all__ = ["ArchiveLimits", "AsyncSandbox", "DirEntry", "FileStat", "FsChange", "MountPoint", "Sandbox", "SnapshotId"]
 
@@ -145,6 +146,20 @@ class Sandbox:
     snapshot = _blocking(AsyncSandbox.snapshot)
     restore = _blocking(AsyncSandbox.restore)
     destroy = _blocking(AsyncSandbox.destroy)
+
+    def capabilities(self) -> BackendCapabilities:
+        """What this sandbox can run on this host, and what really holds in it."""
+        return self._async.capabilities()
+
+    def tools(self, *, max_text: int = 30_000, languages: Sequence[str] | None = None) -> Toolset:
+        """Tools for a model, as callables with JSON schemas: code, commands, files, patches (docs/tools.md).
+
+        `max_text` caps what a model sees of each stream; `languages` narrows what it may run.
+        """
+        from warmcell.sandbox.tools.toolset import make_toolset
+
+        tools = self._async.tools(max_text=max_text, languages=languages)
+        return make_toolset(tools.definitions, functools.partial(portal.call, tools.call), is_async=False)
 
     def fork(self, snapshot: str | None = None) -> Sandbox:
         """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""

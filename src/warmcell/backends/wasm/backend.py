@@ -41,7 +41,7 @@ from warmcell.runner.listening import Listener
 from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.run_directory import RunDirectory, check_room
 
-_ENFORCED_LIMITS = EnforcedLimits(
+ENFORCED_LIMITS = EnforcedLimits(
     timeout=True,
     memory=True,
     network_isolation=True,
@@ -88,7 +88,7 @@ class WasmBackend:
         return "wasm"
 
     def capabilities(self) -> BackendCapabilities:
-        return BackendCapabilities((Language.WASM,), launcher().isolation_class, _ENFORCED_LIMITS)
+        return BackendCapabilities((Language.WASM,), launcher().isolation_class, ENFORCED_LIMITS)
 
     async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
         """Runs in a thread; cancelling the task kills the run."""

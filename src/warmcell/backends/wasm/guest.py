@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Protocol
 
 from warmcell.backends.streaming import stream
+from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.run_fetches import RunFetches
 from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
@@ -13,7 +14,7 @@ from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECOND
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import StreamEvent
-from warmcell.core.types import MIB, EffectiveLimits, ExecResult, Language
+from warmcell.core.types import MIB, BackendCapabilities, EffectiveLimits, ExecResult, Language
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
@@ -113,6 +114,14 @@ class WasmGuest:
 
     async def tools(self) -> list[str]:
         return await in_thread(present_commands)
+
+    def capabilities(self) -> BackendCapabilities:
+        """The module's own language and those that the toolbox has a command for."""
+        from warmcell.backends.wasm.backend import ENFORCED_LIMITS
+
+        present = present_commands()
+        languages = [name for name, command in _COMMAND_LINES.items() if command[0] in present]
+        return BackendCapabilities((*languages, Language.WASM), launcher().isolation_class, ENFORCED_LIMITS)
 
     async def aclose(self) -> None:
         await in_thread(self._close)

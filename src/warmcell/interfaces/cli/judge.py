@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.lines import one_line
 from warmcell.core.types import ExecRequest
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import NOT_ACCEPTED, OK, OUR_FAILURE, UsageError
 from warmcell.interfaces.cli.render import error_to_plain, print_json
 from warmcell.interfaces.cli.source import Source, choose, read_code
 from warmcell.interfaces.cli.voice import Bar, Progress, say_error, write_bytes
-from warmcell.interfaces.lines import one_line
 from warmcell.judging.case_files import read_cases
 from warmcell.judging.checkers import Checker, number
 from warmcell.judging.judge import judge as judge_program

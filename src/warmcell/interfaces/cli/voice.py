@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from warmcell.interfaces.lines import one_line
+from warmcell.core.lines import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

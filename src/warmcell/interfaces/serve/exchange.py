@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import BackendBusy, BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.core.lines import one_line
 from warmcell.interfaces.cli.render import error_to_plain
-from warmcell.interfaces.lines import one_line
 from warmcell.lifetime.tenant_queue import TooManyWaiting
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmcell.core.door_text import cap, explain, in_guest_terms, scrub
 from warmcell.core.errors import PolicyViolation
-from warmcell.interfaces.lines import one_line
-from warmcell.interfaces.text import cap, explain, in_guest_terms, scrub
+from warmcell.core.lines import one_line
 
 
 @given(st.text(), st.integers(1, 50))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.lines import one_line
+from warmcell.core.lines import one_line
 
 #: Paths that a guest has in its own world: naming them tells nobody anything. Not /tmp: the host has one too, and what
 #: our own errors name there is the host's.

@@ -1,0 +1,101 @@
+"""Pure module: what a model is told. Whatever happened becomes a dictionary of JSON types that it can act on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from warmcell.core.door_text import cap, explain, in_guest_terms
+from warmcell.core.errors import ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError
+from warmcell.core.lines import one_line
+from warmcell.core.types import MIB, ExecResult
+
+MAX_TEXT = 30_000
+MAX_DENIALS = 20
+_log = logging.getLogger("warmcell.tool")
+
+
+def success(result: ExecResult, max_text: int = MAX_TEXT) -> dict[str, Any]:
+    """A run that ended by itself, with whatever status."""
+    stdout, stderr, was_cut = _texts(result, max_text)
+    answer: dict[str, Any] = {
+        "status": "success",
+        "stdout": stdout,
+        "stderr": stderr,
+        "exit_code": result.exit_code,
+        "duration_ms": milliseconds(result.duration),
+    }
+    if result.signal is not None:
+        answer["signal"] = result.signal
+    return answer | _details(result, was_cut)
+
+
+def failure(error: Exception, max_text: int = MAX_TEXT) -> dict[str, Any]:
+    """`status` is `timeout`, `memory_exceeded` or `error`; `fault` says whose it was."""
+    if isinstance(error, ExecutionTimeout):
+        return _stopped("timeout", error, error.result, error.timeout, max_text)
+    if isinstance(error, MemoryExceeded | FuelExhausted):
+        status = "memory_exceeded" if isinstance(error, MemoryExceeded) else "error"
+        return _stopped(status, error, error.result, 0.0, max_text)
+    if isinstance(error, SandboxError):
+        return {"status": "error", "stderr": explain(error), "fault": error.fault}
+    # Somebody else's exception may hold anything of the host, so the model gets its kind and we log the rest.
+    _log.error("a tool failed", exc_info=error)
+    said = f"the sandbox failed inside ({type(error).__name__}); try again"
+    return {"status": "error", "stderr": said, "fault": "host"}
+
+
+def partial_result(error: Exception) -> ExecResult | None:
+    """What a run had printed that a limit ended."""
+    return error.result if isinstance(error, ExecutionTimeout | MemoryExceeded | FuelExhausted) else None
+
+
+def milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+def _texts(result: ExecResult, max_text: int) -> tuple[str, str, bool]:
+    """Both streams as a model sees them, and whether anything was left out."""
+    stdout, stdout_cut = cap(result.stdout, max_text)
+    stderr, stderr_cut = cap(result.stderr, max_text)
+    return in_guest_terms(stdout), in_guest_terms(stderr), stdout_cut or stderr_cut
+
+
+def _stopped(
+    status: str, error: SandboxError, partial: ExecResult | None, duration: float, max_text: int
+) -> dict[str, Any]:
+    """A run that a limit ended: what it had printed, and why it ended, last, where a model looks."""
+    result = partial or ExecResult(duration=duration)
+    stdout, stderr, was_cut = _texts(result, max_text)
+    separator = "\n" if stderr and not stderr.endswith("\n") else ""
+    answer: dict[str, Any] = {
+        "status": status,
+        "stdout": stdout,
+        "stderr": f"{stderr}{separator}{error.message}",
+        "duration_ms": milliseconds(result.duration),
+        "fault": error.fault,
+    }
+    return answer | _details(result, was_cut)
+
+
+def _details(result: ExecResult, was_cut: bool) -> dict[str, Any]:
+    """The keys that are there only when they say something."""
+    details: dict[str, Any] = {}
+    if was_cut or result.stdout_truncated or result.stderr_truncated:
+        details["truncated"] = True
+    if result.denials:
+        details["denials"] = [
+            {"kind": item.kind, "what": _said(item.what), "rule": item.rule, "hint": _said(item.hint)}
+            for item in result.denials[:MAX_DENIALS]
+        ]
+    if result.usage.cpu_time or result.usage.peak_memory_bytes:
+        details["usage"] = {
+            "cpu_ms": milliseconds(result.usage.cpu_time),
+            "peak_memory_mb": round(result.usage.peak_memory_bytes / MIB, 1),
+        }
+    return details
+
+
+def _said(text: str) -> str:
+    """Words of ours around a name that the guest chose."""
+    return one_line(in_guest_terms(text[:1000]), 500)

@@ -1,0 +1,107 @@
+"""What each tool does, over an `AsyncSandbox`. Arguments are checked; errors pass through to whoever answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from warmcell.core.door_text import cap
+from warmcell.core.types import ExecResult
+from warmcell.sandbox.tools.answers import failure, partial_result, success
+from warmcell.sandbox.tools.kept_output import KeptOutput
+from warmcell.workspace.files import DirEntry
+
+if TYPE_CHECKING:
+    from warmcell.sandbox.asynchronous import AsyncSandbox
+
+MAX_ENTRIES = 1000
+MAX_FILE_BYTES = 16 * 1024 * 1024
+#: Gets "stdout" or "stderr" and text, as it comes; may return an awaitable.
+OnOutput = Callable[[str, str], object]
+
+
+class Calls:
+    """The tools of one sandbox, one method each, named as the tool is."""
+
+    def __init__(self, sandbox: AsyncSandbox, max_text: int) -> None:
+        self._sandbox = sandbox
+        self._max_text = max_text
+        self._kept = KeptOutput(sandbox, max_text)
+
+    async def run_code(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
+        run = self._sandbox.run(
+            args["code"],
+            args["language"],
+            stdin=args["stdin"],
+            timeout=float(args["timeout_secs"]),
+            **_listeners(on_output),
+        )
+        return await self._answer(run)
+
+    async def run_command(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
+        run = self._sandbox.sh(
+            args["command"],
+            cwd=args["cwd"],
+            stdin=args["stdin"],
+            timeout=float(args["timeout_secs"]),
+            **_listeners(on_output),
+        )
+        return await self._answer(run)
+
+    async def _answer(self, run: Awaitable[ExecResult]) -> dict[str, Any]:
+        try:
+            result = await run
+        except Exception as error:
+            return failure(error, self._max_text) | await self._kept.keep(partial_result(error))
+        return success(result, self._max_text) | await self._kept.keep(result)
+
+    async def read_file(self, args: dict[str, Any]) -> dict[str, Any]:
+        raw = await self._sandbox.read_file(args["path"], max_bytes=MAX_FILE_BYTES)
+        answer: dict[str, Any] = {"status": "success", "path": args["path"], "size": len(raw)}
+        if b"\0" in raw[:8192]:
+            return answer | {"is_binary": True, "content": ""}
+        lines = raw.decode("utf-8", "replace").splitlines(keepends=True)
+        first = args["first_line"] - 1
+        chosen = lines[first : first + args["max_lines"]]
+        content, was_cut = cap("".join(chosen), self._max_text)
+        is_part = was_cut or len(chosen) < len(lines)
+        return answer | {"content": content, "total_lines": len(lines)} | ({"truncated": True} if is_part else {})
+
+    async def write_file(self, args: dict[str, Any]) -> dict[str, Any]:
+        await self._sandbox.write_file(args["path"], args["content"])
+        return {"status": "success", "path": args["path"], "size": len(args["content"].encode())}
+
+    async def list_files(self, args: dict[str, Any]) -> dict[str, Any]:
+        entries: list[dict[str, Any]] = []
+        waiting = [args["path"]]
+        while waiting and len(entries) <= MAX_ENTRIES:
+            directory = waiting.pop(0)
+            for entry in await self._sandbox.list_dir(directory):
+                path = entry.name if directory == "." else f"{directory.rstrip('/')}/{entry.name}"
+                entries.append({"path": path, "kind": _kind(entry), "size": entry.size})
+                if entry.is_dir and args["recursive"]:
+                    waiting.append(path)
+        answer = {"status": "success", "path": args["path"], "entries": entries[:MAX_ENTRIES]}
+        return answer | ({"truncated": True} if len(entries) > MAX_ENTRIES else {})
+
+    async def apply_patch(self, args: dict[str, Any]) -> dict[str, Any]:
+        changes = await self._sandbox.apply_patch(args["patch"])
+        return {"status": "success", "changes": [{"path": item.path, "kind": item.kind} for item in changes]}
+
+    async def expose_port(self, args: dict[str, Any]) -> dict[str, Any]:
+        port = await self._sandbox.expose(args["port"])  # type: ignore[attr-defined]
+        plain = {"url": port.url, "host": port.host, "port": port.port, "guest_port": port.guest_port}
+        return {"status": "success"} | plain
+
+
+def _listeners(on_output: OnOutput | None) -> dict[str, Any]:
+    if on_output is None:
+        return {}
+    return {
+        "on_stdout": lambda text: on_output("stdout", text),
+        "on_stderr": lambda text: on_output("stderr", text),
+    }
+
+
+def _kind(entry: DirEntry) -> str:
+    return "directory" if entry.is_dir else "file" if entry.is_file else "other"

@@ -1,0 +1,202 @@
+"""Pure module: the tools as data: names, words for models, JSON schemas, and what each may do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from warmcell.core.types import BackendCapabilities
+
+MIN_TIMEOUT = 1
+MAX_TIMEOUT = 300
+MAX_LINES = 100_000
+MAX_NAMES = 20
+DEFAULT_LINES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One tool. `parameters` and `answers` are JSON schemas of what goes in and what comes out."""
+
+    name: str
+    title: str
+    description: str
+    parameters: Mapping[str, Any]
+    answers: Mapping[str, Any]
+    is_read_only: bool = False
+    is_destructive: bool = True
+    is_idempotent: bool = False
+
+
+def definitions(
+    capabilities: BackendCapabilities, timeout_secs: float, has_ports: bool, only: Sequence[str] | None = None
+) -> list[Definition]:
+    """What a sandbox of such capabilities offers, in the order in which a model should see it. `only`: languages."""
+    languages = [str(name) for name in capabilities.supported_languages if name != "wasm"]
+    if only is not None:
+        languages = [name for name in only if name in languages]
+    timeout = _number("Seconds after which it is stopped.", MIN_TIMEOUT, MAX_TIMEOUT, _default(timeout_secs))
+    tools = [_run_code(languages, timeout, capabilities)] if languages else []
+    if "command" in languages:
+        tools.append(_run_command(timeout))
+    tools += _file_tools()
+    return [*tools, _expose_port()] if has_ports else tools
+
+
+def network_words(capabilities: BackendCapabilities) -> str:
+    """What a model is told about the network: never less than there is, since it would try, and never more."""
+    if not capabilities.enforced_limits.network_isolation:
+        return "the host's network"
+    names = capabilities.network
+    if not names:
+        return "no network access"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"network access to {', '.join(names[:MAX_NAMES])}{more} only, through the proxy that the environment names"
+
+
+def _default(seconds: float) -> int:
+    return int(min(max(seconds, MIN_TIMEOUT), MAX_TIMEOUT))
+
+
+def _run_code(languages: Sequence[str], timeout: dict[str, Any], capabilities: BackendCapabilities) -> Definition:
+    language = _text("What the code is written in.", enum=languages, default=languages[0])
+    return Definition(
+        "run_code",
+        "Run code",
+        f"Run a program in a sandbox and return its output. Languages: {', '.join(languages)}. Each run starts afresh "
+        f"in the work directory /work, with {network_words(capabilities)}; files stay, variables do not. A non-zero "
+        "exit_code is a result, not a failure of the tool. Print what you want to see.",
+        _object(
+            ["code"],
+            code=_text("The whole program."),
+            language=language,
+            stdin=_text("What the program reads from standard input."),
+            timeout_secs=timeout,
+        ),
+        _RUN_ANSWER,
+    )
+
+
+def _run_command(timeout: dict[str, Any]) -> Definition:
+    return Definition(
+        "run_command",
+        "Run a shell command",
+        "Run a shell command or script in the sandbox's work directory and return its output. Only files are kept "
+        "from one call to the next; what is still running when the command ends is stopped.",
+        _object(
+            ["command"],
+            command=_text("The command line or script."),
+            cwd=_text("Directory to start in, relative to the work directory.", default="."),
+            stdin=_text("What the command reads from standard input."),
+            timeout_secs=timeout,
+        ),
+        _RUN_ANSWER,
+    )
+
+
+def _file_tools() -> list[Definition]:
+    path = _text("Path relative to the work directory.")
+    first = _number("First line to return, from 1.", 1, MAX_LINES, 1)
+    most = _number("How many lines to return.", 1, MAX_LINES, DEFAULT_LINES)
+    directory = _text("Directory relative to the work directory.", default=".")
+    patch_words = "A unified diff, or a patch from '*** Begin Patch' to '*** End Patch'."
+    return [
+        Definition(
+            "read_file",
+            "Read a file",
+            "Return a text file of the work directory, all of it or some of its lines.",
+            _object(["path"], path=path, first_line=first, max_lines=most),
+            _answer(path=_STRING, content=_STRING, total_lines=_INTEGER, is_binary=_BOOLEAN, size=_INTEGER),
+            is_read_only=True,
+            is_destructive=False,
+            is_idempotent=True,
+        ),
+        Definition(
+            "write_file",
+            "Write a file",
+            "Create a file in the work directory or replace its content. Directories on the way are made.",
+            _object(["path", "content"], path=path, content=_text("The whole new content.")),
+            _answer(path=_STRING, size=_INTEGER),
+            is_idempotent=True,
+        ),
+        Definition(
+            "list_files",
+            "List files",
+            "List a directory of the work directory.",
+            _object(
+                [],
+                path=directory,
+                recursive={"type": "boolean", "description": "Also what is in its directories.", "default": False},
+            ),
+            _answer(path=_STRING, entries={"type": "array", "items": _ENTRY}),
+            is_read_only=True,
+            is_destructive=False,
+            is_idempotent=True,
+        ),
+        Definition(
+            "apply_patch",
+            "Apply a patch",
+            "Change, create, move and delete files of the work directory by a patch: all of it or, when any part "
+            "does not fit, nothing. The answer names each hunk that did not fit and why.",
+            _object(["patch"], patch=_text(patch_words)),
+            _answer(changes={"type": "array", "items": _CHANGE}, misfits={"type": "array", "items": _MISFIT}),
+        ),
+    ]
+
+
+def _expose_port() -> Definition:
+    return Definition(
+        "expose_port",
+        "Expose a port",
+        "Make a TCP port that a program in the sandbox listens on reachable from the host's loopback, and return "
+        "its URL.",
+        _object(["port"], port=_number("The port inside the sandbox.", 1, 65535, None)),
+        _answer(url=_STRING, host=_STRING, port=_INTEGER, guest_port=_INTEGER),
+        is_destructive=False,
+        is_idempotent=True,
+    )
+
+
+_STRING = {"type": "string"}
+_INTEGER = {"type": "integer"}
+_BOOLEAN = {"type": "boolean"}
+_ENTRY = {"type": "object", "properties": {"path": _STRING, "kind": _STRING, "size": _INTEGER}, "required": ["path"]}
+_CHANGE = {"type": "object", "properties": {"path": _STRING, "kind": _STRING}, "required": ["path", "kind"]}
+_MISFIT = {
+    "type": "object",
+    "properties": {"path": _STRING, "hunk": {"type": ["integer", "null"]}, "reason": _STRING},
+    "required": ["path", "reason"],
+}
+
+
+def _answer(**properties: Any) -> dict[str, Any]:
+    """Every answer has a status; one that is no success says in `stderr` what happened and in `fault` whose it was."""
+    status = {"type": "string", "enum": ["success", "timeout", "memory_exceeded", "error"]}
+    shared = {"status": status, "stderr": _STRING, "fault": _STRING, "truncated": _BOOLEAN}
+    unknown = {"ignored_arguments": {"type": "array", "items": _STRING}}
+    return {"type": "object", "properties": shared | properties | unknown, "required": ["status"]}
+
+
+_RUN_ANSWER = _answer(
+    stdout=_STRING,
+    exit_code=_INTEGER,
+    signal=_INTEGER,
+    duration_ms=_INTEGER,
+    full_output={"type": "object", "additionalProperties": _STRING},
+    denials={"type": "array", "items": {"type": "object", "additionalProperties": _STRING}},
+    usage={"type": "object"},
+)
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _text(description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **more}
+
+
+def _number(description: str, minimum: int, maximum: int, default: int | None) -> dict[str, Any]:
+    rule: dict[str, Any] = {"type": "integer", "description": description, "minimum": minimum, "maximum": maximum}
+    return rule if default is None else rule | {"default": default}

@@ -1,0 +1,158 @@
+"""`sandbox.tools()`: plain callables with JSON schemas, in the forms that model providers take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.lines import one_line
+from warmcell.sandbox.tools.answers import MAX_TEXT, failure
+from warmcell.sandbox.tools.arguments import as_mapping, checked, ignored
+from warmcell.sandbox.tools.calls import Calls, OnOutput
+from warmcell.sandbox.tools.definitions import Definition, definitions
+from warmcell.workspace.errors import PatchRejected
+
+if TYPE_CHECKING:
+    from warmcell.sandbox.asynchronous import AsyncSandbox
+
+#: From a tool's name and arguments (and who hears a run's output) to its answer, or to the promise of one.
+Call = Callable[..., Any]
+_TYPES = {"string": str, "integer": int, "boolean": bool}
+_RUNS = ("run_code", "run_command")
+
+
+class Tool:
+    """One tool. Calling it returns its answer (for `AsyncSandbox`: to be awaited) and raises for nothing that a model
+    can send. Its signature is the schema's, for frameworks that look.
+    """
+
+    def __init__(self, definition: Definition, call: Call, is_async: bool) -> None:
+        self.definition = definition
+        self.name = self.__name__ = self.__qualname__ = definition.name
+        self.description = self.__doc__ = definition.description
+        self.parameters = dict(definition.parameters)
+        self.is_async = is_async
+        self._call = call
+        self.__signature__ = _signature(definition)
+        self.__annotations__ = {name: item.annotation for name, item in self.__signature__.parameters.items()}
+        self.__annotations__["return"] = dict
+
+    def __call__(self, **args: Any) -> Any:
+        return self._call(self.name, args)
+
+    def to_openai(self, api: Literal["chat", "responses"] = "chat") -> dict[str, Any]:
+        """For `tools=` of chat completions, or of the responses interface."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function} if api == "chat" else {"type": "function"} | function
+
+    def to_anthropic(self) -> dict[str, Any]:
+        """For `tools=` of messages."""
+        return {"name": self.name, "description": self.description, "input_schema": self.parameters}
+
+    def to_json_schema(self) -> dict[str, Any]:
+        """The schema of its arguments, with its name and description in it."""
+        return {"title": self.name, "description": self.description} | self.parameters
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name}>"
+
+
+class Toolset(Sequence[Tool]):
+    """The tools of one sandbox. `call` is for what a model sends: a name, and arguments as an object or its text."""
+
+    def __init__(self, tools: Sequence[Tool], call: Call) -> None:
+        self._tools = list(tools)
+        self.call = call
+
+    @property
+    def definitions(self) -> list[Definition]:
+        return [tool.definition for tool in self._tools]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return next(tool for tool in self._tools if tool.name == index)
+        return self._tools[index]
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools)
+
+    def to_openai(self, api: Literal["chat", "responses"] = "chat") -> list[dict[str, Any]]:
+        return [tool.to_openai(api) for tool in self._tools]
+
+    def to_anthropic(self) -> list[dict[str, Any]]:
+        return [tool.to_anthropic() for tool in self._tools]
+
+    def to_json_schema(self) -> list[dict[str, Any]]:
+        return [tool.to_json_schema() for tool in self._tools]
+
+    def __repr__(self) -> str:
+        return f"<Toolset {', '.join(tool.name for tool in self._tools)}>"
+
+
+class ToolCalls:
+    """Answers calls by name over one `AsyncSandbox`. Only cancellation passes through."""
+
+    def __init__(
+        self,
+        sandbox: AsyncSandbox,
+        timeout_secs: float,
+        max_text: int = MAX_TEXT,
+        languages: Sequence[str] | None = None,
+    ) -> None:
+        if isinstance(max_text, bool) or not isinstance(max_text, int) or max_text < 100:
+            raise InvalidRequest("must be a whole number of at least 100 characters", field="max_text")
+        found = definitions(sandbox.capabilities(), timeout_secs, hasattr(sandbox, "expose"), languages)
+        self._by_name = {definition.name: definition for definition in found}
+        self._calls = Calls(sandbox, max_text)
+        self._max_text = max_text
+
+    @property
+    def definitions(self) -> list[Definition]:
+        return list(self._by_name.values())
+
+    async def answer(self, name: str, args: object, on_output: OnOutput | None = None) -> dict[str, Any]:
+        """What the tool answers. `on_output` hears what a run prints while it prints it."""
+        definition = self._by_name.get(name) if isinstance(name, str) else None
+        if definition is None:
+            said = f"there is no tool {one_line(str(name)[:40])!r}; there are {', '.join(self._by_name)}"
+            return {"status": "error", "stderr": said, "fault": "caller"}
+        try:
+            args = as_mapping(args)
+            known = checked(definition.parameters, args)
+            call: Callable[..., Awaitable[dict[str, Any]]] = getattr(self._calls, name)
+            answer = await (call(known, on_output) if name in _RUNS else call(known))
+        except Exception as error:
+            answer = self._failure(error)
+        return answer | ignored(definition.parameters, args)
+
+    def _failure(self, error: Exception) -> dict[str, Any]:
+        answer = failure(error, self._max_text)
+        if isinstance(error, PatchRejected) and error.misfits:
+            misfits = [{"path": item.path, "hunk": item.hunk, "reason": one_line(str(item))} for item in error.misfits]
+            answer["misfits"] = misfits[:20]
+        return answer
+
+
+def make_toolset(offered: Sequence[Definition], call: Call, *, is_async: bool) -> Toolset:
+    """The callables; `call` leads to `ToolCalls.answer`, directly or from a blocking caller."""
+    return Toolset([Tool(item, call, is_async) for item in offered], call)
+
+
+def _signature(definition: Definition) -> inspect.Signature:
+    """Required ones first, as Python wants it; all by name."""
+    schema: Mapping[str, Any] = definition.parameters
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if name in schema["required"] else rule.get("default"),
+            annotation=_TYPES[rule["type"]] if name in schema["required"] or "default" in rule else str | None,
+        )
+        for name, rule in schema["properties"].items()
+    ]
+    return inspect.Signature(parameters, return_annotation=dict)

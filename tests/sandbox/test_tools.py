@@ -1,0 +1,247 @@
+"""`sandbox.tools()`: what models are offered, and that whatever they send comes back as data."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.sandbox.fakes import Factory
+
+from warmcell import AsyncSandbox, Denial, InvalidRequest, Sandbox, SandboxDestroyed, SandboxTool
+from warmcell.core.types import ExecResult
+from warmcell.sandbox.tools.kept_output import MOST_RUNS
+
+NAMES = ["run_code", "run_command", "read_file", "write_file", "list_files", "apply_patch"]
+
+
+def test_what_is_offered(sandbox: Sandbox) -> None:
+    tools = sandbox.tools()
+    assert [tool.name for tool in tools] == NAMES
+    run_code = tools["run_code"]
+    assert run_code.parameters["properties"]["language"]["enum"] == ["python", "command"]
+    assert "no network access" in run_code.description
+    assert str(inspect.signature(run_code)).startswith("(*, code: str, language: str = 'python'")
+    for form in (tools.to_openai(), tools.to_openai("responses"), tools.to_anthropic(), tools.to_json_schema()):
+        assert len(json.loads(json.dumps(form))) == len(NAMES)
+    assert tools.to_openai()[0]["function"]["parameters"] == tools.to_anthropic()[0]["input_schema"]
+    assert tools.to_openai("responses")[0]["name"] == tools.to_json_schema()[0]["title"] == "run_code"
+
+
+def test_languages_can_be_narrowed(sandbox: Sandbox, factory: Factory) -> None:
+    tools = sandbox.tools(languages=["python"])
+    assert [tool.name for tool in tools] == ["run_code", *NAMES[2:]]
+    refused = tools["run_code"](code="id", language="bash")
+    assert refused["status"] == "error"
+    assert "one of python" in refused["stderr"]
+    assert factory.guest.calls == []
+
+
+def test_a_port_is_offered_only_where_there_is_one(factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Port:
+        url, host, port, guest_port = "http://127.0.0.1:4000", "127.0.0.1", 4000, 80
+
+    async def expose(self: AsyncSandbox, port: int) -> Port:
+        assert port == 80
+        return Port()
+
+    monkeypatch.setattr(AsyncSandbox, "expose", expose, raising=False)
+    with Sandbox(guest_factory=factory) as sandbox:
+        answer = sandbox.tools()["expose_port"](port=80)
+    assert answer == {"status": "success", "url": Port.url, "host": Port.host, "port": 4000, "guest_port": 80}
+
+
+def test_runs_go_into_the_sandbox(sandbox: Sandbox, factory: Factory) -> None:
+    tools = sandbox.tools()
+    answer = tools["run_code"](code="print(1)", language="PY", stdin="in", timeout_secs=7)
+    assert (answer["status"], answer["stdout"]) == ("success", "code:python print(1)")
+    tools.call("run_command", '{"command": "ls"}')
+    assert [(kind, what, job.stdin, job.timeout) for kind, what, job in factory.guest.calls] == [
+        ("code:python", "print(1)", "in", 7.0),
+        ("script", "ls", None, 30.0),
+    ]
+
+
+def test_files_patches_and_lists(sandbox: Sandbox) -> None:
+    tools = sandbox.tools()
+    assert tools["write_file"](path="d/a.txt", content="1\n2\n3\n") == {
+        "status": "success",
+        "path": "d/a.txt",
+        "size": 6,
+    }
+    assert tools["read_file"](path="d/a.txt", first_line=2, max_lines=1) == {
+        "status": "success",
+        "path": "d/a.txt",
+        "size": 6,
+        "content": "2\n",
+        "total_lines": 3,
+        "truncated": True,
+    }
+    patch = "*** Begin Patch\n*** Update File: d/a.txt\n-{}\n+two\n*** End Patch"
+    assert tools["apply_patch"](patch=patch.format(2))["changes"] == [{"path": "d/a.txt", "kind": "modified"}]
+    refused = tools["apply_patch"](patch=patch.format(2))
+    assert (refused["status"], refused["fault"]) == ("error", "caller")
+    assert "the line '2' is not there" in refused["misfits"][0]["reason"]
+    assert [entry["path"] for entry in tools["list_files"](recursive=True)["entries"]] == ["d", "d/a.txt"]
+    assert [entry["path"] for entry in tools["list_files"](path="d")["entries"]] == ["d/a.txt"]
+    sandbox.write_file("b", b"\0\1")
+    assert tools["read_file"](path="b") == {
+        "status": "success",
+        "path": "b",
+        "size": 2,
+        "is_binary": True,
+        "content": "",
+    }
+
+
+def long_output(monkeypatch: pytest.MonkeyPatch, factory: Factory, text: str) -> None:
+    async def run(kind: str, what: Any, job: object) -> ExecResult:
+        return ExecResult(stdout=text)
+
+    monkeypatch.setattr(factory.guest, "_run", run)
+
+
+def test_long_output_is_cut_in_the_middle_and_kept_in_full(
+    sandbox: Sandbox, factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_output(monkeypatch, factory, "first" + "x" * 1000 + "last")
+    tools = sandbox.tools(max_text=100)
+    answer = tools["run_command"](command="x")
+    assert answer["truncated"]
+    assert answer["stdout"].startswith("first")
+    assert answer["stdout"].endswith("last")
+    assert len(answer["stdout"]) < 200
+    assert sandbox.read_text(answer["full_output"]["stdout"]) == "first" + "x" * 1000 + "last"
+    for _ in range(MOST_RUNS):
+        tools["run_command"](command="x")
+    assert len(sandbox.list_dir(".tool-output")) == MOST_RUNS
+
+
+def test_what_lies_in_the_way_of_kept_output_is_not_followed(
+    sandbox: Sandbox, factory: Factory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    os.symlink(tmp_path / "out", f"{sandbox.work_dir}/.tool-output")
+    long_output(monkeypatch, factory, "x" * 1000)
+    answer = sandbox.tools(max_text=100)["run_command"](command="x")
+    assert answer["status"] == "success"
+    assert "full_output" not in answer
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.attack("LK-11")
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("read_file", {"path": "none"}),
+        ("read_file", {"path": "../../secret"}),
+        ("read_file", {"path": "/etc/passwd"}),
+        ("read_file", {"path": "link"}),
+        ("write_file", {"path": "link/x", "content": "x"}),
+        ("write_file", {"path": ".", "content": "x"}),
+        ("list_files", {"path": "link"}),
+        ("run_command", {"command": "x", "cwd": "none"}),
+        ("run_command", {"command": "x", "cwd": ".."}),
+        ("apply_patch", {"patch": "*** Begin Patch\n*** Delete File: link/x\n*** End Patch"}),
+        ("read_file", {}),
+        ("read_file", {"path": 3}),
+        ("read_file", {"path": "x", "first_line": True}),
+        ("read_file", {"path": "x", "max_lines": 10**5000}),
+        ("run_code", {"code": "x", "timeout_secs": float("nan")}),
+        ("run_code", {"code": "x", "timeout_secs": 1.5}),
+        ("run_code", {"code": "\ud800"}),
+        ("run_code", {"code": "x", "language": "../../bin/sh"}),
+        ("none", {}),
+        ("read_file", "{"),
+        ("read_file", "[" * 100_000),
+        ("read_file", None),
+        ("read_file", [1]),
+    ],
+)
+def test_a_wrong_call_is_told_without_anything_of_the_host(
+    sandbox: Sandbox, factory: Factory, tmp_path: Path, name: str, args: Any
+) -> None:
+    os.symlink(tmp_path, f"{sandbox.work_dir}/link")
+    answer = sandbox.tools().call(name, args)
+    assert (answer["status"], answer["fault"]) == ("error", "caller"), answer
+    assert str(tmp_path) not in json.dumps(answer)
+    assert factory.guest.calls == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.dictionaries(
+        st.sampled_from(["code", "command", "path", "content", "patch", "timeout_secs", "cwd", "recursive", "x"]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.lists(st.text(max_size=3)),
+    ),
+)
+def test_anything_comes_back_as_data(sandbox: Sandbox, name: str, args: dict[str, Any]) -> None:
+    answer = sandbox.tools().call(name, args)
+    assert answer["status"] in ("success", "error")
+    json.dumps(answer)
+
+
+@pytest.mark.attack("PT-09")
+async def test_cancelling_a_call_ends_the_run(factory: Factory) -> None:
+    async with AsyncSandbox(guest_factory=factory) as sandbox:
+        factory.guest.delay = 60
+        task = asyncio.ensure_future(sandbox.tools()["run_code"](code="x"))
+        while not factory.guest.calls:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert factory.guest.cancelled == 1
+        factory.guest.delay = 0
+        assert (await sandbox.tools()["run_code"](code="x"))["status"] == "success"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_the_tool_of_one_language_takes_a_sandbox_too(factory: Factory, is_async: bool) -> None:
+    sandbox: Any = AsyncSandbox(guest_factory=factory) if is_async else Sandbox(guest_factory=factory)
+    tool = SandboxTool(sandbox)
+    assert "python, command" in tool.description
+    answer = await tool.execute({"language": "python", "code": "x", "stdin": "in", "timeout_secs": 3})
+    assert answer["stdout"] == "code:python x"
+    assert (factory.guest.calls[0][2].stdin, factory.guest.calls[0][2].timeout) == ("in", 3.0)
+    with pytest.raises(InvalidRequest):
+        SandboxTool(sandbox, env={"A": "b"})
+    factory.guest.delay = 60
+    task = asyncio.ensure_future(tool.execute({"language": "python", "code": "y"}))
+    while len(factory.guest.calls) < 2:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert factory.guest.cancelled == 1
+    await sandbox.destroy() if is_async else sandbox.destroy()
+    assert (await tool.execute({"language": "python", "code": "x"}))["status"] == "error"
+
+
+def test_a_denial_says_what_would_allow_it(sandbox: Sandbox, factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(kind: str, what: Any, job: object) -> ExecResult:
+        return ExecResult(
+            exit_code=1, denials=[Denial("network", "a.example:443", "networkRules", "allow_domain(...)")]
+        )
+
+    monkeypatch.setattr(factory.guest, "_run", run)
+    answer = sandbox.tools()["run_code"](code="x")
+    assert answer["denials"] == [
+        {"kind": "network", "what": "a.example:443", "rule": "networkRules", "hint": "allow_domain(...)"}
+    ]
+
+
+def test_a_destroyed_sandbox_offers_nothing(sandbox: Sandbox) -> None:
+    tools = sandbox.tools()
+    sandbox.destroy()
+    assert tools["run_code"](code="x")["status"] == "error"
+    for ask in (sandbox.tools, sandbox.capabilities):
+        with pytest.raises(SandboxDestroyed):
+            ask()
