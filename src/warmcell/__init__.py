@@ -79,6 +79,10 @@ if TYPE_CHECKING:
     from warmcell.sandbox.blocking import Sandbox as Sandbox
     from warmcell.sandbox.oneshot import arun as arun
     from warmcell.sandbox.oneshot import run as run
+    from warmcell.sandbox.processes import AsyncProcess as AsyncProcess
+    from warmcell.sandbox.processes import Process as Process
+    from warmcell.sandbox.processes import ProcessInfo as ProcessInfo
+    from warmcell.sandbox.processes import PtySize as PtySize
 
 #: Where each public name lives. `tests/arch/test_public_names.py` holds this table and the block above together.
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -135,6 +139,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.sandbox.oneshot": ("arun", "run"),
     "warmcell.policy.builder": ("SandboxPolicyBuilder",),
     "warmcell.policy.model": ("AccessMode", "AllowedPath", "NetworkRule", "SandboxPolicy"),
+    "warmcell.sandbox.processes": ("AsyncProcess", "Process", "ProcessInfo", "PtySize"),
     "warmcell.sandbox.blocking": ("AsyncSandbox", "DirEntry", "FsChange", "MountPoint", "Sandbox"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -35,17 +35,21 @@ from warmcell.sandbox.backend_adapters import (
     checked_argv,
     language_for,
     make_guest,
+    no_live_cage,
     with_limits,
 )
 from warmcell.sandbox.operations import Operations
-from warmcell.sandbox.output_callbacks import Follow, OnText, following
+from warmcell.sandbox.output_callbacks import Follow, OnText, Texts, following
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
+    from warmcell.backends.process.live import LiveCage
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
+    from warmcell.sandbox.live import LiveSide
+    from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
     from warmcell.sandbox.tools.toolset import Toolset
 
 P = ParamSpec("P")
@@ -92,6 +96,7 @@ class AsyncSandbox:
         config: ProcessConfig | None = None,
         enforcer: str | SandboxEnforcer = "auto",
         limits: Limits | None = None,
+        idle_timeout: float | None = None,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
@@ -109,12 +114,14 @@ class AsyncSandbox:
             "policy": policy,
             "config": config,
             "enforcer": enforcer,
+            "idle_timeout": None if idle_timeout is None else check_timeout(idle_timeout, "idle_timeout"),
             "track_changes": track_changes,
             "guest_factory": guest_factory,
         }
         self._operations = Operations()
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
+        self._live: LiveSide | None = None
         disk_mb = effective_limits(policy or SandboxPolicy()).disk_mb
         self._workspace = Workspace(work_dir, self._settings["mounts"], track_changes=track_changes, disk_mb=disk_mb)
         try:
@@ -194,6 +201,70 @@ class AsyncSandbox:
     async def exec_js(self, code: str, *, stdin: str | bytes | None = None, timeout: float | None = None) -> ExecResult:
         """Runs JavaScript code in the work directory."""
         return await self.run(code, "javascript", stdin=stdin, timeout=timeout)
+
+    async def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: AnyPath | None = None,
+        env: Mapping[str, str] | None = None,
+        pty: PtySize | None = None,
+        stdin: bool = True,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+    ) -> AsyncProcess:
+        """Starts a program in the live cage and leaves it running: text is for the shell, a list is a program.
+
+        `pty` gives it a terminal, whose output is all stdout. `stdin=False`: it reads nothing. After `timeout` seconds
+        its tree is killed. A program that is not there ends with 127.
+        """
+        from warmcell.sandbox.live import checked_command, checked_options
+
+        argv, line = checked_command(command)
+        variables, size, seconds = checked_options(env, pty, timeout)
+        texts = Texts(on_stdout, on_stderr) if on_stdout is not None or on_stderr is not None else None
+
+        async def start() -> AsyncProcess:
+            directory = await self._guest_cwd(cwd)
+            return await self._live_side().start(
+                argv, directory, command=line, env=variables, pty=size, stdin=stdin, timeout=seconds
+            )
+
+        process = await self._operations.run(start())
+        if texts is not None:
+            process.hear(texts)
+        return process
+
+    async def processes(self) -> list[ProcessInfo]:
+        """What `spawn` started and still runs, and the last hundred that have ended; the oldest first."""
+        self._operations.check_open()
+        return self._live_side().list()
+
+    async def attach(
+        self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None
+    ) -> AsyncProcess:
+        """A process by its pid. `output()` and the callbacks get what is still kept of its output, then what comes."""
+        self._operations.check_open()
+        process = self._live_side().find(pid)
+        if on_stdout is not None or on_stderr is not None:
+            process.hear(Texts(on_stdout, on_stderr))
+        return process
+
+    async def _live_cage(self) -> LiveCage:
+        """For what else lives there: the cage of this sandbox that stays, made now if there is none."""
+        await self.start()
+        return await self._operations.run(self._live_side().cage())
+
+    def _live_side(self) -> LiveSide:
+        if self._live is None:
+            from warmcell.sandbox.live import LiveSide
+
+            open_cage = getattr(self._guest, "live_cage", None)
+            if open_cage is None:
+                raise no_live_cage(self._settings["backend"])
+            self._live = LiveSide(open_cage, self._operations)
+        return self._live
 
     async def available_tools(self) -> list[str]:
         """The commands that `exec` and `sh` find by their names in this sandbox, sorted."""
@@ -306,6 +377,8 @@ class AsyncSandbox:
     async def _end(self) -> None:
         await self._operations.close()
         try:
+            if self._live is not None:
+                await self._live.aclose()
             await self._guest.aclose()
         finally:
             await in_thread(self._workspace.close)
@@ -326,6 +399,7 @@ class AsyncSandbox:
             fetch_policy=settings["fetch_policy"],
             process_config=settings["config"],
             enforcer=settings["enforcer"],
+            idle_timeout=settings["idle_timeout"],
         )
 
     def _fetch_client(self) -> SafeClient | None:

@@ -16,6 +16,7 @@ from warmcell.workspace.mount_points import WORK, MountPoint
 
 if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
+    from warmcell.backends.process.live import LiveCage
     from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
     from warmcell.core.output_events import StreamEvent
     from warmcell.languages.config import ProcessConfig
@@ -45,6 +46,7 @@ class GuestConfig:
     fetch_policy: FetchPolicy | None = None
     process_config: ProcessConfig | None = None
     enforcer: str | SandboxEnforcer = "auto"
+    idle_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +195,25 @@ class ProcessGuest:
     def capabilities(self) -> BackendCapabilities:
         return self._backend.capabilities()
 
+    async def live_cage(self) -> LiveCage:
+        """One of this sandbox's own, that stays."""
+        opens = getattr(self._backend, "live_cage", None)
+        if opens is None:
+            raise no_live_cage(self._backend.name)
+        config = self._config
+        cage: LiveCage = await opens(
+            env=config.env, memory_limit_mb=config.memory_limit_mb, idle_timeout=config.idle_timeout
+        )
+        return cage
+
     async def aclose(self) -> None:
         await self._backend.aclose()
+
+
+def no_live_cage(backend: str) -> InvalidRequest:
+    """For whoever asks a backend for what it does not have."""
+    reason = f"the backend {backend!r} keeps nothing running between calls"
+    return InvalidRequest(reason, field="backend", hint="use Sandbox(backend='process')")
 
 
 def _process_backend(config: GuestConfig) -> ProcessBackend:

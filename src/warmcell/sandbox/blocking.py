@@ -12,6 +12,8 @@ from warmcell.lifetime.portal import Visits, portal
 from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.backend_adapters import GuestFactory, make_guest
+from warmcell.sandbox.output_callbacks import OnText, Texts
+from warmcell.sandbox.processes import AsyncProcess, Process, ProcessInfo, PtySize
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.files import DirEntry, FileStat
@@ -26,7 +28,20 @@ if TYPE_CHECKING:
     from warmcell.net import FetchPolicy
     from warmcell.sandbox.tools.toolset import Toolset
 
-__all__ = ["ArchiveLimits", "AsyncSandbox", "DirEntry", "FileStat", "FsChange", "MountPoint", "Sandbox", "SnapshotId"]
+__all__ = [
+    "ArchiveLimits",
+    "AsyncProcess",
+    "AsyncSandbox",
+    "DirEntry",
+    "FileStat",
+    "FsChange",
+    "MountPoint",
+    "Process",
+    "ProcessInfo",
+    "PtySize",
+    "Sandbox",
+    "SnapshotId",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,15 +73,24 @@ def _heard(
         lifted: dict[str, Any] = dict(kwargs)
         for name in _CALLBACKS & kwargs.keys():
             callback: Any = kwargs[name]
-            if inspect.iscoroutinefunction(callback):
-                raise InvalidRequest(
-                    "is a coroutine function", field=name, hint="use AsyncSandbox, or a plain function"
-                )
+            _refuse_coroutine(name, callback)
             if callable(callback):
                 lifted[name] = visits.lift(callback)
         return portal.call_visited(visits, method, self._async, *args, **lifted)
 
     return call
+
+
+def _heard_process(process: AsyncProcess, on_stdout: OnText | None, on_stderr: OnText | None) -> Process:
+    made = Process(process)
+    if on_stdout is not None or on_stderr is not None:
+        made.hear(on_stdout, on_stderr)
+    return made
+
+
+def _refuse_coroutine(name: str, callback: object) -> None:
+    if inspect.iscoroutinefunction(callback):
+        raise InvalidRequest("is a coroutine function", field=name, hint="use AsyncSandbox, or a plain function")
 
 
 class Sandbox:
@@ -87,6 +111,7 @@ class Sandbox:
         config: ProcessConfig | None = None,
         enforcer: str | SandboxEnforcer = "auto",
         limits: Limits | None = None,
+        idle_timeout: float | None = None,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
@@ -103,6 +128,7 @@ class Sandbox:
             config=config,
             enforcer=enforcer,
             limits=limits,
+            idle_timeout=idle_timeout,
             track_changes=track_changes,
             guest_factory=guest_factory,
         )
@@ -160,6 +186,31 @@ class Sandbox:
 
         tools = self._async.tools(max_text=max_text, languages=languages)
         return make_toolset(tools.definitions, functools.partial(portal.call, tools.call), is_async=False)
+
+    processes = _blocking(AsyncSandbox.processes)
+
+    def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: AnyPath | None = None,
+        env: Mapping[str, str] | None = None,
+        pty: PtySize | None = None,
+        stdin: bool = True,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+    ) -> Process:
+        """As `AsyncSandbox.spawn`. Callbacks are called by a thread of their own, while the process runs."""
+        Texts(on_stdout, on_stderr)  # what cannot be called is refused before anything runs
+        _refuse_coroutine("on_stdout", on_stdout)
+        _refuse_coroutine("on_stderr", on_stderr)
+        started = portal.call(self._async.spawn, command, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=timeout)
+        return _heard_process(started, on_stdout, on_stderr)
+
+    def attach(self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None) -> Process:
+        """As `AsyncSandbox.attach`."""
+        return _heard_process(portal.call(self._async.attach, pid), on_stdout, on_stderr)
 
     def fork(self, snapshot: str | None = None) -> Sandbox:
         """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import cast
 
 from warmcell.core.errors import InvalidRequest, SandboxError
-from warmcell.core.output_events import ResultEvent, StreamEvent
+from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.types import ExecResult
 
 #: May return an awaitable, which is awaited before more is read.
@@ -22,7 +22,7 @@ def following(on_stdout: OnText | None, on_stderr: OnText | None) -> Follow | No
     """None where nobody wants to hear anything: such a run costs what it always did."""
     if on_stdout is None and on_stderr is None:
         return None
-    texts = {"stdout": _Text(on_stdout, "on_stdout"), "stderr": _Text(on_stderr, "on_stderr")}
+    texts = Texts(on_stdout, on_stderr)
 
     async def follow(events: AsyncIterator[StreamEvent]) -> ExecResult:
         async with aclosing(cast("AsyncGenerator[StreamEvent]", events)):  # left early, it ends the run
@@ -30,26 +30,35 @@ def following(on_stdout: OnText | None, on_stderr: OnText | None) -> Follow | No
                 event = await _next(events, texts)
                 if isinstance(event, ResultEvent):
                     return event.result
-                await texts[event.stream].hear(event.data)
+                await texts.hear(event)
 
     return follow
 
 
-async def _next(events: AsyncIterator[StreamEvent], texts: dict[str, _Text]) -> StreamEvent:
+async def _next(events: AsyncIterator[StreamEvent], texts: Texts) -> StreamEvent:
     """Before the last event, and before what a limit calls for is raised, the rest of the text is told."""
     try:
         event = await anext(events)
     except SandboxError:
-        await _finish(texts)
+        await texts.finish()
         raise
     if isinstance(event, ResultEvent):
-        await _finish(texts)
+        await texts.finish()
     return event
 
 
-async def _finish(texts: dict[str, _Text]) -> None:
-    for text in texts.values():
-        await text.hear(b"", is_last=True)
+class Texts:
+    """Both streams of one run, and who hears them."""
+
+    def __init__(self, on_stdout: OnText | None, on_stderr: OnText | None) -> None:
+        self._texts = {"stdout": _Text(on_stdout, "on_stdout"), "stderr": _Text(on_stderr, "on_stderr")}
+
+    async def hear(self, event: OutputEvent) -> None:
+        await self._texts[event.stream].hear(event.data)
+
+    async def finish(self) -> None:
+        for text in self._texts.values():
+            await text.hear(b"", is_last=True)
 
 
 class _Text:

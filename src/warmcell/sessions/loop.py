@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
@@ -24,8 +27,11 @@ class Loop:
         self._poll.register(self._wake, READ)
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._asked: deque[Callable[[], None]] = deque()
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
         self._is_over = False
-        self._lock = threading.Lock()
+        # Reentrant: collecting garbage may bring its own wishes in the middle of one.
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         own(self)
 
@@ -33,7 +39,8 @@ class Loop:
         self._thread.start()
 
     def abandon(self) -> None:
-        self._lock = threading.Lock()
+        # In a fork there is no such thread.
+        self._lock = threading.RLock()
         self._is_over = True
 
     def call(self, wish: Callable[[], None]) -> bool:
@@ -44,6 +51,10 @@ class Loop:
             self._asked.append(wish)
             os.eventfd_write(self._wake, 1)
             return True
+
+    def call_later(self, seconds: float, wish: Callable[[], None]) -> None:
+        """In the loop's own thread."""
+        heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), wish))
 
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -68,13 +79,19 @@ class Loop:
 
     def _serve(self) -> None:
         while not self._is_over:
-            for descriptor, _ in self._poll.poll():
+            for descriptor, _ in self._poll.poll(self._pause_ms()):
                 callback = self._callbacks.get(descriptor)
                 if callback is not None:
                     callback()
             self._do_what_was_asked()
+            while self._later and self._later[0][0] <= time.monotonic():
+                heapq.heappop(self._later)[2]()
         self._do_what_was_asked()  # nobody who was told yes may wait for ever
         self._owned.close()
+
+    def _pause_ms(self) -> int | None:
+        # Whole milliseconds, rounded up: rounding down would spin.
+        return int(max(0.0, self._later[0][0] - time.monotonic()) * 1000) + 1 if self._later else None
 
     def _do_what_was_asked(self) -> None:
         try:

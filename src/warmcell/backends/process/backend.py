@@ -219,10 +219,23 @@ class ProcessBackend:
             listener=listener,
         )
 
-    async def live_cage(self, limits: Limits | None = None, env: Mapping[str, str] | None = None) -> LiveCage:
-        """A cage that stays, in which programs are started one by one; see `backends.process.live`. Close it."""
-        effective = effective_limits(self._policy, limits, None)
-        cage = await self._runs.run(lambda run: self._launcher.live_cage(effective, env or {}, run))
+    async def live_cage(
+        self,
+        limits: Limits | None = None,
+        env: Mapping[str, str] | None = None,
+        *,
+        memory_limit_mb: int | None = None,
+        idle_timeout: float | None = None,
+    ) -> LiveCage:
+        """A cage that stays, in which programs are started one by one; see `backends.process.live`. Close it.
+
+        Without programs it ends by itself after `idle_timeout` seconds.
+        """
+        from warmcell.backends.process.live_making import LiveTerms
+
+        effective = effective_limits(self._policy, limits, memory_limit_mb)
+        terms = LiveTerms(env or {}, idle_timeout)
+        cage = await self._runs.run(lambda run: self._launcher.live_cage(effective, terms, run))
         self._cages.add(cage)
         return cage
 

@@ -37,6 +37,7 @@ from warmcell.runner.pump import Bounds, Pump
 
 if TYPE_CHECKING:
     from warmcell.backends.process.live import LiveCage
+    from warmcell.backends.process.live_making import LiveTerms
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
@@ -267,12 +268,12 @@ class Launcher:
                 return cell
         raise EnforcerFailed(world.zygote.enforcer, "cells die before they can be used")
 
-    def live_cage(self, limits: EffectiveLimits, env: Mapping[str, str], run: Run) -> LiveCage:
-        """A cell that stays; `env` is what all its programs find besides the policy's. The caller closes it."""
+    def live_cage(self, limits: EffectiveLimits, terms: LiveTerms, run: Run) -> LiveCage:
+        """A cell that stays, until the caller closes it or it ends by itself."""
         from warmcell.backends.process.live_making import begun
 
         world = self._live_world(limits)
-        begin = partial(begun, world, self._live_kind(limits, world), self.egress, self.pool, env, run)
+        begin = partial(begun, world, self._live_kind(limits, world), self.egress, self.pool, terms, run)
         try:
             return scarcity.retried(begin, run, self._config.queue_timeout, own=self.pool)
         except OSError as error:

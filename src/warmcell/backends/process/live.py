@@ -12,8 +12,16 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from warmcell.backends.process.world import World
-from warmcell.core.errors import ExecutionFailed, InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.errors import (
+    ExecutionFailed,
+    ExecutionTimeout,
+    InvalidRequest,
+    MemoryExceeded,
+    SandboxError,
+    SessionEnded,
+)
 from warmcell.core.records import dataclass
+from warmcell.core.types import EffectiveLimits, Enforced, ExecResult
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.policy.places import WORK_DIR
@@ -25,6 +33,7 @@ from warmcell.sessions.loop import READ, Loop
 _ANSWER_SECONDS = 60.0
 _LAST_WORDS_MS = 10_000
 _MOST_LAST_WORDS = 4096
+IDLE = "it was idle for longer than idle_timeout"
 _FORGED = "something in it spoke in the agent's name"
 
 
@@ -47,6 +56,14 @@ class CageEnd:
     def error(self) -> SandboxError:
         return SessionEnded(self.reason)
 
+    def error_with(self, result: ExecResult, limits: EffectiveLimits) -> SandboxError:
+        """As for a run that met the same limit."""
+        if self.limit == "memory":
+            return MemoryExceeded(limits.memory_mb, result)
+        if self.limit == "cpu":
+            return ExecutionTimeout(limits.cpu_seconds or 0.0, result, clock="cpu")
+        return self.error()
+
 
 class StartedProgram:
     """One program or worker of a live cage. `ended` has its `Ending`, or the error that the end of the cage is."""
@@ -60,6 +77,14 @@ class StartedProgram:
         self.ended: Future[Ending] = Future()
         self.ended.set_running_or_notify_cancel()
 
+    @property
+    def enforced(self) -> Enforced:
+        return self._cage.world.effective.enforced
+
+    def why_ended(self, result: ExecResult) -> SandboxError:
+        """Where it ended with its cage: what that was."""
+        return self._cage.ended.result().error_with(result, self._cage.world.effective.limits)
+
     def signal(self, number: int) -> None:
         """To it and its process group. Nothing happens where it has ended."""
         self._cage.ask_of(self.pid, "signal", signal=int(number))
@@ -67,6 +92,10 @@ class StartedProgram:
     def kill(self) -> None:
         """Ends it and everything that it started, as far as that can be told from what others started."""
         self._cage.ask_of(self.pid, "signal", signal=9, tree=True)
+
+    def kill_soon(self) -> None:
+        """The same without waiting for it, for the loop of the cage."""
+        self._cage.ask_soon(self.pid, "signal", signal=9, tree=True)
 
     def resize(self, columns: int, rows: int) -> None:
         self._cage.ask_of(self.pid, "resize", pty=[columns, rows])
@@ -78,7 +107,15 @@ class LiveCage:
     It ends with `close`, with this process, when its agent does, or at a limit. In a fork it has ended.
     """
 
-    def __init__(self, cell: Cell, control: socket.socket, world: World, env: Mapping[str, str], cleanup: ExitStack):
+    def __init__(
+        self,
+        cell: Cell,
+        control: socket.socket,
+        world: World,
+        env: Mapping[str, str],
+        cleanup: ExitStack,
+        idle_timeout: float | None = None,
+    ) -> None:
         self._cell = cell
         self._env = dict(env)
         self._cleanup = cleanup
@@ -88,17 +125,26 @@ class LiveCage:
         self._programs: dict[int, StartedProgram] = {}
         self._last_words = bytearray()
         self._is_closing = False
+        self._idle_timeout = idle_timeout
+        #: How often it was asked for something: whoever wants to end an idle one looks whether this has changed.
+        self._calls = 0
         self.loop = Loop("warmcell-live")
         self._conversation = Conversation(self.loop, control, self._heard, self._over)
         for descriptor in (cell.stdout, cell.stderr):
             self.loop.watch(descriptor, READ, lambda descriptor=descriptor: self._keep_last_words(descriptor))  # type: ignore[misc]
         self.loop.watch(cell.pidfd, READ, lambda: self._conversation.end(""))
+        self._begin_idling()
         self.loop.start()
         own_until_exit(self)
 
     @property
     def is_alive(self) -> bool:
         return not self._is_closing and not self.ended.done()
+
+    @property
+    def was_idle(self) -> bool:
+        """Whether it has ended for want of anything to do."""
+        return self.ended.done() and self.ended.result().reason == IDLE
 
     @property
     def pid(self) -> int:
@@ -152,6 +198,10 @@ class LiveCage:
         """Something about a program that may have ended by now."""
         self._answer(op, pid=pid, **fields)
 
+    def ask_soon(self, pid: int, op: str, **fields: Any) -> None:
+        """The same without waiting: what comes of it is seen by its end."""
+        self._conversation.ask(op, pid=pid, **fields)
+
     def close(self) -> None:
         """Ends everything in it and waits until it is gone."""
         self._is_closing = True
@@ -172,6 +222,7 @@ class LiveCage:
     ) -> Message:
         if self.loop.is_own_thread():
             raise RuntimeError("the live cage's own thread cannot wait for it")
+        self._calls += 1
         try:
             return self._conversation.ask(op, descriptors, on_answer, **fields).result(_ANSWER_SECONDS)
         except FrameTooLong as error:
@@ -200,6 +251,22 @@ class LiveCage:
         started.append(StartedProgram(self, pid, failure))
         self._programs[pid] = started[0]
 
+    def _begin_idling(self) -> None:
+        """When nothing runs: unless something is asked for meanwhile, it ends after its time."""
+        if self._idle_timeout is None or self._programs:
+            return
+        calls = self._calls
+
+        def look() -> None:
+            if self._programs:
+                return
+            if self._calls == calls:
+                self._conversation.end(IDLE)
+            else:
+                self._begin_idling()
+
+        self.loop.call_later(self._idle_timeout, look)
+
     def _heard(self, message: Message) -> None:
         if message.get("event") != "ended":
             return
@@ -210,6 +277,7 @@ class LiveCage:
             self._programs.update({program.pid: program} if program else {})
             self._conversation.end(_FORGED)
         else:
+            self._begin_idling()
             program.ended.set_result(Ending(status & 0xFFFF, max(0.0, float(cpu)), max(0, peak)))  # type: ignore[operator, arg-type, type-var]
 
     def _keep_last_words(self, descriptor: int) -> None:
@@ -240,6 +308,8 @@ class LiveCage:
         with suppress(OSError):  # without descriptors it cannot be said what the cell used
             cell.close()
         self._cleanup.close()
+        if not reason and cell.group_usage is not None and cell.group_usage.memory_kills:
+            report = {**report, "verdict": "memory"}
         return _end_of(report, reason, self._last_words.decode("utf-8", "replace").strip())
 
     def _report(self) -> dict[str, Any]:

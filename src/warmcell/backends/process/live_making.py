@@ -14,7 +14,7 @@ from warmcell.backends.process.world import Directories, World
 from warmcell.cage.plan import LaunchPlan
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, InvalidRequest, PolicyViolation
-from warmcell.core.records import replace
+from warmcell.core.records import dataclass, field, replace
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.lifetime.descriptors import Descriptors
@@ -67,17 +67,25 @@ def check(effective: EffectivePolicy) -> None:
         raise InvalidRequest(reason, field="limits.processes", hint="raise Limits(processes=...)")
 
 
-def begun(world: World, kind: CellKind, egress: Egress, pool: Pool, env: Mapping[str, str], run: Run) -> LiveCage:
+@dataclass(frozen=True, slots=True)
+class LiveTerms:
+    """What a caller says of its live cage: variables for all its programs, and when it ends for want of any."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    idle_timeout: float | None = None
+
+
+def begun(world: World, kind: CellKind, egress: Egress, pool: Pool, terms: LiveTerms, run: Run) -> LiveCage:
     """All that a live cage opens; nothing is left open where it fails."""
     for _ in range(_ATTEMPTS):
         try:
-            return _begun_once(world, kind, egress, pool, env, run)
+            return _begun_once(world, kind, egress, pool, terms, run)
         except CellLost:
             continue
     raise EnforcerFailed(kind.zygote.enforcer, "cells die before they can be used")
 
 
-def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, env: Mapping[str, str], run: Run) -> LiveCage:
+def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, terms: LiveTerms, run: Run) -> LiveCage:
     with ExitStack() as cleanup:
         owned = Descriptors()
         cleanup.callback(owned.close)
@@ -92,8 +100,8 @@ def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, env: M
             leasing.pop_all()
             pool.stay()
             cleanup.callback(pool.leave)
-        given = {**world.default_env(Directories()), **way_out.env, **world.effective.env, **env}
-        return LiveCage(cell, control, world, given, cleanup.pop_all())
+        given = {**world.default_env(Directories()), **way_out.env, **world.effective.env, **terms.env}
+        return LiveCage(cell, control, world, given, cleanup.pop_all(), terms.idle_timeout)
 
 
 def _agent_job(files_of_way_out: Mapping[str, bytes]) -> Job:

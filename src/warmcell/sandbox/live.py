@@ -1,0 +1,178 @@
+"""The live side of a sandbox: one cage, made when it is first needed and again after it ended, and what runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from warmcell.core.errors import InvalidRequest, SessionEnded
+from warmcell.core.types import check_env, check_text, check_timeout
+from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.operations import Operations
+from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
+from warmcell.sessions.processes import LiveProcess, ProcessTable, Streams
+from warmcell.sessions.rings import Ring
+from warmcell.sessions.streams import Input, Output
+
+if TYPE_CHECKING:
+    from warmcell.backends.process.live import LiveCage
+
+#: Of each stream of a process that somebody may look at later.
+_RING_BYTES = 1 << 20
+_ATTEMPTS = 3
+RingFactory = Callable[[], Ring]
+
+
+def _ring() -> Ring:
+    return Ring(_RING_BYTES)
+
+
+class LiveSide:
+    """Belongs to one sandbox, and to its event loop."""
+
+    def __init__(self, open_cage: Callable[[], Awaitable[LiveCage]], operations: Operations) -> None:
+        self._open_cage = open_cage
+        self._operations = operations
+        self._cage: LiveCage | None = None
+        self._making = asyncio.Lock()
+        self.table = ProcessTable()
+
+    async def cage(self) -> LiveCage:
+        """The one that lives, or a new one."""
+        async with self._making:
+            if self._cage is None or not self._cage.is_alive:
+                await self._end_cage()
+                self._cage = await self._open_cage()
+                loop = self._cage.loop
+                self._cage.ended.add_done_callback(lambda _: loop.call(self.table.forget_pipes))
+            return self._cage
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        *,
+        command: str = "",
+        env: Mapping[str, str] | None = None,
+        pty: PtySize | None = None,
+        stdin: bool = True,
+        timeout: float | None = None,
+        ring: RingFactory = _ring,
+    ) -> AsyncProcess:
+        """In a new cage where the old one ended in this very moment for want of anything to do."""
+        for attempt in range(_ATTEMPTS):
+            cage = await self.cage()
+            begin = partial(_begun, cage, argv, cwd, command, env, pty, stdin, ring)
+            try:
+                process = await in_thread(partial(self._kept, begin, timeout))
+                return AsyncProcess(process, self._operations)
+            except SessionEnded:
+                if attempt == _ATTEMPTS - 1 or not cage.was_idle:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _kept(self, begin: Callable[[], LiveProcess], timeout: float | None) -> LiveProcess:
+        """In the table before anybody can be cancelled: what runs is listed."""
+        process = begin()
+        self.table.add(process)
+        process.begin(timeout)
+        return process
+
+    def list(self) -> list[ProcessInfo]:
+        return [AsyncProcess(process, self._operations).info for process in self.table.all()]
+
+    def find(self, pid: int) -> AsyncProcess:
+        process = self.table.find(pid)
+        if process is None:
+            raise InvalidRequest(f"there is no process {pid!r}", field="pid", hint="processes() lists them")
+        return AsyncProcess(process, self._operations)
+
+    async def aclose(self) -> None:
+        async with self._making:
+            await self._end_cage()
+
+    async def _end_cage(self) -> None:
+        cage, self._cage = self._cage, None
+        if cage is not None:
+            await in_thread(cage.close)
+
+
+def _begun(
+    cage: LiveCage,
+    argv: Sequence[str],
+    cwd: str,
+    command: str,
+    env: Mapping[str, str] | None,
+    pty: PtySize | None,
+    stdin: bool,
+    ring: RingFactory,
+) -> LiveProcess:
+    """Pipes of the host's, whose other ends the guest gets: no open file is shared with it."""
+    with Descriptors() as owned, Descriptors() as theirs:
+        if pty is not None:
+            streams, ends = _terminal_streams(cage, owned, theirs, ring)
+        else:
+            streams, ends = _plain_streams(cage, owned, theirs, ring, stdin)
+        size = None if pty is None else (pty.cols, pty.rows)
+        program = cage.start(argv, cwd=cwd, env=env, descriptors=ends, pty=size)
+        theirs.close()
+    return LiveProcess(cage.loop, program, command or " ".join(argv), cwd, streams)
+
+
+def _pipe(owned: Descriptors, theirs: Descriptors, *, inward: bool) -> tuple[int, int]:
+    """Our end, which never blocks, and theirs."""
+    reader, writer = owned.pipe()
+    ours, other = (writer, reader) if inward else (reader, writer)
+    theirs.take([owned.give(other)])
+    os.set_blocking(ours, False)
+    return ours, other
+
+
+def _plain_streams(
+    cage: LiveCage, owned: Descriptors, theirs: Descriptors, ring: RingFactory, stdin: bool
+) -> tuple[Streams, list[int]]:
+    if stdin:
+        written, read = _pipe(owned, theirs, inward=True)
+    else:
+        written, read = -1, theirs.opened(lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    out, their_out = _pipe(owned, theirs, inward=False)
+    error, their_error = _pipe(owned, theirs, inward=False)
+    outputs = [Output(cage.loop, name, end, owned, ring()) for name, end in (("stdout", out), ("stderr", error))]
+    return Streams(Input(cage.loop, written, owned), outputs, owned), [read, their_out, their_error]
+
+
+def _terminal_streams(
+    cage: LiveCage, owned: Descriptors, theirs: Descriptors, ring: RingFactory
+) -> tuple[Streams, list[int]]:
+    written, read = _pipe(owned, theirs, inward=True)
+    shown, their_shown = _pipe(owned, theirs, inward=False)
+    output = Output(cage.loop, "stdout", shown, owned, ring())
+    return Streams(Input(cage.loop, written, owned), [output], owned), [read, their_shown]
+
+
+def checked_command(command: object) -> tuple[list[str], str]:
+    """Text is for the shell; a list is a program and its arguments. Also as one line, for people."""
+    if isinstance(command, str):
+        text = check_text("command", command)
+        if not text.strip():
+            raise InvalidRequest("is empty", field="command")
+        return ["sh", "-c", text], text
+    if not isinstance(command, Sequence) or isinstance(command, bytes) or not command:
+        raise InvalidRequest(
+            "must be text for the shell, or a list of a program and its arguments",
+            field="command",
+            hint='spawn("npm run dev"), or spawn(["python3", "-i"])',
+        )
+    argv = [check_text("command", word) for word in command]
+    return argv, " ".join(argv)
+
+
+def checked_options(env: object, pty: object, timeout: object) -> tuple[dict[str, str], PtySize | None, float | None]:
+    if pty is not None and not isinstance(pty, PtySize):
+        raise InvalidRequest(f"must be a PtySize, not {type(pty).__name__}", field="pty", hint="PtySize(80, 24)")
+    seconds = None if timeout is None else check_timeout(timeout)
+    return dict(check_env({} if env is None else env)), pty, seconds
