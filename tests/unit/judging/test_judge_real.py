@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from tests.contract.processes import eventually
 
-from warmcell import Case, ExecRequest, ProcessBackend, ajudge, judge
+from warmcell import (
+    AccessMode,
+    AllowedPath,
+    Case,
+    ExecRequest,
+    ProcessBackend,
+    ProcessConfig,
+    SandboxPolicy,
+    ajudge,
+    judge,
+)
 
 pytestmark = pytest.mark.needs("user namespaces")
 
@@ -96,3 +110,31 @@ def test_no_trivial_program_is_out_of_time_because_of_a_crowd(backend: ProcessBa
 
     statuses = asyncio.run(crowd())
     assert statuses == ["accepted"] * (6 * callers)
+
+
+#: Leaves a mark for each time that it was started, and ends when there are as many as its input says.
+MARKS = """
+import os, time
+marks = len(os.listdir("/marks"))
+open(f"/marks/{marks}", "w").close()
+time.sleep(100 if marks < int(input()) else 0)
+print("x")
+"""
+
+
+@pytest.mark.parametrize(("deaths", "status"), [(1, "accepted"), (2, "host_error")])
+def test_what_the_host_failed_at_is_run_again_elsewhere_and_then_told_as_the_hosts(
+    tmp_path: Path, deaths: int, status: str
+) -> None:
+    """The manager of all cells is killed while the program runs."""
+    policy = SandboxPolicy(allowed_paths=(AllowedPath(str(tmp_path), AccessMode.READ_WRITE, "/marks"),))
+    config = ProcessConfig(pool_size=0, pool_min=0)
+    with ProcessBackend(config, policy=policy) as backend, ThreadPoolExecutor() as threads:
+        judged = threads.submit(judge, ExecRequest("python", MARKS, 120), [Case(str(deaths), "x")], backend=backend)
+        for death in range(deaths):
+            assert eventually(lambda n=death: (tmp_path / str(n)).exists(), 60)  # type: ignore[misc]
+            for manager in backend.zygote_pids:
+                os.kill(manager, signal.SIGKILL)
+        (verdict,) = judged.result(120)
+    assert verdict.status == status, verdict
+    assert len(os.listdir(tmp_path)) == 2
