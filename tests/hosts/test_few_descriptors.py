@@ -9,9 +9,10 @@ import threading
 import time
 
 import pytest
+from tests.hosts.conditions import limited
 
 from warmcell.core.errors import SandboxError
-from warmcell.lifetime.descriptors import DescriptorsExhausted
+from warmcell.lifetime.descriptors import DescriptorsExhausted, told_shortage
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.lifetime.scarcity import Scarcity
 
@@ -117,3 +118,32 @@ def test_another_trouble_is_not_tried_again() -> None:
 
     with pytest.raises(PermissionError):
         Scarcity().retried(attempt, Run(), 60)
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.parametrize("limit", [8, 10, 12])
+def test_doctor_names_the_limit_when_it_can_open_next_to_nothing(limit: int) -> None:
+    command = [*limited(f"-n {limit}"), sys.executable, "-m", "warmcell", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert f"RLIMIT_NOFILE is {limit}" in done.stdout + done.stderr, done
+    assert "raise it (`ulimit -n 65536`" in done.stdout + done.stderr
+    assert done.returncode and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("last_words", "told"),
+    [
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "this user has as many processes"),
+        ("OS can't spawn worker thread: Resource temporarily unavailable (os error 11)", "this user has as many"),
+        ("OSError: [Errno 24] Too many open files: '/x'", "this process has as many open descriptors"),
+        ("MemoryError: [Errno 12] Cannot allocate memory", "there is no memory for it"),
+        ("ValueError: something else", ""),
+        ("", ""),
+    ],
+)
+def test_what_a_process_of_ours_died_for_want_of_is_told(last_words: str, told: str) -> None:
+    """And not only in a log."""
+    found = told_shortage(last_words, "start it")
+    assert bool(found) == bool(told)
+    if found is not None:
+        assert found.fault == "host" and found.message.startswith(f"could not start it: {told}") and found.hint

@@ -153,6 +153,33 @@ trio.run(main)
     assert "no asyncio event loop" in text and "trio.to_thread.run_sync" in text and text in other
 
 
+@pytest.mark.needs("linux", "user namespaces")
+def test_in_a_subinterpreter_it_works_or_says_what_does() -> None:
+    """What needs no thread of ours works in one that may have none."""
+    doors = RUN_BY_EVERY_DOOR.replace(
+        "told(lambda: get_enforcer",
+        "told(lambda: asyncio.run(ProcessBackend().execute(request)).stdout),\n"
+        "    told(lambda: list(ProcessBackend().run_many_blocking([request]))[0].result.stdout),\n"
+        "    told(lambda: get_enforcer",
+    )
+    code = f"""
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+import sys
+own = interpreters.create()
+failure = interpreters.run_string(own, f"import asyncio, sys; sys.path[:] = {{sys.path!r}}\\n" + {doors!r} + "sys.stdout.flush()")
+assert failure is None, failure
+"""
+    plain, preloaded, bubblewrap, awaited, many, _, wasm, shell = answers(code)
+    assert (plain, wasm) == ("42\n", "")
+    for name, fault, text in (preloaded, awaited, many, shell):
+        assert (name, fault) == ("BackendUnavailable", "host")
+        assert "this is a subinterpreter" in text and "execute_blocking" in text
+    assert bubblewrap[:2] == ["EnforcerUnavailable", "host"] and "subinterpreters" in bubblewrap[2]
+
+
 def test_in_an_archive_it_says_so(tmp_path: Path) -> None:
     source = tmp_path / "source"
     copytree(ROOT / "src" / "warmcell", source / "warmcell", ignore=ignore_patterns("*.wasm", "__pycache__"))

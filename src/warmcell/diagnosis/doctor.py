@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.core.errors import EnforcerUnavailable, ExecutionTimeout, MemoryExceeded, SandboxError
+from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.row import LanguageRow
@@ -228,6 +228,13 @@ ATTACKS: tuple[tuple[str, Attack], ...] = (
 def examine() -> Report:
     """Every row is the outcome of something that was tried while this ran."""
     try:
+        return _examine()
+    except OSError as error:  # so few descriptors that not even our own files can be opened
+        raise host_failure(error, "examine this host") from None
+
+
+def _examine() -> Report:
+    try:
         with (
             ProcessBackend(ProcessConfig(pool_size=0), enforcer="native") as backend,
             ProcessBackend(ProcessConfig(pool_size=0), enforcer="native", policy=SandboxPolicy()) as spawnless,
@@ -262,10 +269,9 @@ _OF_THE_CAGE_ALONE = ("privileges", "system calls", "new processes", "process li
 def _row(name: str, attack: Attack, patient: Patient) -> Row:
     try:
         held, mechanism, proof = attack(patient)
-    except SandboxError as error:
-        return Row(name, "missing", None, f"the attack could not be run: {error.message}", error.hint)
-    except OSError as error:
-        return Row(name, "missing", None, f"the attack could not be run: {host_failure(error, 'prepare it').message}")
+    except (SandboxError, OSError) as error:
+        reason = _typed(error, "prepare it")
+        return Row(name, "missing", None, f"the attack could not be run: {reason.message}", reason.hint)
     if not held:
         return Row(name, "missing", mechanism, f"the attack succeeded; it should be that {proof}", "please report this")
     is_weaker = mechanism == "supervisor" and name == "memory limit"
@@ -287,8 +293,9 @@ def _bubblewrap() -> Row:
 
     try:
         get_enforcer("bubblewrap").probe()
-    except EnforcerUnavailable as error:
-        return Row("bubblewrap (optional)", "missing", None, error.message, error.hint)
+    except (SandboxError, OSError) as error:
+        reason = _typed(error, "try it")
+        return Row("bubblewrap (optional)", "missing", None, reason.message, reason.hint)
     return Row("bubblewrap (optional)", "works", "bwrap", "a child looked around in its cage and found nothing")
 
 
@@ -299,9 +306,14 @@ def _toolchain(language: LanguageRow) -> Row:
     try:
         program = language_runtime(language.name).prepare("0", config)
         version = language_version(language.name, config)
-    except SandboxError as error:
-        return Row(name, "missing", None, error.message, error.hint or language.remedy or None)
+    except (SandboxError, OSError) as error:
+        reason = _typed(error, "look for it")
+        return Row(name, "missing", None, reason.message, reason.hint or language.remedy or None)
     return Row(name, "works", version or None, f"found as {(program.build or program).argv[0]}")
+
+
+def _typed(error: SandboxError | OSError, doing: str) -> SandboxError:
+    return error if isinstance(error, SandboxError) else host_failure(error, doing)
 
 
 def _wasm() -> Row:

@@ -112,6 +112,14 @@ def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxErr
     return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}", hint=_HINTS.get(error.errno or 0))
 
 
+def told_shortage(last_words: str, doing: str) -> SandboxError | None:
+    """The typed error for what a process of ours said when it died, where it died for want of what can run out."""
+    for number in _EXHAUSTED:
+        if os.strerror(number) in last_words:
+            return host_failure(OSError(number, os.strerror(number)), doing)
+    return None
+
+
 _MORE_DESCRIPTORS = (
     "this process has as many open descriptors as its limit allows",
     "RLIMIT_NOFILE",

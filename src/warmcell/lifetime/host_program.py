@@ -11,6 +11,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
     from warmcell.core.errors import BackendUnavailable
 
 #: In the environment of whatever we start as an interpreter. Who finds it when importing `warmcell` was started in an
@@ -68,6 +71,33 @@ def check() -> None:
         _refuse_patched("gevent", modules["gevent.monkey"].is_module_patched)
     if "eventlet.patcher" in modules:
         _refuse_patched("eventlet", modules["eventlet.patcher"].is_monkey_patched)
+
+
+def start_daemon(target: Callable[..., object], *args: object, name: str = "warmcell") -> threading.Thread:
+    """A thread that nobody waits for at exit; a typed error where there is none to be had."""
+    import threading
+
+    from warmcell.core.errors import ExecutionFailed
+
+    try:
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        thread.start()
+    except RuntimeError as error:
+        hint = "raise the limit on processes (`ulimit -u`), or run less at once"
+        raise subinterpreter_refusal(error) or ExecutionFailed(
+            f"could not start a thread: {error}", hint=hint
+        ) from None
+    return thread
+
+
+def subinterpreter_refusal(error: RuntimeError) -> BackendUnavailable | None:
+    """What to say where `error` is that this interpreter is not the main one, and may not start what others may."""
+    if "subinterpreter" not in str(error).replace("(sub)", "sub"):
+        return None
+    return _refusal(
+        f"this is a subinterpreter, and some things are refused to it: {error}",
+        hint="run() and execute_blocking with enforcer 'native' work there; use the rest in the main interpreter",
+    )
 
 
 def _archive_around(path: str) -> str:

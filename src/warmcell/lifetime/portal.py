@@ -10,8 +10,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.lifetime import host_program
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own
 
 P = ParamSpec("P")
@@ -128,9 +129,13 @@ class Portal:
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="warmcell", daemon=True)
-                self._thread.start()
+                loop = asyncio.new_event_loop()
+                try:
+                    self._thread = start_daemon(self._serve, loop)
+                except SandboxError:
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
 
     @staticmethod

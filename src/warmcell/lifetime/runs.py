@@ -82,6 +82,11 @@ class Runs:
             except RunCancelled:
                 # A caller who cancelled sees its own cancellation; any other one can only have met `close`.
                 raise BackendUnavailable(f"the {self._name} backend was closed during the run") from None
+            except RuntimeError as error:
+                refusal = host_program.subinterpreter_refusal(error)
+                if refusal is None:
+                    raise
+                raise refusal from None
 
     @contextmanager
     def _counted(self, run: Run) -> Iterator[None]:

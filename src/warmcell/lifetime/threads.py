@@ -9,7 +9,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from warmcell.core.errors import ExecutionFailed, InvalidRequest
+from warmcell.core.errors import InvalidRequest
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own
 
 if TYPE_CHECKING:
@@ -99,11 +100,7 @@ class _Threads:
             self._work.put(work)
 
     def _add(self) -> None:
-        try:
-            threading.Thread(target=self._serve, name="warmcell", daemon=True).start()
-        except RuntimeError as error:
-            hint = "raise the limit on processes (`ulimit -u`), or run less at once"
-            raise ExecutionFailed(f"could not start a thread: {error}", hint=hint) from None
+        start_daemon(self._serve)
 
     def _serve(self) -> None:
         while True:

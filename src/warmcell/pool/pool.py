@@ -11,6 +11,7 @@ from warmcell.cage.wire import Job
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.records import dataclass
 from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.scarcity import scarcity
@@ -195,10 +196,8 @@ class Pool:
 
     def _start_maker(self) -> None:
         if self._maker is None:
-            maker = threading.Thread(target=self._make_in_background, name="warmcell-pool", daemon=True)
-            with suppress(RuntimeError):  # no thread to be had: cells are then made when they are needed
-                maker.start()
-                self._maker = maker
+            with suppress(SandboxError):  # no thread to be had: cells are then made when they are needed
+                self._maker = start_daemon(self._make_in_background, name="warmcell-pool")
 
     def _make_in_background(self) -> None:
         while True:

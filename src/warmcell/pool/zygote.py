@@ -16,7 +16,7 @@ from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.records import dataclass
-from warmcell.lifetime.descriptors import Descriptors, host_failure
+from warmcell.lifetime.descriptors import Descriptors, host_failure, told_shortage
 from warmcell.lifetime.host_program import NOT_AN_INTERPRETER
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import RunCancelled
@@ -101,7 +101,8 @@ class ZygoteProcess:
             )
         if _is_file_size_too_small():
             raise host_failure(OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"start {self.key.interpreter}")
-        raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {last_words}")
+        died = EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {last_words}")
+        raise told_shortage(last_words, f"start {self.key.interpreter}") or died
 
     def _answer(self, cancelled: int) -> tuple[dict[str, Any], list[int]]:
         poll = select.poll()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -12,6 +11,8 @@ from typing import Any
 from warmcell.backends.wasm.frames import WorkerDied
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
+from warmcell.lifetime.descriptors import told_shortage
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run, RunCancelled
 
 _log = logging.getLogger(__name__)
@@ -74,16 +75,23 @@ class Lease:
         status = self.worker.dispose()
         if was_killed:
             return BackendUnavailable("the WASM workers were ended during the run")
-        if self.worker.log():
-            _log.warning("a WASM worker died while %s: %s", what, self.worker.log())
+        last_words = self.worker.log()
+        if last_words:
+            _log.warning("a WASM worker died while %s: %s", what, last_words)
+        if (shortage := told_shortage(last_words, f"go on {what}")) is not None:
+            return shortage
         ended = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
         return ExecutionFailed(f"the WASM worker died ({ended}) while {what}", hint="other runs are not affected")
 
 
 def keep_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
     """Has a worker that nobody uses made and prepared by a thread, unless there is one. For when a run has ended."""
-    if pool.claim_spare():
-        threading.Thread(target=_make_spare, args=(pool, prepare), name="warmcell-wasm-spare", daemon=True).start()
+    if not pool.claim_spare():
+        return
+    try:
+        start_daemon(_make_spare, pool, prepare, name="warmcell-wasm-spare")
+    except SandboxError:  # no thread to be had: the next run makes its worker itself
+        pool.spare_is_made()
 
 
 def _make_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:

@@ -19,8 +19,10 @@ from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerD
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.run_request import Directories
 from warmcell.backends.wasm.worker import Worker, places_for
-from warmcell.core.errors import ExecutionFailed
+from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.lifetime.descriptors import told_shortage
 from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import Lock, own_until_exit
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.scarcity import scarcity
@@ -239,10 +241,8 @@ class WorkerPool:
 
     def _retire_later(self) -> None:
         if self._retiring is None:
-            retiring = threading.Thread(target=self._retire, name="warmcell-wasm-idle", daemon=True)
-            with suppress(RuntimeError):  # no thread to be had: they wait until the program ends
-                retiring.start()
-                self._retiring = retiring
+            with suppress(SandboxError):  # no thread to be had: they wait until the program ends
+                self._retiring = start_daemon(self._retire, name="warmcell-wasm-idle")
 
     def _retire(self) -> None:
         """Ends those that have waited too long, until none waits any more."""
@@ -284,7 +284,7 @@ def _await_ready(worker: Worker) -> None:
     except (WorkerDied, Overstayed, ProtocolViolation) as error:
         if not worker.is_killed:  # else the program is ending, and nobody waits for it
             _log.warning("a WASM worker did not start: %s", worker.log() or error)
-        raise ExecutionFailed(
-            "a WASM worker did not start", hint="the log of warmcell.backends.wasm says why"
-        ) from None
+        hint = "the log of warmcell.backends.wasm says why; too few processes (`ulimit -u`) are a usual reason"
+        failure = ExecutionFailed("a WASM worker did not start", hint=hint)
+        raise told_shortage(worker.log(), "start a WASM worker") or failure from None
     worker.is_ready = frame.message.get("op") == "ready"

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.run_request import Fetch, RunRequest
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Questions:
         if what == "fetch" and self._fetch is not None:
             request = fetch_request(frame)
             # In a thread of its own: the deadline and the output of the run are watched meanwhile.
-            threading.Thread(target=self._answer_fetch, args=(self._fetch, request), daemon=True).start()
+            start_daemon(self._answer_fetch, self._fetch, request)
         elif what == "command" and self._commands is not None:
             self._answer_command(frame.message.get("name"), self._commands)
         elif what == "loaded" and self._offered:

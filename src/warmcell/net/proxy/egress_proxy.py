@@ -16,6 +16,7 @@ from functools import partial
 
 from warmcell.core.errors import ExecutionFailed, FetchFailed
 from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.net.connect.admission import AuditSink, DenialSink, Gate
 from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
 from warmcell.net.connect.dial import Dial, client_tls, dial
@@ -94,8 +95,7 @@ class EgressProxy:
 
     def start(self) -> EgressProxy:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="warmcell egress proxy", daemon=True)
-            self._thread.start()
+            self._thread = start_daemon(self._run, name="warmcell egress proxy")
             self._ready.wait()
             if isinstance(self._failure, OSError):
                 raise host_failure(self._failure, "start the egress proxy") from self._failure
