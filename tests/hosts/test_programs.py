@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipapp
@@ -100,6 +101,13 @@ def test_a_program_that_was_started_as_an_interpreter_ends_at_once(tmp_path: Pat
     name, fault, said = answers(code)[0]
     assert (name, fault) == ("BackendUnavailable", "host") and "is no Python interpreter" in said
     assert 1 <= runs.read_text().count("again") <= 10  # one for each door, none by a program that was started
+
+
+def test_nothing_is_started_by_the_name_that_this_program_has() -> None:
+    """`sys.executable` is looked at in one place, which knows whether it is an interpreter."""
+    sources = (ROOT / "src" / "warmcell").rglob("*.py")
+    users = {path.name for path in sources if re.search(r"^[^#]*[\[(=]\s*sys\.executable\b", path.read_text(), re.M)}
+    assert users - {"python_worker.py", "python.py"} == set(), "the guest's own, and a text that is run by it"
 
 
 def test_the_mark_of_children_is_one_word() -> None:

@@ -20,6 +20,7 @@ from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, Language
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.held_directories import temporary_directory
+from warmcell.lifetime.host_program import own_interpreter
 
 Action = Callable[[], object]
 
@@ -184,7 +185,7 @@ def rate_table(rows: Sequence[Rate]) -> str:
 def main(rounds: int, *, as_json: bool = False) -> int:
     with ExitStack() as stack:
         cases = standard_cases(stack)
-        own = Case("your python3 -c", bare(sys.executable, "-c", HELLO))
+        own = Case("your python3 -c", bare(own_interpreter(), "-c", HELLO))
         rows = figures(measure([*cases, own], rounds), cases[0].name)
         python = empty_environment(stack.enter_context(temporary_directory("bench")))
         many = rates((1, 8), min(2.0, rounds / 10), python)

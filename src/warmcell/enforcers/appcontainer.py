@@ -17,6 +17,7 @@ from pathlib import Path
 from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import check_text
+from warmcell.lifetime.host_program import CHILD_MARK, own_interpreter
 from warmcell.policy.carried import check_carried
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import narrowed
@@ -81,7 +82,8 @@ class AppContainerEnforcer:
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
         plan = container_plan(program, args, policy)
-        return WrappedCommand(sys.executable, ("-I", str(LAUNCHER), plan.to_json()), env={"SystemRoot": r"C:\Windows"})
+        environment = {"SystemRoot": r"C:\Windows", CHILD_MARK: "1"}
+        return WrappedCommand(own_interpreter(), ("-I", str(LAUNCHER), plan.to_json()), env=environment)
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
         """For `subprocess`. The launcher makes and removes profile and grants, since only it sees the guest end."""

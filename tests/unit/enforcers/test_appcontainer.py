@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.core.contracts import SandboxEnforcer
-from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
+from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import Limits
 from warmcell.enforcers import appcontainer_launcher as launcher
 from warmcell.enforcers.appcontainer import (
@@ -201,7 +201,16 @@ def test_the_launcher_gets_the_plan_as_one_argument() -> None:
     assert command.program == sys.executable and command.args[:2] == ("-I", str(LAUNCHER)) and len(command.args) == 3
     plan = json.loads(command.args[2])
     assert plan["grants"] == [{"path": r"C:\data", "mask": READ_ONLY_MASK}] and plan["capabilities"] == []
-    assert enforcer.configure_command(command, policy)["env"] == {"SystemRoot": r"C:\Windows"}
+    assert enforcer.configure_command(command, policy)["env"] == {
+        "SystemRoot": r"C:\Windows",
+        "WARMCELL_CHILD": "1",
+    }
+
+
+def test_a_frozen_program_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(BackendUnavailable, match="frozen program"):
+        AppContainerEnforcer().wrap_command(PYTHON, [], SandboxPolicy())
 
 
 def test_it_works_on_windows_only() -> None:
