@@ -27,6 +27,7 @@ SHARED_ETC = (
     "/etc/ca-certificates/extracted",
     "/etc/crypto-policies",
     "/etc/alternatives",
+    "/etc/fonts",
     "/etc/mime.types",
     "/etc/protocols",
     "/etc/services",

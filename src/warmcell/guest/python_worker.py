@@ -38,15 +38,42 @@ def prepare(with_site, preload):
         site.sethelper()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # a thread pool made before the fork would be dead after it
-    for name in preload:
-        try:
-            __import__(name)
-        except BaseException as error:
-            return f"cannot import {name!r} with {sys.executable}: {type(error).__name__}: {error}"
+    settings = _directory_for_settings() if preload else ""
+    try:
+        for name in preload:
+            try:
+                __import__(name)
+            except BaseException as error:
+                return f"cannot import {name!r} with {sys.executable}: {type(error).__name__}: {error}"
+    finally:
+        _remove_settings(settings)
     running = len(os.listdir("/proc/self/task"))
     if running > 1:
         return f"{', '.join(preload)} started {running - 1} thread(s), which a fork cannot carry over"
     return ""
+
+
+def _directory_for_settings():
+    """matplotlib, imported where its settings cannot be written, leaves a directory on the host, and each guest then
+    fails at its exit to remove it. So it gets one, that nobody else can have put anything into.
+    """
+    path = "/tmp/.settings-" + os.urandom(8).hex()
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:
+        return ""
+    os.environ["MPLCONFIGDIR"] = path
+    return path
+
+
+def _remove_settings(path):
+    if not path:
+        return
+    del os.environ["MPLCONFIGDIR"]
+    for directory, _, names in os.walk(path, topdown=False):
+        for name in names:
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
 
 
 _WARM_UP = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warmcell.core.records import dataclass, field
+from warmcell.core.records import dataclass, field, replace
 
 #: Stands for the directory that holds the program's files, wherever the run puts it ("/code" in a cage).
 CODE_DIR = "{code}"
@@ -71,6 +71,11 @@ class Program:
             return [*self.argv, *args]
         argv = (self.argv_for_args if args else ()) or self.argv
         return [*(place(item, code_dir, out_dir).replace(MEMORY, str(memory_mb)) for item in argv), *args]
+
+    def beside(self, shown: tuple[str, ...], path: tuple[str, ...]) -> Program:
+        """The same program where it finds more of the host's: the trees, read-only, and directories on its PATH."""
+        env = {"PATH": ":".join(path), **self.env}
+        return self if self.build is not None else replace(self, runtime_paths=(*self.runtime_paths, *shown), env=env)
 
 
 def place(item: str, code_dir: str, out_dir: str) -> str:

@@ -61,7 +61,7 @@ def compile_plan(
         scratch_bytes=limits.disk_mb * MIB,
         scratch_inodes=_inodes(limits),
         scratch_dirs=_SCRATCH,
-        cwd=WORK_DIR,
+        cwd=policy.work,
         # Init is one of them; a cgroup is to refuse first, because it counts what it refused.
         rlimits=_rlimits(limits, limits.processes + (2 if policy.uses_cgroup else 1)),
         landlock=_landlock(policy),
@@ -163,7 +163,7 @@ def compile_open_plan(
     return LaunchPlan(
         isolation=policy.isolation,
         network="host" if policy.network == "host" else "loopback",
-        cwd=next((path.source for path in policy.paths if path.target == WORK_DIR), f"{home}{WORK_DIR}"),
+        cwd=next((path.source for path in policy.paths if path.target == policy.work), f"{home}{WORK_DIR}"),
         rlimits=_rlimits(limits),
         landlock=_open_landlock(policy, layout, runtime_paths, home) if is_landlock else (),
         seccomp=is_landlock,

@@ -13,7 +13,7 @@ from warmcell.core.types import EffectiveLimits, Enforced, Limits
 from warmcell.policy.carried import check_carried
 from warmcell.policy.host import HostCapabilities
 from warmcell.policy.model import NetworkRule, SandboxPolicy
-from warmcell.policy.places import narrowed
+from warmcell.policy.places import WORK_DIR, narrowed
 
 #: What `policy=None` means: nothing of the host, and processes allowed.
 DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
@@ -50,6 +50,8 @@ class EffectivePolicy:
     limits: EffectiveLimits
     uses_cgroup: bool
     enforced: Enforced
+    #: Where the work directory is, as the guest sees it, and where programs begin.
+    work: str = WORK_DIR
 
 
 def effective_limits(

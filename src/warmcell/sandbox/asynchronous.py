@@ -45,7 +45,7 @@ from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
     from warmcell.backends.process.live import LiveCage
-    from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
     from warmcell.sandbox.live import LiveSide
@@ -79,13 +79,16 @@ class AsyncSandbox:
     Runs of one sandbox may overlap: each has a cage or an instance of its own and shares only the files. Use it from
     one event loop. `destroy` ends what is running (it raises `SandboxDestroyed`), removes what is private, and may be
     called twice; every other method raises `SandboxDestroyed` afterwards. `guest_factory` is the seam for tests.
+
+    `backend` is a name, or a `ProcessBackend` whose configuration, enforcer and policy are to hold here too.
+    `work_path="host"` shows the work directory where it is on the host, so that absolute paths in it are true.
     """
 
     def __init__(
         self,
         work_dir: AnyPath | None = None,
         *,
-        backend: str = "process",
+        backend: str | SandboxBackend = "process",
         mounts: Sequence[MountPoint] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
@@ -97,6 +100,7 @@ class AsyncSandbox:
         enforcer: str | SandboxEnforcer = "auto",
         limits: Limits | None = None,
         idle_timeout: float | None = None,
+        work_path: str = WORK,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
@@ -115,6 +119,7 @@ class AsyncSandbox:
             "config": config,
             "enforcer": enforcer,
             "idle_timeout": None if idle_timeout is None else check_timeout(idle_timeout, "idle_timeout"),
+            "work_path": work_path,
             "track_changes": track_changes,
             "guest_factory": guest_factory,
         }
@@ -123,7 +128,9 @@ class AsyncSandbox:
         self._client: SafeClient | None = None
         self._live: LiveSide | None = None
         disk_mb = effective_limits(policy or SandboxPolicy()).disk_mb
-        self._workspace = Workspace(work_dir, self._settings["mounts"], track_changes=track_changes, disk_mb=disk_mb)
+        self._workspace = Workspace(
+            work_dir, self._settings["mounts"], track_changes=track_changes, disk_mb=disk_mb, work_path=work_path
+        )
         try:
             self._guest = guest_factory(backend, self._guest_config())
         except BaseException:
@@ -131,6 +138,11 @@ class AsyncSandbox:
             raise
         if events.listeners:
             events.emit("sandbox.made", self.id, {"backend": backend})
+
+    @property
+    def _backend_name(self) -> str:
+        backend = self._settings["backend"]
+        return backend if isinstance(backend, str) else backend.name
 
     @property
     def work_dir(self) -> str:
@@ -187,7 +199,7 @@ class AsyncSandbox:
         on_stderr: OnText | None = None,
     ) -> ExecResult:
         """Runs source text in the work directory."""
-        request = ExecRequest(language_for(self._settings["backend"], language), code, 1.0)
+        request = ExecRequest(language_for(self._backend_name, language), code, 1.0)
         follow = following(on_stdout, on_stderr)
         call = functools.partial(self._guest.code, code, request.language)
         return await self._run(call, None, stdin, timeout, follow)
@@ -337,7 +349,7 @@ class AsyncSandbox:
         await self.destroy()
 
     def __repr__(self) -> str:
-        state = "destroyed" if self._operations.is_closed else self._settings["backend"]
+        state = "destroyed" if self._operations.is_closed else self._backend_name
         return f"<{type(self).__name__} {self.id[:8]} {state}>"
 
     async def _run(
@@ -359,7 +371,7 @@ class AsyncSandbox:
 
     async def _guest_cwd(self, cwd: AnyPath | None) -> str:
         if cwd is None and self._workspace.has_begun:
-            return WORK  # a thread would cost as much as a small run
+            return self._workspace.guest_path  # a thread would cost as much as a small run
 
         def begin_and_look() -> str:
             self._workspace.begin()
@@ -400,6 +412,7 @@ class AsyncSandbox:
             process_config=settings["config"],
             enforcer=settings["enforcer"],
             idle_timeout=settings["idle_timeout"],
+            work_path=self._workspace.guest_path,
         )
 
     def _fetch_client(self) -> SafeClient | None:

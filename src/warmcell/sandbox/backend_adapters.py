@@ -12,6 +12,7 @@ from warmcell.languages.registry import canonical, known_language
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.carried import uncarried
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.places import is_within
 from warmcell.workspace.mount_points import WORK, MountPoint
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class GuestConfig:
     process_config: ProcessConfig | None = None
     enforcer: str | SandboxEnforcer = "auto"
     idle_timeout: float | None = None
+    #: Where the guest finds the work directory.
+    work_path: str = WORK
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +85,13 @@ class Guest(Protocol):
     async def aclose(self) -> None: ...
 
 
-GuestFactory = Callable[[str, GuestConfig], Guest]
+GuestFactory = Callable[["str | SandboxBackend", GuestConfig], Guest]
 
 
-def make_guest(backend: str, config: GuestConfig) -> Guest:
-    """The adapter for a backend by its name."""
+def make_guest(backend: str | SandboxBackend, config: GuestConfig) -> Guest:
+    """The adapter for a backend by its name, or for one that exists."""
+    if not isinstance(backend, str):
+        return guest_beside(backend, config)
     if backend == "process":
         return ProcessGuest(config)
     _refuse_process_settings(backend, config)
@@ -114,6 +119,8 @@ def _refuse_process_settings(backend: str, config: GuestConfig) -> None:
         raise InvalidRequest("is for the process backend", field="config", hint=hint)
     if config.enforcer != "auto":
         raise InvalidRequest("is for the process backend", field="enforcer", hint=hint)
+    if config.work_path != WORK:
+        raise InvalidRequest("is for the process backend", field="work_path", hint=hint)
 
 
 def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
@@ -124,13 +131,14 @@ def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
 
 
 class ProcessGuest:
-    """Real processes, each run in a cage of its own, with the work directory at /work; or another package's backend."""
+    """Real processes, each run in a cage of its own that shows the work directory; or another package's backend."""
 
-    def __init__(self, config: GuestConfig, backend: SandboxBackend | None = None) -> None:
+    def __init__(self, config: GuestConfig, backend: SandboxBackend | None = None, is_ours: bool = True) -> None:
         if config.fuel is not None:
             raise InvalidRequest("this backend cannot count instructions", field="fuel", hint="use backend='wasm'")
         self._config = config
         self._backend = backend or _process_backend(config)
+        self._is_ours = is_ours
         self._execute_command: CommandCall | None = None
         self._is_settled = False
 
@@ -162,7 +170,7 @@ class ProcessGuest:
         return await self.script(command_line(argv), job)
 
     async def script(self, script: str, job: Job) -> ExecResult:
-        return await self._shell(in_directory(script, job.cwd), job)
+        return await self._shell(in_directory(script, job.cwd, self._config.work_path), job)
 
     async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
         request = self._request(code, language, job)
@@ -183,7 +191,7 @@ class ProcessGuest:
 
     async def tools(self) -> list[str]:
         """As the guest's own PATH shows them: what lies on the host's may not be in the cage, or be another's."""
-        listed = await self._shell(_LIST_TOOLS, Job())
+        listed = await self._shell(_LIST_TOOLS, Job(self._config.work_path))
         if not listed.ok or listed.stdout_truncated:
             reason = "more of them than output_bytes allows" if listed.stdout_truncated else listed.stderr.strip()
             raise ExecutionFailed(f"could not list the commands of the sandbox: {reason}")
@@ -207,7 +215,8 @@ class ProcessGuest:
         return cage
 
     async def aclose(self) -> None:
-        await self._backend.aclose()
+        if self._is_ours:
+            await self._backend.aclose()
 
 
 def no_live_cage(backend: str) -> InvalidRequest:
@@ -223,19 +232,70 @@ def _process_backend(config: GuestConfig) -> ProcessBackend:
     policy = sandbox_policy(config)
     has_own_rules = policy.allow_network or bool(policy.network_rules)
     fetch_policy = None if has_own_rules else config.fetch_policy
-    return ProcessBackend(config.process_config, config.enforcer, policy, fetch_policy=fetch_policy)
+    return ProcessBackend(
+        config.process_config,
+        config.enforcer,
+        policy,
+        fetch_policy=fetch_policy,
+        work_path=config.work_path,
+        has_tools=policy.allow_process_spawn,
+    )
+
+
+def guest_beside(backend: SandboxBackend, config: GuestConfig) -> Guest:
+    """For a backend that exists: what it was made with holds here too, and the work directory is added to it.
+
+    A fake answers by itself, and stays its maker's; one of another package has no way to be told of the directory.
+    """
+    from warmcell.backends.fake import FakeBackend
+    from warmcell.backends.process.backend import ProcessBackend
+
+    if isinstance(backend, FakeBackend):
+        _refuse_process_settings("fake", config)
+        return ProcessGuest(config, backend, is_ours=False)
+    if not isinstance(backend, ProcessBackend):
+        hint = "a ProcessBackend, a FakeBackend, or the name of a backend, which is then made with the work directory"
+        raise InvalidRequest(f"a {type(backend).__name__} cannot be given a work directory", field="backend", hint=hint)
+    _refuse_said_twice(config)
+    if backend.enforcer is None:
+        raise InvalidRequest("is the bare class, and a sandbox has a cage", field="backend", hint="give it an enforcer")
+    policy = backend.policy if config.policy is None else with_limits(backend.policy, config.policy.limits)
+    return ProcessGuest(replace(config, process_config=backend.config, enforcer=backend.enforcer, policy=policy))
+
+
+def _refuse_said_twice(config: GuestConfig) -> None:
+    """Limits alone may be added: of two figures the smaller holds."""
+    names = {"config": config.process_config is not None, "enforcer": config.enforcer != "auto"}
+    names["policy"] = config.policy is not None and replace(config.policy, limits=None) != OWN_POLICY
+    for name in (name for name, is_said in names.items() if is_said):
+        raise InvalidRequest("the backend has its own", field=name, hint="leave it out, or name the backend by text")
 
 
 def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
     """The caller's policy with the workspace and the mounts added. Without one, processes are allowed, nothing else."""
     policy = config.policy or OWN_POLICY
     mode = AccessMode.READ_WRITE if config.is_work_writable else AccessMode.READ_ONLY
-    paths = [AllowedPath(config.work_dir, mode, WORK)]
+    paths = [AllowedPath(config.work_dir, mode, config.work_path)]
     for mount in config.mounts:
         if mount.guest_path != WORK:
             mode = AccessMode.READ_WRITE if mount.writable else AccessMode.READ_ONLY
             paths.append(AllowedPath(mount.host, mode, mount.guest_path))
+    paths += _kept_from_writing(config.process_config, paths)
     return replace(policy, allowed_paths=(*policy.allowed_paths, *paths))
+
+
+def _kept_from_writing(config: ProcessConfig | None, paths: Sequence[AllowedPath]) -> list[AllowedPath]:
+    """A virtual environment whose interpreter is started outside, in a directory that guests may write: it is theirs
+    to read only, or what they put into it would be run by our own processes.
+    """
+    from warmcell.languages.host_tools import environment_of
+
+    environment = None if config is None else environment_of(config)
+    around = [path for path in paths if environment and is_within(environment, path.path)]
+    if environment is None or not around or max(around, key=lambda path: len(path.path)).path == environment:
+        return []
+    wide = max(around, key=lambda path: len(path.path))
+    return [AllowedPath(environment, AccessMode.READ_ONLY, wide.target + environment[len(wide.path) :])]
 
 
 #: Builtins alone, so that it also works where no process may be made.
@@ -255,9 +315,9 @@ def command_line(argv: Sequence[str]) -> str:
     return " ".join(quoted(word) for word in argv)
 
 
-def in_directory(script: str, cwd: str) -> str:
+def in_directory(script: str, cwd: str, begins_in: str = WORK) -> str:
     """The script, started in a directory. On the first line, so that line numbers in messages stay true."""
-    return script if cwd == WORK else f"cd {quoted(cwd)} || exit 126; {script}"
+    return script if cwd == begins_in else f"cd {quoted(cwd)} || exit 126; {script}"
 
 
 def quoted(word: str) -> str:

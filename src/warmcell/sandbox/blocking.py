@@ -17,12 +17,12 @@ from warmcell.sandbox.processes import AsyncProcess, Process, ProcessInfo, PtySi
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.files import DirEntry, FileStat
-from warmcell.workspace.mount_points import MountPoint
+from warmcell.workspace.mount_points import WORK, MountPoint
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
-    from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
     from warmcell.core.types import BackendCapabilities, Limits
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy
@@ -100,7 +100,7 @@ class Sandbox:
         self,
         work_dir: AnyPath | None = None,
         *,
-        backend: str = "process",
+        backend: str | SandboxBackend = "process",
         mounts: Sequence[MountPoint] = (),
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
@@ -112,6 +112,7 @@ class Sandbox:
         enforcer: str | SandboxEnforcer = "auto",
         limits: Limits | None = None,
         idle_timeout: float | None = None,
+        work_path: str = WORK,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
@@ -129,6 +130,7 @@ class Sandbox:
             enforcer=enforcer,
             limits=limits,
             idle_timeout=idle_timeout,
+            work_path=work_path,
             track_changes=track_changes,
             guest_factory=guest_factory,
         )

@@ -10,7 +10,7 @@ from itertools import pairwise
 from warmcell.core.errors import InvalidRequest, PathTraversal, PolicyViolation
 from warmcell.core.types import check_text
 from warmcell.enforcers.host_paths import follow
-from warmcell.policy.places import WORK_DIR, check_place
+from warmcell.policy.places import WORK_DIR, check_place, is_within
 from warmcell.workspace.names import Parts, shown, split_guest_absolute, split_relative
 from warmcell.workspace.root import Root
 
@@ -59,6 +59,27 @@ def host_path(field: str, path: str | os.PathLike[str]) -> str:
     if found.foreign_link is not None:
         raise InvalidRequest(f"{text!r} {found.complaint(found.foreign_link)}", field=field, hint=found.remedy)
     return found.real
+
+
+def guest_work_path(asked: str, host: str) -> str:
+    """Where guests see the work directory: at /work, or, asked for by "host", at its own place on the host."""
+    if asked == WORK:
+        return WORK
+    if asked != "host":
+        raise InvalidRequest(f"must be {WORK!r} or 'host', not {asked!r}", field="work_path")
+    try:
+        check_place(host)
+    except PolicyViolation as refused:
+        raise InvalidRequest(refused.message, field="work_path", hint=_MOVE) from None
+    for place in _SYSTEM:
+        if is_within(place, host) or (place == "/etc" and is_within(host, place)):
+            raise InvalidRequest(f"{host!r} would cover {place}, which the cage needs", field="work_path", hint=_MOVE)
+    return host
+
+
+#: What every cage shows of the host, or makes of its own.
+_SYSTEM = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/var/tmp", "/run")
+_MOVE = "use work_path='/work', or work in a directory below it"
 
 
 def check_mounts(mounts: Sequence[MountPoint]) -> tuple[MountPoint, ...]:

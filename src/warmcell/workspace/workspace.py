@@ -17,7 +17,7 @@ from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import DirEntry, FileStat, check_limit
-from warmcell.workspace.mount_points import WORK, MountPoint, Place, Places, host_path
+from warmcell.workspace.mount_points import WORK, MountPoint, Place, Places, guest_work_path, host_path
 from warmcell.workspace.names import split_guest_absolute
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.quota import Quota
@@ -36,7 +36,7 @@ class Workspace:
 
     Without `work_dir` the directory is private (mode 0700) and goes away with `close`, at the latest when the
     interpreter ends. A mount at "/work" takes the place of the work directory. `disk_mb` bounds what the methods here
-    add to all writable directories together.
+    add to all writable directories together. `work_path` is "/work", or "host": guests see the directory where it is.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Workspace:
         *,
         track_changes: bool = True,
         disk_mb: int | None = None,
+        work_path: str = WORK,
     ) -> None:
         stand_in = next((mount for mount in mounts if mount.guest_path == WORK), None)
         if stand_in is not None and work_dir is not None:
@@ -61,7 +62,14 @@ class Workspace:
         assert host is not None
         quota = None if disk_mb is None else Quota(disk_mb)
         is_writable = stand_in is None or stand_in.writable
-        work = Place(split_guest_absolute(WORK), Root(host, quota=quota), is_writable)
+        root = Root(host, quota=quota)
+        try:
+            self.guest_path = guest_work_path(work_path, root.path)
+        except BaseException:
+            root.close()
+            self.discard()
+            raise
+        work = Place(split_guest_absolute(self.guest_path), root, is_writable)
         self._places = Places(work, [_place(mount, quota) for mount in mounts if mount is not stand_in])
         if is_writable and self._cleanup is None:  # what is private goes away; nobody hands on a path into it
             note_writable(work.root.path)
@@ -98,6 +106,10 @@ class Workspace:
         self._places.close()
         if self._snapshots is not None:
             self._snapshots.close()
+        self.discard()
+
+    def discard(self) -> None:
+        """Removes what is private."""
         if self._cleanup is not None:
             self._cleanup()
 
@@ -200,14 +212,14 @@ class Workspace:
 
     def restore(self, snapshot: str) -> None:
         """Puts the work directory back to a snapshot; what was made since is removed."""
-        root, _ = self._places.find_writable(WORK)
+        root, _ = self._places.find_writable(".")
         self._store().restore(snapshot, root)
 
     def copy_to(self, other: Workspace, snapshot: str | None = None) -> None:
         """Fills another workspace, a new one, from this one or a snapshot of it. What is mounted is not copied."""
         if other._cleanup is None:
             return
-        target, _ = other._places.find_writable(WORK)
+        target, _ = other._places.find_writable(".")
         if snapshot is None:
             copy_tree(self._places.work.root, target)
         else:

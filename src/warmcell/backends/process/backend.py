@@ -19,6 +19,7 @@ from warmcell.languages.program import Program
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
 from warmcell.runner.outcome import NotStarted
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from warmcell.core.outcomes import Outcome
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Limits
+    from warmcell.languages.host_tools import HostTools
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
@@ -46,6 +48,8 @@ class ProcessBackend:
     `policy=None`: no network, no host paths, a private workspace, processes allowed. A built policy means what it says.
     `fetch_policy` is the other way to name what guests may reach: the rules of `Sandbox.fetch`, credentials included.
     `audit` gets one line of JSON for each decision about a guest's connections.
+    `work_path` is where guests begin: /work, or another place at which the policy shows a directory. With
+    `has_tools` programs find the host's toolchains on their PATH.
     Safe to use from many threads and event loops; close it when done.
     """
 
@@ -59,10 +63,16 @@ class ProcessBackend:
         *,
         fetch_policy: FetchPolicy | None = None,
         audit: Callable[[str], None] | None = None,
+        work_path: str = WORK_DIR,
+        has_tools: bool = False,
     ) -> None:
         self._config = config or ProcessConfig()
         self._policy = policy or DEFAULT_POLICY
-        self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit)
+        self._has_tools = has_tools
+        self._tools: HostTools | None = None
+        self._enforcer = enforcer
+        _check_work_path(work_path, self._policy)
+        self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit, work_path)
         self._cages: weakref.WeakSet[LiveCage] = weakref.WeakSet()
         self._runs = Runs(self.name, self._config.most_at_once, self._config.queue_timeout)
 
@@ -83,6 +93,15 @@ class ProcessBackend:
     @property
     def policy(self) -> SandboxPolicy:
         return self._policy
+
+    @property
+    def config(self) -> ProcessConfig:
+        return self._config
+
+    @property
+    def enforcer(self) -> str | SandboxEnforcer | None:
+        """As it was asked for."""
+        return self._enforcer
 
     def capabilities(self) -> BackendCapabilities:
         """What really holds on this host, measured."""
@@ -207,7 +226,7 @@ class ProcessBackend:
         listener: Listener | None = None,
     ) -> Launch:
         return Launch(
-            program=program,
+            program=self._with_tools(program) if self._has_tools else program,
             env=request.env,
             stdin=stdin if stdin >= 0 else request.stdin_bytes,
             timeout=request.timeout,
@@ -218,6 +237,14 @@ class ProcessBackend:
             fetch_files=tuple(request.fetch_files),
             listener=listener,
         )
+
+    def _with_tools(self, program: Program) -> Program:
+        """Looked for by the first run: what the caller configured may have to be asked."""
+        if self._tools is None:
+            from warmcell.languages.host_tools import host_tools
+
+            self._tools = host_tools(self._config).without(allowed.target for allowed in self._policy.allowed_paths)
+        return program.beside(self._tools.shown, self._tools.path)
 
     async def live_cage(
         self,
@@ -234,7 +261,9 @@ class ProcessBackend:
         from warmcell.backends.process.live_making import LiveTerms
 
         effective = effective_limits(self._policy, limits, memory_limit_mb)
-        terms = LiveTerms(env or {}, idle_timeout)
+        program = self._with_tools(Program((), {}, "")) if self._has_tools else Program((), {}, "")
+        given = {**program.env, **self._policy.env, **(env or {})}
+        terms = LiveTerms(given, idle_timeout, program.runtime_paths)
         cage = await self._runs.run(lambda run: self._launcher.live_cage(effective, terms, run))
         self._cages.add(cage)
         return cage
@@ -306,6 +335,11 @@ class ProcessBackend:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
+
+
+def _check_work_path(work_path: str, policy: SandboxPolicy) -> None:
+    if work_path != WORK_DIR and all(allowed.target != work_path for allowed in policy.allowed_paths):
+        raise InvalidRequest(f"the policy shows nothing at {work_path!r}", field="work_path", hint="allow that path")
 
 
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})

@@ -17,7 +17,7 @@ from warmcell.core.types import EffectiveLimits
 from warmcell.languages.program import Program
 from warmcell.lifetime.run import Run
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
-from warmcell.policy.places import CODE_DIR, OUT_DIR
+from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import ResolvedPath
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ NODE_WORKER = os.path.join(warmcell.guest.__path__[0], "node_worker.cjs")
 _START_VARIABLES = {"python": ("PYTHON",), "node": ("NODE", "TZ", "SSL_CERT", "OPENSSL")}
 #: What an enforcer may ask of `subprocess` that holds for every cell, or says nothing about protection.
 _HOLDS_ANYWAY = frozenset({"env", "close_fds", "start_new_session", "cwd", "pass_fds"})
+
+#: An enforcer that wraps programs starts them in /work, whatever else the policy shows.
+_BEGIN_IN = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
     """The job of one run. `policy` is the caller's, for enforcers that read it themselves."""
     program = launch.program
     if world.wrapper is not None:
-        return _wrapped_job(launch, world.wrapper, directories, policy)
+        return _wrapped_job(launch, world.wrapper, directories, policy, world.effective.work)
     env = _env(launch, world, directories, way_out.env)
     given = {os.path.join(directories.work, path): content for path, content in launch.files.items()}
     files = {**program.files, **way_out.files, **given}
@@ -108,7 +111,9 @@ def _env(launch: Launch, world: World, directories: Directories, more: Mapping[s
     return {**world.default_env(directories), **launch.program.env, **more, **world.effective.env, **launch.env}
 
 
-def _wrapped_job(launch: Launch, enforcer: SandboxEnforcer, directories: Directories, policy: SandboxPolicy) -> Job:
+def _wrapped_job(
+    launch: Launch, enforcer: SandboxEnforcer, directories: Directories, policy: SandboxPolicy, work: str
+) -> Job:
     """The enforcer reads the policy itself: what differs for this run is put into it."""
     program = launch.program
     policy = replace(
@@ -118,7 +123,8 @@ def _wrapped_job(launch: Launch, enforcer: SandboxEnforcer, directories: Directo
         allowed_paths=_paths_of_the_run(launch, directories, policy),
         allow_process_spawn=policy.allow_process_spawn or launch.is_build,
     )
-    program_path, *args = program.argv_in(CODE_DIR, OUT_DIR, launch.limits.memory_mb, launch.args)
+    argv = program.argv_in(CODE_DIR, OUT_DIR, launch.limits.memory_mb, launch.args)
+    program_path, *args = argv if work == WORK_DIR else [*_BEGIN_IN, work, *argv]
     try:
         wrapped = enforcer.wrap_command(program_path, args, policy)
         env = _configured_env(enforcer, wrapped, policy)

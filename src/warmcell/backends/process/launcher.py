@@ -69,12 +69,15 @@ class Launcher:
         policy: SandboxPolicy,
         fetch_policy: FetchPolicy | None,
         audit: Callable[[str], None] | None = None,
+        work_path: str = WORK_DIR,
     ) -> None:
         self._config = config
+        self._work_path = work_path
         self._asked_for = enforcer
         self._proved: SandboxEnforcer | None = None
         self._policy = policy
         self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
+        _check_programs(config, self._paths)
         if fetch_policy is not None and policy.network_rules:
             raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
         self._has_fetch_policy = fetch_policy is not None
@@ -115,7 +118,9 @@ class Launcher:
         if isinstance(self._paths, PolicyViolation):
             raise self._paths
         paths = (*self._paths, *extra)
-        return resolve(self._policy, paths, limits, host_capabilities(), self._enforcer_name, self._has_fetch_policy)
+        host, enforcer = host_capabilities(), self._enforcer_name
+        effective = resolve(self._policy, paths, limits, host, enforcer, self._has_fetch_policy)
+        return effective if self._work_path == WORK_DIR else replace(effective, work=self._work_path)
 
     def _effective_build(self, limits: EffectiveLimits, out: tuple[ResolvedPath, ...]) -> EffectivePolicy:
         """Nothing of this backend's policy: what is built here is run by others (see `builds`)."""
@@ -212,7 +217,7 @@ class Launcher:
 
     def _refuse_taken_work(self) -> None:
         """What the policy shows there is the caller's own, and no place for a request to write to."""
-        if any(is_within(path.target, WORK_DIR) for path in self._policy.allowed_paths):
+        if any(is_within(path.target, self._work_path) for path in self._policy.allowed_paths):
             hint = "put them into that directory, or show it at another place"
             raise InvalidRequest(
                 "the policy shows a directory of its own at the work directory", field="files", hint=hint
@@ -272,19 +277,19 @@ class Launcher:
         """A cell that stays, until the caller closes it or it ends by itself."""
         from warmcell.backends.process.live_making import begun
 
-        world = self._live_world(limits)
+        world = self._live_world(limits, terms.shown)
         begin = partial(begun, world, self._live_kind(limits, world), self.egress, self.pool, terms, run)
         try:
             return scarcity.retried(begin, run, self._config.queue_timeout, own=self.pool)
         except OSError as error:
             raise host_failure(error, "start the live cage") from error
 
-    def _live_world(self, limits: EffectiveLimits) -> World:
+    def _live_world(self, limits: EffectiveLimits, shown: tuple[str, ...]) -> World:
         from warmcell.backends.process.live_making import LiveWorld, check
 
         effective = self._effective(limits, ())
         check(effective)
-        return LiveWorld(effective, self._config)
+        return LiveWorld(effective, self._config, shown)
 
     def _live_kind(self, limits: EffectiveLimits, world: World) -> CellKind:
         # Without one more for the agent: it is one of them.
@@ -386,6 +391,21 @@ def _kernel_usage(cell: Cell) -> KernelUsage:
     return KernelUsage(
         used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
     )
+
+
+def _check_programs(config: ProcessConfig, paths: tuple[ResolvedPath, ...] | PolicyViolation) -> None:
+    """A program that the caller named is started outside too; it must not be one that guests can change."""
+    if isinstance(paths, PolicyViolation) or not any(path.writable for path in paths):
+        return
+    if not (config.python_path or config.node_path or config.rustc_path or config.preload):
+        return
+    from warmcell.languages.host_tools import check_out_of_reach
+
+    def is_writable(program: str) -> bool:
+        around = [path for path in paths if is_within(program, path.source)]
+        return bool(around) and max(around, key=lambda path: len(path.source)).writable
+
+    check_out_of_reach(config, is_writable)
 
 
 def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:

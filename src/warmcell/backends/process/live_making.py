@@ -35,8 +35,8 @@ _FEWEST_PROCESSES = 3
 class LiveWorld(World):
     """The same cage as any run's of Python, with terminals."""
 
-    def __init__(self, effective: EffectivePolicy, config: ProcessConfig) -> None:
-        super().__init__(effective, config, Program((), {}, "", runtime_paths=_runtime_paths(config)))
+    def __init__(self, effective: EffectivePolicy, config: ProcessConfig, shown: tuple[str, ...] = ()) -> None:
+        super().__init__(effective, config, Program((), {}, "", runtime_paths=(*_runtime_paths(config), *shown)))
 
     def _compile(self) -> LaunchPlan:
         return super()._compile()
@@ -73,6 +73,8 @@ class LiveTerms:
 
     env: Mapping[str, str] = field(default_factory=dict)
     idle_timeout: float | None = None
+    #: Of the host, besides what the agent's interpreter needs.
+    shown: tuple[str, ...] = ()
 
 
 def begun(world: World, kind: CellKind, egress: Egress, pool: Pool, terms: LiveTerms, run: Run) -> LiveCage:

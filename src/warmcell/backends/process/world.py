@@ -61,7 +61,7 @@ class World:
         self.keeps_cells = config.pool_size > 0
         self.zygote = _zygote_key(effective, config)
         self._plan = self._compile()
-        self._prepared = PreparedWorld(encode(self._plan), Directories())
+        self._prepared = PreparedWorld(encode(self._plan), Directories(effective.work))
 
     def _compile(self) -> LaunchPlan:
         real = {path: os.path.realpath(path) for path in self._runtime_paths}
@@ -109,7 +109,7 @@ class OpenWorld(World):
             os.mkdir(root + name, 0o700)
         plan = compile_open_plan(self.effective, probe.layout(), self._runtime_paths, root)
         shown = {path.target: path.source for path in self.effective.paths}
-        work, out = shown.get(WORK_DIR, root + WORK_DIR), shown.get(OUT_DIR, OUT_DIR)
+        work, out = shown.get(self.effective.work, root + WORK_DIR), shown.get(OUT_DIR, OUT_DIR)
         directories = Directories(work, root + CODE_DIR, out, root + "/tmp")
         return PreparedWorld(encode(plan), directories)
 
