@@ -59,7 +59,7 @@ def test_what_is_no_request_is_refused(server: Server, path: str, body: bytes) -
         ({"code": ""}, "code"),
         ({"code": "a\0b"}, "code"),
         ({"code": ["x"]}, "code"),
-        ({"code_base64": "AAAA"}, "code"),
+        ({"stdin": {"base64": "A"}}, "stdin"),
         ({"memory_limit_mb": 0}, "memory_limit_mb"),
         ({"limits": {"memory_mb": "1"}}, "limits"),
         ({"limits": {"gpus": 1}}, "limits"),
@@ -67,7 +67,7 @@ def test_what_is_no_request_is_refused(server: Server, path: str, body: bytes) -
         ({"env": {"A": 1}}, "env"),
         ({"files": {"../x": "y"}}, "../x"),
         ({"files": {"/etc/x": "y"}}, "/etc/x"),
-        ({"files_base64": {"x": "!"}}, "files_base64"),
+        ({"files": {"x": {"base64": "!"}}}, "files"),
         ({"policy": {"allow_network": True}}, "policy"),
         ({"enforcer": None}, "enforcer"),
     ],
@@ -118,7 +118,7 @@ JUNK = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = "language code code_base64 timeout stdin memory_limit_mb env limits args files fetch_files x".split()
+FIELDS = "language code timeout stdin memory_limit_mb env limits args files fetch_files x".split()
 
 
 @settings(max_examples=40)

@@ -28,7 +28,7 @@ def test_a_program_runs(server: Server) -> None:
 def test_bytes_go_both_ways(server: Server) -> None:
     code = "import sys; d=sys.stdin.buffer.read(); open('out','wb').write(d[::-1]); sys.stdout.buffer.write(d)"
     sent = bytes(range(256))
-    body = {"language": "py", "code": code, "timeout": 30, "stdin_base64": b64encode(sent).decode()}
+    body = {"language": "py", "code": code, "timeout": 30, "stdin": {"base64": b64encode(sent).decode()}}
     result = post(server, **body, fetch_files=["out"], files={"a": "text"}).json()
     assert b64decode(result["stdout_base64"]) == sent
     assert b64decode(result["files"]["out"]) == sent[::-1]

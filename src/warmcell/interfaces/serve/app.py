@@ -11,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from warmcell.interfaces.serve import native, openapi
+from warmcell.interfaces.serve import fusion, native, openapi, piston
 from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
 from warmcell.interfaces.serve.service import Service
 
@@ -29,9 +29,9 @@ def make_app(service: Service) -> Starlette:
         finally:
             await service.aclose()
 
-    routes = [*native.routes()]
+    own = native.routes()
     app = Starlette(
-        routes=[*routes, *openapi.routes(routes)],
+        routes=[*own, *openapi.routes(own), *fusion.routes(), *piston.routes()],
         lifespan=lifespan,
         middleware=[Middleware(FromElsewhere, settings=service.settings)],
         exception_handlers={404: not_found, 405: wrong_method},

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import binascii
+import re
 from base64 import b64decode
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.paths import shown
+from warmcell.core.request_files import MOST_FILES
 from warmcell.core.types import MAX_TIMEOUT, ExecRequest, Limits
 from warmcell.judging.verdicts import Case
 
-#: No NUL, and something to run: what the kernel and the interpreters take.
-Code = Annotated[str, Field(pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+
+def _whole(value: object) -> object:
+    """`5.0` is a whole number to JSON; `"5"` and `true` are not."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _relative(path: str) -> str:
+    if re.match(RELATIVE, path) is None:
+        raise ValueError(f"{shown(path)!r} is no plain path below the work directory")
+    return path
+
+
+#: A name below the work directory: no step out of it, no control characters.
+RELATIVE = r"^(?!/|~|[A-Za-z]:)(?!(?:[^/]*/)*\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]+$"
+#: No NUL, and something that can be seen: what the kernel and the interpreters take.
+Code = Annotated[str, Field(pattern=r"^[^\x00]*[!-~][^\x00]*$")]
 Plain = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
-Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+Path = Annotated[str, Field(max_length=1000, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
+Whole = Annotated[int, BeforeValidator(_whole)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Strict(BaseModel):
@@ -27,64 +44,65 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class Bytes(Strict):
+    """Bytes that are no text."""
+
+    base64: Annotated[str, Field(pattern=r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
+
+
+Content = str | Bytes
+
+
 class LimitsBody(Strict):
-    memory_mb: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    memory_mb: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
     cpu_seconds: Annotated[float, Field(gt=0, le=MAX_TIMEOUT * 1024)] | None = None
-    processes: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    open_files: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    disk_mb: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    output_bytes: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
+    processes: Annotated[Whole, Field(ge=1, le=1 << 16)] | None = None
+    open_files: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
+    disk_mb: Annotated[Whole, Field(ge=1, le=1 << 24)] | None = None
+    output_bytes: Annotated[Whole, Field(ge=1, le=1 << 30)] | None = None
 
     def limits(self) -> Limits:
         return Limits(**self.model_dump())
 
 
 class RunBody(Strict):
-    """An `ExecRequest`. Bytes that are no text go by the `_base64` twin of a field."""
+    """An `ExecRequest`. Bytes are `{"base64": "..."}` wherever text may stand."""
 
     language: str
-    code: Code | None = None
-    code_base64: Base64 | None = None
+    code: Code
     timeout: Seconds
-    stdin: str | None = None
-    stdin_base64: Base64 | None = None
-    memory_limit_mb: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    stdin: Content | None = None
+    memory_limit_mb: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
     env: dict[VariableName, Plain] = {}
     limits: LimitsBody | None = None
-    args: list[Plain] = []
-    files: dict[str, str] = {}
-    files_base64: dict[str, Base64] = {}
-    fetch_files: list[str] = []
+    args: Annotated[list[Plain], Field(max_length=1000)] = []
+    files: dict[Path, Content] = {}
+    fetch_files: Annotated[list[Path], Field(max_length=MOST_FILES)] = []
 
-    def request(self, **changes: Any) -> ExecRequest:
+    def request(self) -> ExecRequest:
         """Checked once more, by the ones who use it."""
-        twice = set(self.files) & set(self.files_base64)
-        if twice:
-            raise InvalidRequest("name the same path twice", field="files")
-        encoded = {path: decoded(f"files_base64[{path!r}]", text) for path, text in self.files_base64.items()}
-        fields: dict[str, Any] = {
-            "language": self.language,
-            "code": _either("code", self.code, self.code_base64),
-            "timeout": self.timeout,
-            "stdin": _either("stdin", self.stdin, self.stdin_base64),
-            "memory_limit_mb": self.memory_limit_mb,
-            "env": self.env,
-            "limits": None if self.limits is None else self.limits.limits(),
-            "args": self.args,
-            "files": {**self.files, **encoded},
-            "fetch_files": self.fetch_files,
-        }
-        return ExecRequest(**fields | changes)
+        return ExecRequest(
+            self.language,
+            self.code,
+            self.timeout,
+            stdin=None if self.stdin is None else content("stdin", self.stdin),
+            memory_limit_mb=self.memory_limit_mb,
+            env=self.env,
+            limits=None if self.limits is None else self.limits.limits(),
+            args=self.args,
+            files={path: content(f"files[{path!r}]", held) for path, held in self.files.items()},
+            fetch_files=self.fetch_files,
+        )
 
 
 class CaseBody(Strict):
-    stdin: str = ""
-    expected: str = ""
+    stdin: Content = ""
+    expected: Content = ""
     timeout: Seconds | None = None
     name: str = ""
 
     def case(self) -> Case:
-        return Case(self.stdin, self.expected, self.timeout, self.name)
+        return Case(content("stdin", self.stdin), content("expected", self.expected), self.timeout, self.name)
 
 
 class JudgeBody(RunBody):
@@ -103,7 +121,5 @@ def decoded(field: str, text: str) -> bytes:
         raise InvalidRequest("is not base64", field=field) from None
 
 
-def _either(name: str, text: str | None, encoded: str | None) -> str | bytes | None:
-    if text is not None and encoded is not None:
-        raise InvalidRequest(f"is given twice, by {name!r} and by '{name}_base64'", field=name)
-    return text if encoded is None else decoded(f"{name}_base64", encoded)
+def content(field: str, held: Content) -> str | bytes:
+    return held if isinstance(held, str) else decoded(field, held.base64)

@@ -11,7 +11,9 @@ from starlette.responses import Response
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.exchange import answer
 from warmcell.interfaces.serve.schemas import SCHEMAS
+from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
 
 _REFUSALS = {
     "400": "The body is not JSON, or the request is not HTTP.",
@@ -30,22 +32,30 @@ _REFUSALS = {
 
 
 def routes(described: list[Any]) -> list[Any]:
-    document = specification(described)
-
     async def openapi(request: Request, tenant: Tenant) -> Response:
         """This document."""
-        return answer(document)
+        service = service_of(request)
+        languages = await in_thread(service.language_names)
+        return answer(specification(described, languages, service.settings.max_timeout))
 
     return [door("GET", "/openapi.json", openapi, None)]
 
 
-def specification(described: list[Any]) -> dict[str, Any]:
+def specification(described: list[Any], languages: list[str], max_timeout: float) -> dict[str, Any]:
+    """With what this host has and this server allows: a request that fits the document is carried out."""
     paths: dict[str, Any] = {}
     schemas = dict(SCHEMAS)
     for route in described:
         operation = _operation(route, schemas)
         for method in route.methods - {"HEAD"}:
             paths.setdefault(re.sub(r":\w+}", "}", route.path), {})[method.lower()] = operation
+    for schema in schemas.values():
+        said = schema.get("properties", {})
+        if "language" in said and "code" in said:
+            said["language"]["enum"] = languages
+        if "timeout" in said:
+            for choice in said["timeout"].get("anyOf", [said["timeout"]]):
+                choice.pop("maximum", None) and choice.update(maximum=max_timeout)
     schemes = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",

@@ -16,7 +16,7 @@ from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.registry import canonical
+from warmcell.languages.registry import canonical, find_language
 from warmcell.lifetime.tenant_queue import TenantQueue
 from warmcell.policy.model import SandboxPolicy
 
@@ -52,6 +52,11 @@ class Service:
         if request.memory_limit_mb is not None and (request.limits is None or request.limits.memory_mb is None):
             limits = replace(limits, memory_mb=request.memory_limit_mb)
         return replace(request, language=canonical(str(request.language)), limits=limits)
+
+    def language_names(self) -> list[str]:
+        """What a request may call the languages that this host can run. Looks for toolchains: not in the loop."""
+        found = map(str, self.backend.capabilities().supported_languages)
+        return [name for own in found for name in (own, *find_language(own).aliases)]
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, timeout: float | None = None) -> AsyncIterator[ProcessBackend]:

@@ -1,0 +1,182 @@
+"""Piston: `/api/v2/runtimes` and `/api/v2/execute`."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.types import MIB, ExecRequest
+from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, refused_code
+from warmcell.interfaces.serve.doors import door
+from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, status_of, while_connected
+from warmcell.interfaces.serve.models import decoded
+from warmcell.interfaces.serve.service import Service, service_of
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.languages.registry import find_language, known_language
+from warmcell.lifetime.threads import in_thread
+
+Milliseconds = Annotated[float, Field(gt=0)]
+
+
+class File(BaseModel):
+    content: str
+    name: str = ""
+    encoding: Literal["utf8", "base64", "hex"] = "utf8"
+
+    def data(self) -> bytes:
+        if self.encoding == "base64":
+            return decoded("files", self.content)
+        if self.encoding == "utf8":
+            return self.content.encode("utf-8", "surrogatepass")
+        try:
+            return bytes.fromhex(self.content)
+        except ValueError:
+            raise InvalidRequest("is not hexadecimal", field="files") from None
+
+
+class Execute(BaseModel):
+    """The first file is the program; the others lie in its directory."""
+
+    language: str
+    version: str
+    files: Annotated[list[File], Field(min_length=1)]
+    stdin: str = ""
+    args: list[str] = []
+    run_timeout: Milliseconds = 3000
+    compile_timeout: Milliseconds = 10_000
+    run_memory_limit: int = -1
+
+    def request(self) -> ExecRequest:
+        code = self.files[0].data()
+        try:
+            text = code.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest("the program is no text", field="files") from None
+        others = {file.name or f"file{index}.code": file.data() for index, file in enumerate(self.files[1:], 1)}
+        memory = max(1, self.run_memory_limit // MIB) if self.run_memory_limit > 0 else None
+        return ExecRequest(
+            self.language,
+            text,
+            self.run_timeout / 1000,
+            stdin=self.stdin,
+            memory_limit_mb=memory,
+            args=self.args,
+            files=others,
+        )
+
+
+async def runtimes(request: Request, tenant: Tenant) -> Response:
+    """The languages of this host and their versions."""
+    versions = await _versions(service_of(request))
+    return answer(
+        [
+            {"language": name, "version": version, "aliases": list(find_language(name).aliases)}
+            for name, version in versions.items()
+        ]
+    )
+
+
+async def execute(request: Request, tenant: Tenant) -> Response:
+    """Runs a program as Piston does."""
+    service = service_of(request)
+    body = await read_model(request, Execute, service.settings.max_body)
+    row = known_language(body.language)
+    version = (await _versions(service)).get(row.name) if row is not None else None
+    if row is None or version is None or not fits(version, body.version):
+        raise InvalidRequest(f"{body.language[:40]}-{body.version[:40]} runtime is unknown")
+    steps = await while_connected(request, _steps(service, tenant, body))
+    answered: dict[str, Any] = {"language": row.name, "version": version}
+    if steps.compile is not None:
+        answered["compile"] = _step(steps.compile)
+    return answer(answered | {"run": _step(steps.run or Step("ended", steps.compile.result))})  # type: ignore[union-attr]
+
+
+async def _steps(service: Service, tenant: Tenant, body: Execute) -> Steps:
+    try:
+        asked = service.bounded(body.request())
+        patience = service.settings.queue_timeout
+        return await build_and_run(service, tenant, asked, body.compile_timeout / 1000, patience)
+    except InvalidRequest as error:
+        if (steps := refused_code(error)) is None:
+            raise
+        return steps
+
+
+async def _versions(service: Service) -> dict[str, str]:
+    """By the language's own name, as numbers only."""
+    backend = service.backend
+
+    def found() -> dict[str, str]:
+        return {str(name): number_in(said) for name, said in backend.capabilities().versions.items()}
+
+    if backend not in _KNOWN:
+        _KNOWN[backend] = await in_thread(found)
+    return _KNOWN[backend]
+
+
+#: Asking fifteen toolchains takes longer than most programs run.
+_KNOWN: WeakKeyDictionary[ProcessBackend, dict[str, str]] = WeakKeyDictionary()
+
+
+def number_in(said: str) -> str:
+    """`Python 3.11.2` is `3.11.2`; three parts always, as clients expect them."""
+    match = re.search(r"\d+(?:\.\d+){0,2}", said)
+    parts = match.group().split(".") if match else []
+    return ".".join((*parts, "0", "0", "0")[:3])
+
+
+def fits(version: str, selector: str) -> bool:
+    """`*`, `3`, `3.x`, `3.11.2`, `^3.9`, `~3.11`, `>=3.8`."""
+    match = re.fullmatch(r"(\^|~|>=|=|v)?\s*((?:\d{1,9}|[xX*])(?:\.(?:\d{1,9}|[xX*])){0,2})", selector.strip())
+    if match is None:
+        return False
+    mine = [int(part) for part in version.split(".")]
+    asked = [None if part in "xX*" else int(part) for part in match[2].split(".")]
+    fixed = [part for part in asked if part is not None]
+    if match[1] in ("^", "~", ">="):
+        kept = {"^": 1, "~": 2, ">=": 0}[match[1]]
+        return mine[:kept] == fixed[:kept] and mine >= fixed
+    return all(part is None or part == own for part, own in zip(asked, mine, strict=False))
+
+
+def _step(step: Step) -> dict[str, Any]:
+    result = step.result
+    number = signal.SIGKILL if step.end != "ended" else result.signal
+    status = {"timeout": "TO", "memory": "SG"}.get(step.end) or ("SG" if number else "RE" if result.exit_code else None)
+    return {
+        "stdout": result.stdout,
+        "stderr": step.stderr,
+        "output": result.stdout + step.stderr,
+        "code": None if number else result.exit_code,
+        "signal": signal.Signals(number).name if number else None,
+        "message": step.note or None,
+        "status": status,
+        "cpu_time": round(result.usage.cpu_time * 1000),
+        "wall_time": round(result.duration * 1000),
+        "memory": result.usage.peak_memory_bytes,
+    }
+
+
+def piston_refusal(error: Exception) -> Response:
+    if isinstance(error, SandboxError):
+        status = status_of(error)
+        headers = {"Retry-After": "1"} if status in (429, 503) else {}
+        return answer({"message": str(error)}, 400 if status == 422 else status, headers)
+    if isinstance(error, Refused):
+        return answer({"message": error.message}, error.status, error.headers)
+    return refusal(error)
+
+
+def routes() -> list[Any]:
+    return [
+        door("GET", "/api/v2/runtimes", runtimes, "run", piston_refusal),
+        door("POST", "/api/v2/execute", execute, "run", piston_refusal),
+    ]
