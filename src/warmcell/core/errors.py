@@ -226,14 +226,18 @@ class SessionBusy(SandboxError):
 
 
 class SessionEnded(SandboxError):
-    """The session's interpreter is gone, and its variables with it. `restart()` begins a new one."""
+    """The session's interpreter is gone, and its variables with it. `restart()` begins a new one.
+
+    Where a cell was under way, `result` has what it had printed.
+    """
 
     code = "sandbox.session_ended"
     fault = "guest"
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, result: ExecResult | None = None) -> None:
         super().__init__(f"the session has ended: {reason}", hint="restart() begins anew, without the variables")
         self.reason = reason
+        self.result = result
 
 
 class SandboxDestroyed(SandboxError):

@@ -1,0 +1,203 @@
+"""The worker of a Python session: one interpreter, one thread, cells one after the other.
+
+Started by the agent as a fork of its warm interpreter, with the cage's rights and no others. Cells come over
+descriptor 3, and what they show goes back over it; what they print goes to the pipes at 1 and 2.
+"""
+
+import __future__
+import builtins
+import gc
+import inspect
+import linecache
+import os
+import resource
+import sys
+from types import ModuleType
+
+from . import session_display, session_errors, session_magics, session_modules, session_streams
+from .session_channel import PIECE, Channel
+
+_CONTROL = 3
+_AWAIT = 0x2000  # PyCF_ALLOW_TOP_LEVEL_AWAIT of `ast`
+_FUTURES = 0
+for _name in __future__.all_feature_names:
+    _FUTURES |= getattr(__future__, _name).compiler_flag
+#: Of the texts of all variables together, which go in one frame, and of one of them.
+_MOST_CHARACTERS, _LONGEST_VARIABLE = 64 * 1024, 1000
+
+
+def main():
+    """Serves cells until the host is gone. Never returns."""
+    session = Session(Channel(_CONTROL))
+    gc.freeze()
+    while True:
+        session.serve_one()
+
+
+class Session:
+    def __init__(self, channel):
+        self._channel = channel
+        self._interrupts = channel.interrupts
+        self._count = 0
+        self._flags = 0
+        self._loop = None
+        self._module = ModuleType("__main__")
+        self._namespace = self._module.__dict__
+        self._namespace["__builtins__"] = builtins
+        sys.modules["__main__"] = self._module
+        sys.argv[:] = [""]
+        self._screen = session_display.Screen(channel, session_streams.flush, PIECE)
+        session_streams.install(channel)
+        session_modules.install(self._screen)
+        builtins.display = self._screen.display
+        builtins.update_display = self._screen.update_display
+        builtins.clear_output = self._screen.clear_output
+        builtins.__magic__ = session_magics.Magics(self._namespace, self._run_nested, session_streams.flush)
+        self._interrupts.install()
+
+    def serve_one(self):
+        self._let_tasks_run()
+        request = self._channel.receive()
+        if request["op"] == "run":
+            self._run_cell(request)
+        elif request["op"] == "variables":
+            self._tell_variables(request)
+
+    def _run_cell(self, request):
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        self._count += 1
+        self._screen.begin_cell()
+        error = self._guarded(lambda: self._evaluate(request["code"]), request["cell"])
+        self._end_cell(request, error, before)
+
+    def _guarded(self, work, cell):
+        """What it raised, whatever that was. Only in here do interrupts reach the guest's code."""
+        self._interrupts.install()
+        try:
+            try:
+                self._interrupts.allow()
+                self._channel.check_interrupted(cell)
+                work()
+            finally:
+                self._interrupts.forbid()
+        except BaseException as error:
+            return error
+        return None
+
+    def _end_cell(self, request, error, before):
+        if not self._channel.is_ours:
+            session_streams.end_fork(error)
+        self._interrupts.install()
+        session_streams.flush()
+        told = None if error is None else session_errors.described(error)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        self._channel.send(
+            event="done", cell=request["cell"], error=told, count=self._count, cpu=cpu, peak=after.ru_maxrss * 1024
+        )
+
+    # ---- one cell ----
+
+    def _evaluate(self, source):
+        filename = f"<cell {self._count}>"
+        linecache.cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)
+        value = self._execute(source, filename)
+        if value is not None and not source.rstrip().endswith(";"):
+            builtins._ = value
+            self._screen.show_value(value, is_result=True)
+        self._screen.show_figures()
+
+    def _execute(self, source, filename):
+        """The value of the last line if that is an expression, else None."""
+        tree = session_magics.python_for(source, filename, self._flags | _AWAIT)
+        last = None
+        if tree.body and type(tree.body[-1]).__name__ == "Expr":
+            last = builtins.compile(  # before anything runs, so that all of the cell is known to be sound
+                _expression(tree.body.pop()), filename, "eval", self._flags | _AWAIT, dont_inherit=True
+            )
+        body = compile(tree, filename, "exec", self._flags | _AWAIT, dont_inherit=True)
+        self._flags |= body.co_flags & _FUTURES
+        if tree.body:
+            self._carry_out(body)
+        return None if last is None else self._carry_out(last)
+
+    def _carry_out(self, code):
+        value = eval(code, self._namespace)
+        return self._await(value) if code.co_flags & inspect.CO_COROUTINE else value
+
+    def _run_nested(self, source):
+        """For `%time`: in the middle of a cell."""
+        return self._execute(source, f"<cell {self._count}>")
+
+    # ---- awaiting ----
+
+    def _await(self, coroutine):
+        import asyncio
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException as error:
+            if not task.done():  # interrupted while it waited: it hears of it where it stands
+                self._cancel(task, error)
+            raise
+
+    def _cancel(self, task, error):
+        import asyncio
+
+        task.cancel()
+        try:
+            self._loop.run_until_complete(task)
+        except asyncio.CancelledError as cancelled:
+            error.__traceback__ = cancelled.__traceback__
+
+    def _let_tasks_run(self):
+        """What a cell left running in the event loop goes on until the next cell comes."""
+        if self._loop is None or self._loop.is_closed():
+            return
+        import asyncio
+
+        if not asyncio.all_tasks(self._loop):
+            return
+        self._loop.add_reader(self._channel.descriptor, self._loop.stop)
+        try:
+            self._loop.run_forever()
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            self._loop.remove_reader(self._channel.descriptor)
+
+    # ---- looking at variables ----
+
+    def _tell_variables(self, request):
+        found = {}
+        error = self._guarded(lambda: self._collect(found), request["cell"])
+        told = None if error is None else session_errors.described(error)
+        self._channel.send(event="variables", cell=request["cell"], names=found, error=told)
+
+    def _collect(self, found):
+        room = _MOST_CHARACTERS
+        for name, value in list(self._namespace.items()):
+            if not name.startswith("_") and not isinstance(value, ModuleType):
+                text = _short(value)
+                room -= len(name) + len(text)
+                if room < 0:
+                    return
+                found[name] = text
+
+
+def _expression(statement):
+    import ast
+
+    return ast.Expression(statement.value)
+
+
+def _short(value):
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    return text if len(text) <= _LONGEST_VARIABLE else text[: _LONGEST_VARIABLE - 3] + "..."

@@ -1,0 +1,138 @@
+"""A session worker's side of the conversation: frames over one socket, and interrupts that never cut one in half.
+
+A frame is four bytes of length and JSON. The host decides what to believe; here it matters only that nobody but the
+worker itself speaks: not a process that the guest forked, and not a thread in the middle of another's frame.
+"""
+
+import json
+import os
+import select
+import signal
+import struct
+import threading
+
+_LENGTH = struct.Struct(">I")
+#: Longer texts go in pieces: a frame has at most 1 MiB, and JSON may take twelve bytes for a character.
+PIECE = 64 * 1024
+
+
+class Interrupts:
+    """SIGINT: raised where the guest's code runs, kept until the end of a frame, and nothing at all between cells."""
+
+    def __init__(self):
+        self._is_allowed = False
+        self._held = 0
+        self._is_waiting = False
+        self._owner = os.getpid()
+
+    def install(self):
+        """Before every cell: the last one may have set its own handler, or none."""
+        if signal.getsignal(signal.SIGINT) != self._hear:
+            signal.signal(signal.SIGINT, self._hear)
+
+    def allow(self):
+        self._is_waiting = False
+        self._is_allowed = True
+
+    def forbid(self):
+        self._is_allowed = False
+
+    def _hear(self, number, frame):
+        if os.getpid() != self._owner:
+            raise KeyboardInterrupt
+        if self._held:
+            self._is_waiting = True
+        elif self._is_allowed:
+            raise KeyboardInterrupt
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._held += 1
+
+    def __exit__(self, *_):
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._held -= 1
+        if self._is_waiting and not self._held and self._is_allowed:
+            self._is_waiting = False
+            raise KeyboardInterrupt
+
+
+class Channel:
+    """Frames to and from the host. Any thread of the worker may send; only the main one receives."""
+
+    def __init__(self, descriptor):
+        self.descriptor = descriptor
+        self.interrupts = Interrupts()
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._asked = 0
+        self._ready = select.poll()
+        self._ready.register(descriptor, select.POLLIN)
+        os.set_inheritable(descriptor, False)
+        os.register_at_fork(after_in_child=self._leave)
+
+    @property
+    def is_ours(self):
+        """False in a process that the guest forked, whichever way it did."""
+        return os.getpid() == self._owner
+
+    def _leave(self):
+        try:
+            os.close(self.descriptor)
+        except OSError:
+            pass  # the guest closed it before
+
+    def send(self, **message):
+        data = json.dumps(message).encode()
+        with self.interrupts, self._lock:
+            if self.is_ours:
+                self._write(memoryview(_LENGTH.pack(len(data)) + data))
+
+    def _write(self, view):
+        while view:
+            view = view[os.write(self.descriptor, view) :]
+
+    def receive(self):
+        """The next message of the host. Waiting for it can be interrupted, reading it cannot."""
+        pieces = []
+        while True:
+            self._ready.poll()
+            with self.interrupts:
+                (size,) = _LENGTH.unpack(self._read(4))
+                message = json.loads(self._read(size))
+            if message["op"] != "piece":
+                break
+            pieces.append(message["text"])
+        if pieces:
+            message["code"] = "".join([*pieces, message["code"]])
+        return message
+
+    def check_interrupted(self, cell):
+        """A signal that came before the cell could hear it was ignored; the host said first which cell it meant."""
+        if self._ready.poll(0):
+            message = self.receive()
+            if message["op"] == "interrupt" and message["cell"] == cell:
+                raise KeyboardInterrupt
+
+    def _read(self, size):
+        pieces = []
+        while size:
+            piece = os.read(self.descriptor, min(size, 1 << 20))
+            if not piece:
+                os._exit(0)  # the host is gone
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def ask(self, prompt):
+        """A line from whoever called the session, or None."""
+        if not self.is_ours or threading.current_thread() is not threading.main_thread():
+            return None
+        self._asked += 1
+        self.send(event="input", ask=self._asked, prompt=prompt[:PIECE])
+        while True:
+            answer = self.receive()
+            # What was asked by a cell that has been interrupted since may still be answered.
+            if answer.get("op") == "input" and answer.get("ask") == self._asked:
+                return answer.get("text")

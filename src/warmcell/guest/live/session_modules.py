@@ -1,0 +1,125 @@
+"""Modules that code written for notebooks imports, where the real ones are not installed or would need a notebook."""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+_FIGURES = "warmcell_figures"
+
+
+def install(screen):
+    """Looked at last: whatever is installed comes first."""
+    os.environ.setdefault("MPLBACKEND", f"module://{_FIGURES}")
+    sys.meta_path.append(_Finder(screen))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, screen):
+        self._makers = {
+            _FIGURES: lambda module: _fill_figures(module, screen),
+            "IPython": lambda module: _fill_package(module, screen),
+            "IPython.display": lambda module: _fill_display(module, screen),
+        }
+
+    def find_spec(self, name, path=None, target=None):
+        maker = self._makers.get(name)
+        if maker is None:
+            return None
+        return importlib.util.spec_from_loader(name, _Loader(maker), is_package=name == "IPython")
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, maker):
+        self._maker = maker
+
+    def exec_module(self, module):
+        self._maker(module)
+
+
+def _fill_figures(module, screen):
+    """A backend of matplotlib: Agg, whose `show` sends the figures to the host."""
+    from matplotlib.backends import backend_agg
+
+    module.FigureCanvas = backend_agg.FigureCanvas
+    module.FigureManager = backend_agg.FigureManagerBase if hasattr(backend_agg, "FigureManagerBase") else None
+    if module.FigureManager is None:
+        from matplotlib.backend_bases import FigureManagerBase
+
+        module.FigureManager = FigureManagerBase
+    module.show = lambda *args, **kwargs: screen.show_figures()
+
+
+def _fill_package(module, screen):
+    module.get_ipython = lambda: None
+    module.__version__ = "0"
+
+
+def _fill_display(module, screen):
+    module.display = screen.display
+    module.update_display = screen.update_display
+    module.clear_output = screen.clear_output
+    for kind in (HTML, Markdown, SVG, Latex, Javascript, JSON, Pretty, Image):
+        setattr(module, kind.__name__, kind)
+    module.Math = Latex
+
+
+class _Shown:
+    """Something to show, given as such or as the name of a file."""
+
+    mime = "text/plain"
+    mode = "r"
+
+    def __init__(self, data=None, url=None, filename=None, **_):
+        if url is not None:
+            raise NotImplementedError("give data or filename: nothing is fetched for a display")
+        if filename is not None:
+            with open(filename, self.mode) as file:
+                data = file.read()
+        self.data = data
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {self.mime: self.data, "text/plain": f"<{type(self).__name__}>"}
+
+
+class HTML(_Shown):
+    mime = "text/html"
+
+    def _repr_html_(self):
+        return self.data
+
+
+class Markdown(_Shown):
+    mime = "text/markdown"
+
+
+class SVG(_Shown):
+    mime = "image/svg+xml"
+
+
+class Latex(_Shown):
+    mime = "text/latex"
+
+
+class Javascript(_Shown):
+    mime = "application/javascript"
+
+
+class JSON(_Shown):
+    mime = "application/json"
+
+
+class Pretty(_Shown):
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": self.data}
+
+
+class Image(_Shown):
+    mode = "rb"
+
+    def __init__(self, data=None, url=None, filename=None, format=None, **_):
+        if isinstance(data, str):
+            data, filename = None, data
+        super().__init__(data, url, filename)
+        is_jpeg = format in ("jpg", "jpeg") or bytes(self.data or b"").startswith(b"\xff\xd8")
+        self.mime = "image/jpeg" if is_jpeg else "image/png"

@@ -1,0 +1,198 @@
+"""What a session's worker may say, checked word by word. Pure: a message in, an event out, or `FrameError`.
+
+The worker runs the guest's code in its own process, so that whatever it sends may be the guest's invention.
+"""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any
+
+from warmcell.core.records import dataclass
+from warmcell.sessions.cell_results import CellError
+from warmcell.sessions.frames import FrameError
+
+_MOST_TYPES = 32
+_LONGEST_NAME = 200
+#: What JSON may hold to be given as such: parts in all, and parts within parts.
+_MOST_PARTS, _DEEPEST = 200_000, 64
+_MOST_PEAK = 1 << 50
+_MOST_SECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a long text, for the display that comes next."""
+
+    mime: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    mime: dict[str, str]
+    is_result: bool
+    display_id: str | None
+    is_update: bool
+
+
+class Clear:
+    """What the cell has printed and shown so far does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`input()`; the answer has its number."""
+
+    number: int
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a cell or of a look at the variables."""
+
+    cell: int
+    error: CellError | None
+    cpu_time: float = 0.0
+    peak_memory: int = 0
+    value: str | None = None
+    names: dict[str, str] | None = None
+
+
+Event = Piece | Display | Clear | Question | Done
+
+
+def parse(message: dict[str, Any]) -> Event:
+    name = message.get("event")
+    reader = _READERS.get(name) if isinstance(name, str) else None
+    if reader is None:
+        raise FrameError("an event that there is not")
+    event: Event = reader(message)
+    return event
+
+
+def _display(message: dict[str, Any]) -> Display:
+    return Display(_texts(message, "mime"), _flag(message, "result"), _name(message, "id"), _flag(message, "update"))
+
+
+def _done(message: dict[str, Any]) -> Done:
+    value = message.get("value")
+    return Done(
+        _number(message, "cell"),
+        _error(message.get("error")),
+        min(max(_figure(message.get("cpu", 0.0)), 0.0), _MOST_SECONDS),
+        int(min(max(_figure(message.get("peak", 0)), 0.0), _MOST_PEAK)),
+        None if value is None else _text(message, "value"),
+    )
+
+
+def _variables(message: dict[str, Any]) -> Done:
+    names = _texts(message, "names", most=1 << 20, longest=1 << 20)
+    return Done(_number(message, "cell"), _error(message.get("error")), names=names)
+
+
+def _error(content: object) -> CellError | None:
+    if content is None:
+        return None
+    if not isinstance(content, dict):
+        raise FrameError("an error that is no object")
+    return CellError(_text(content, "name"), _text(content, "message"), _text(content, "traceback"))
+
+
+_READERS: dict[str, Any] = {
+    "piece": lambda message: Piece(_text(message, "mime")[:_LONGEST_NAME], _text(message, "text")),
+    "display": _display,
+    "clear": lambda message: Clear(),
+    "input": lambda message: Question(_number(message, "ask"), _text(message, "prompt")),
+    "done": _done,
+    "variables": _variables,
+}
+
+
+def _text(message: dict[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str):
+        raise FrameError(f"{name} is no text")
+    return clean(value)
+
+
+def _texts(
+    message: dict[str, Any], name: str, most: int = _MOST_TYPES, longest: int = _LONGEST_NAME
+) -> dict[str, str]:
+    values = message.get(name)
+    if not isinstance(values, dict) or len(values) > most:
+        raise FrameError(f"{name} is no short object")
+    if not all(isinstance(value, str) and len(key) <= longest for key, value in values.items()):
+        raise FrameError(f"{name} has more than texts")
+    return {clean(key): clean(value) for key, value in values.items()}
+
+
+def _flag(message: dict[str, Any], name: str) -> bool:
+    value = message.get(name, False)
+    if not isinstance(value, bool):
+        raise FrameError(f"{name} is neither true nor false")
+    return value
+
+
+def _name(message: dict[str, Any], name: str) -> str | None:
+    if message.get(name) is None:
+        return None
+    return _text(message, name)[:_LONGEST_NAME]
+
+
+def _number(message: dict[str, Any], name: str) -> int:
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
+        raise FrameError(f"{name} is no number")
+    return value
+
+
+def _figure(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not isfinite(value):
+        raise FrameError("a figure that is none")
+    return float(value)
+
+
+def clean(text: str) -> str:
+    """Half a surrogate pair cannot be printed or stored by anybody."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def content_of(mime: str, text: str) -> str | dict[str, Any]:
+    """JSON types as what they hold, if that is an object of a sane size; everything else is text."""
+    if mime != "application/json" and not mime.endswith("+json"):
+        return text
+    parts = sum(text.count(sign) for sign in "[{,")
+    if parts > _MOST_PARTS:
+        return text
+    try:
+        content = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(content, dict) or not _is_shallow(content):
+        return text
+    return {clean(key): _cleaned(value) for key, value in content.items()}
+
+
+def _is_shallow(content: object) -> bool:
+    layer = [content]
+    for _ in range(_DEEPEST):
+        inner: list[object] = []
+        for part in layer:
+            inner += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        if not inner:
+            return True
+        layer = inner
+    return False
+
+
+def _cleaned(content: Any) -> Any:
+    if isinstance(content, str):
+        return clean(content)
+    if isinstance(content, list):
+        return [_cleaned(part) for part in content]
+    if isinstance(content, dict):
+        return {clean(key): _cleaned(part) for key, part in content.items()}
+    return content

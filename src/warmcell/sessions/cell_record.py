@@ -1,0 +1,122 @@
+"""What a cell has printed and shown so far, within bounds. Pure: nothing here waits for anybody."""
+
+from __future__ import annotations
+
+import codecs
+
+from warmcell.core.types import ExecResult, Usage
+from warmcell.sessions.cell_events import Display, Done, Piece, content_of
+from warmcell.sessions.cell_results import CellResult, DisplayData
+
+_MOST_DISPLAYS = 1000
+_MOST_DISPLAY_CHARACTERS = 32 * 1024 * 1024
+_MOST_TYPES = 64
+
+
+class StreamText:
+    """One stream. What is over the cap is counted out; a character split over two pieces is one."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = self._room = most_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._parts: list[str] = []
+        self.is_truncated = False
+
+    def add(self, data: bytes, is_last: bool = False) -> str:
+        """The text that came with it."""
+        if len(data) > self._room:
+            data = data[: self._room]
+            self.is_truncated = True
+        self._room -= len(data)
+        text = self._decoder.decode(data, is_last)
+        if text:
+            self._parts.append(text)
+        return text
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self._room = self._most
+        self.is_truncated = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+
+class CellRecord:
+    """Collects. `stdout` and `stderr` are fed by whoever reads the pipes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.stdout = StreamText(most_bytes)
+        self.stderr = StreamText(most_bytes)
+        self._outputs: list[DisplayData] = []
+        self._pieces: dict[str, list[str]] = {}
+        self._room = _MOST_DISPLAY_CHARACTERS
+        self._is_truncated = False
+
+    def add_piece(self, piece: Piece) -> None:
+        is_known = piece.mime in self._pieces or len(self._pieces) < _MOST_TYPES
+        if is_known and self._takes(len(piece.text)):
+            self._pieces.setdefault(piece.mime, []).append(piece.text)
+
+    def add_display(self, display: Display) -> DisplayData | None:
+        """As it is told to whoever listens; None where it was too much."""
+        pieces, self._pieces = self._pieces, {}
+        texts = {**display.mime, **{mime: "".join(parts) for mime, parts in pieces.items()}}
+        size = sum(len(mime) + len(text) for mime, text in display.mime.items())
+        if not self._takes(size) or len(self._outputs) >= _MOST_DISPLAYS:
+            self._is_truncated = True
+            return None
+        mime = {name: content_of(name, text) for name, text in texts.items()}
+        shown = DisplayData(mime, display.is_result, display.display_id, display.is_update)
+        if not (display.is_update and self._replace(shown)):
+            self._outputs.append(shown)
+        return shown
+
+    def _replace(self, shown: DisplayData) -> bool:
+        places = [index for index, other in enumerate(self._outputs) if other.display_id == shown.display_id]
+        for index in places:
+            self._outputs[index] = DisplayData(shown.mime, self._outputs[index].is_result, shown.display_id)
+        return bool(places)
+
+    def _takes(self, size: int) -> bool:
+        if size > self._room:
+            self._is_truncated = True
+            return False
+        self._room -= size
+        return True
+
+    def clear(self) -> None:
+        """The room for displays is not given back: who clears for ever would send for ever."""
+        self.stdout.clear()
+        self.stderr.clear()
+        self._outputs.clear()
+        self._pieces.clear()
+
+    def result(self, done: Done, count: int, duration: float) -> CellResult:
+        value = next((output.text for output in self._outputs if output.is_result), done.value)
+        return CellResult(
+            stdout=self.stdout.text,
+            stderr=self.stderr.text,
+            outputs=self._outputs,
+            value=value,
+            error=done.error,
+            execution_count=count,
+            duration=duration,
+            usage=Usage(done.cpu_time, duration, done.peak_memory),
+            stdout_truncated=self.stdout.is_truncated,
+            stderr_truncated=self.stderr.is_truncated,
+            outputs_truncated=self._is_truncated,
+        )
+
+    def so_far(self, duration: float) -> ExecResult:
+        """For the error of a cell that did not come to its end."""
+        return ExecResult(
+            stdout=self.stdout.text,
+            stderr=self.stderr.text,
+            exit_code=-1,
+            duration=duration,
+            stdout_truncated=self.stdout.is_truncated,
+            stderr_truncated=self.stderr.is_truncated,
+            outputs=[dict(output.mime) for output in self._outputs],
+        )

@@ -1,0 +1,367 @@
+"""The host's side of a session: a cell goes in, and what its worker says comes out, in order and within bounds.
+
+Nothing that a worker sends or leaves unsaid can hold the host up: every wait ends with the cell's time, and what does
+not keep to the protocol ends its own session.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from math import ceil
+from typing import Any, Protocol
+
+from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.records import dataclass
+from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.ownership import Lock
+from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
+from warmcell.sessions.cell_record import CellRecord, StreamText
+from warmcell.sessions.cell_results import CellResult, DisplayData
+from warmcell.sessions.frames import Decoder, FrameError, encode
+
+#: How long a cell may go on after it was interrupted, and its worker after it was killed.
+GRACE_SECONDS = 5.0
+_KILL_SECONDS = 30.0
+_CHUNK = 1 << 16
+#: As many characters fit into a frame however JSON spells them.
+_PIECE = 64 * 1024
+
+
+class Worker(Protocol):
+    """The process that holds a session's interpreter, as whoever started it shows it. Methods are for any thread."""
+
+    control: socket.socket
+    stdout: int
+    stderr: int
+
+    def interrupt(self) -> None:
+        """SIGINT."""
+
+    def kill(self) -> None:
+        """Ends it and all that it started. Once it has ended, nothing happens."""
+
+    def reason(self) -> str:
+        """How it ended, asked once its control socket is closed."""
+        ...
+
+    def close(self) -> None:
+        """Ends it and closes its descriptors. The last thing that is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Called in the thread that carries the cell out, one at a time. One that raises ends the cell."""
+
+    on_stdout: Callable[[str], object] | None = None
+    on_stderr: Callable[[str], object] | None = None
+    on_display: Callable[[DisplayData], object] | None = None
+    on_input: Callable[[str], object] | None = None
+
+
+class _Cell:
+    """One exchange under way: a cell, or a look at the variables."""
+
+    def __init__(self, number: int, timeout: float, listeners: Listeners, most_bytes: int) -> None:
+        self.number, self.timeout, self.listeners = number, timeout, listeners
+        self.record = CellRecord(most_bytes)
+        self.began = time.monotonic()
+        #: When it is next too late: for the cell, for its end after an interrupt, for its worker's end after a kill.
+        self.deadline = self.began + timeout
+        #: Why it was interrupted, if it was: "timeout", "cancelled", "asked", or "callback".
+        self.cause = ""
+        self.is_killed = False
+        self.failure: BaseException | None = None
+        self.done: Done | None = None
+
+    @property
+    def duration(self) -> float:
+        return time.monotonic() - self.began
+
+
+class CellTalk:
+    """With one worker, from its start to its end. One exchange at a time; `interrupt` and `end` are for any thread."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._decoder = Decoder()
+        self._outgoing = bytearray()
+        self._cells = 0
+        self._lock = Lock()
+        self._is_under_way = False
+        self._wants_interrupt = False
+        #: What every later exchange raises; why somebody else wanted the end.
+        self._ended: SandboxError | None = None
+        self._wanted_end: SandboxError | None = None
+        self._owned = Descriptors()
+        self._wake = self._owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[Run, _Cell], None]] = {
+            worker.control.fileno(): self._hear_control,
+            worker.stdout: lambda run, cell: self._hear_stream(run, cell, worker.stdout),
+            worker.stderr: lambda run, cell: self._hear_stream(run, cell, worker.stderr),
+            self._wake: self._hear_wish,
+        }
+        worker.control.setblocking(False)
+        for descriptor in (worker.stdout, worker.stderr):
+            os.set_blocking(descriptor, False)
+        for descriptor in self._handlers:
+            self._poll.register(descriptor, select.POLLIN)
+        self._streams = [worker.stdout, worker.stderr]
+
+    def run(self, run: Run, code: str, timeout: float, listeners: Listeners, most_bytes: int) -> CellResult:
+        """Carries out one cell. What the cell raised is in its result; what ended it is raised."""
+        cell = self._exchange(run, "run", _pieces(code), timeout, listeners, most_bytes)
+        assert cell.done is not None
+        return cell.record.result(cell.done, cell.number, cell.duration)
+
+    def variables(self, run: Run, timeout: float) -> dict[str, str]:
+        """Not counted as a cell."""
+        cell = self._exchange(run, "variables", [], timeout, Listeners(), 0)
+        self._cells -= 1
+        assert cell.done is not None
+        return cell.done.names or {}
+
+    def interrupt(self) -> None:
+        """Ends the cell that is under way, if one is, with its state kept."""
+        with self._lock:
+            if self._is_under_way:
+                self._wants_interrupt = True
+                os.eventfd_write(self._wake, 1)
+
+    def end(self, error: SandboxError) -> None:
+        """Ends the worker; `error` is what an exchange under way raises, and every later one."""
+        with self._lock:
+            if self._ended is None and self._wanted_end is None:
+                self._wanted_end = error
+        self._worker.kill()
+
+    def close(self) -> None:
+        """After `end`, when no exchange is under way."""
+        if self._ended is None:
+            self._ended = self._wanted_end or SessionEnded("it was closed")
+        self._worker.close()
+        with self._lock:
+            self._owned.close()
+
+    @property
+    def ended(self) -> SandboxError | None:
+        """A new one each time: a raised error carries its traceback."""
+        error = self._ended or self._wanted_end
+        return None if error is None else copy(error)
+
+    # ---- an exchange ----
+
+    def _exchange(
+        self, run: Run, op: str, pieces: list[str], timeout: float, listeners: Listeners, most_bytes: int
+    ) -> _Cell:
+        if (error := self.ended) is not None:
+            raise error
+        self._cells += 1
+        cell = _Cell(self._cells, timeout, listeners, most_bytes)
+        self._outgoing += b"".join(encode({"op": "piece", "text": piece}) for piece in pieces[:-1])
+        self._outgoing += encode({"op": op, "cell": cell.number, **({"code": pieces[-1]} if pieces else {})})
+        with self._as_under_way(), run.on_cancel(self._wake_up):
+            self._converse(run, cell)
+        for name in ("stdout", "stderr"):
+            self._add_text(run, cell, name, b"", is_last=True)
+        self._raise_what_ended(cell)
+        return cell
+
+    def _converse(self, run: Run, cell: _Cell) -> None:
+        try:
+            self._send()
+            while cell.done is None:
+                self._take_turn(run, cell)
+        finally:
+            if cell.done is None and self._ended is None:  # a failure of ours: nobody knows what comes next
+                self.end(SessionEnded("the host failed in the middle of a cell"))
+
+    @contextmanager
+    def _as_under_way(self) -> Iterator[None]:
+        with self._lock:
+            self._is_under_way, self._wants_interrupt = True, False
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)  # a wish that came for the last one
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_under_way = False
+
+    def _wake_up(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _take_turn(self, run: Run, cell: _Cell) -> None:
+        left = cell.deadline - time.monotonic()
+        if left <= 0:
+            self._be_strict(cell)
+            return
+        for descriptor, events in self._poll.poll(ceil(left * 1000)):
+            if events & select.POLLOUT:
+                self._send()
+            if events & ~select.POLLOUT:
+                self._handlers[descriptor](run, cell)
+            if cell.done is not None:
+                return
+
+    def _be_strict(self, cell: _Cell) -> None:
+        """The time is up: first it is asked, then made to stop."""
+        if cell.is_killed:
+            raise self._lost(cell, "it could not be ended")
+        if cell.cause:
+            cell.is_killed = True
+            cell.deadline = time.monotonic() + _KILL_SECONDS
+            self._worker.kill()
+        else:
+            self._interrupt(cell, "timeout")
+
+    def _interrupt(self, cell: _Cell, cause: str) -> None:
+        """Said before it is done: a signal that comes before the cell has begun is lost."""
+        if cell.cause:
+            return
+        cell.cause = cause
+        cell.deadline = time.monotonic() + GRACE_SECONDS
+        self._outgoing += encode({"op": "interrupt", "cell": cell.number})
+        self._send()
+        with suppress(SandboxError):  # its cage has ended: the socket says so next
+            self._worker.interrupt()
+
+    def _raise_what_ended(self, cell: _Cell) -> None:
+        if cell.failure is not None:
+            raise cell.failure
+        if cell.cause == "timeout":
+            raise ExecutionTimeout(cell.timeout, cell.record.so_far(cell.duration))
+        if cell.cause == "cancelled":
+            raise RunCancelled
+
+    def _lost(self, cell: _Cell, reason: str) -> SandboxError:
+        """The error for a worker that is gone; what it had printed goes with it."""
+        with suppress(OSError):
+            self._drain(None, cell)
+        if self._wanted_end is None and cell.is_killed:
+            after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
+            reason = f"{after}a cell that was interrupted went on for {GRACE_SECONDS:g} s and was killed"
+        with self._lock:
+            self._ended = self._wanted_end or SessionEnded(reason)
+        error = copy(self._ended)
+        if isinstance(error, SessionEnded):
+            error.result = cell.record.so_far(cell.duration)
+        return error
+
+    # ---- what comes in ----
+
+    def _hear_wish(self, run: Run, cell: _Cell) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        if run.is_cancelled:
+            self._interrupt(cell, "cancelled")
+        elif self._wants_interrupt:
+            self._interrupt(cell, "asked")
+
+    def _hear_control(self, run: Run, cell: _Cell) -> None:
+        try:
+            data = self._worker.control.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise self._lost(cell, self._worker.reason())
+        try:
+            for message in self._decoder.feed(data):
+                self._take(run, cell, parse(message))
+        except FrameError as error:
+            self._worker.kill()
+            raise self._lost(cell, f"what came from its interpreter was {error}") from None
+
+    def _take(self, run: Run, cell: _Cell, event: Event) -> None:
+        """What was printed before is in the pipes by now, so that it is read before this is told."""
+        if isinstance(event, Piece):
+            cell.record.add_piece(event)
+            return
+        self._drain(run, cell)
+        if isinstance(event, Display):
+            shown = cell.record.add_display(event)
+            if shown is not None:
+                self._tell(run, cell, cell.listeners.on_display, shown)
+        elif isinstance(event, Clear):
+            cell.record.clear()
+        elif isinstance(event, Question):
+            self._answer(run, cell, event)
+        elif event.cell == cell.number:
+            cell.done = event
+
+    def _answer(self, run: Run, cell: _Cell, question: Question) -> None:
+        """The time that a person takes to answer is not the cell's."""
+        asked = time.monotonic()
+        answer = self._tell(run, cell, cell.listeners.on_input, question.prompt)
+        if not cell.cause:
+            cell.deadline += time.monotonic() - asked
+        if answer is not None and not (isinstance(answer, str) and len(answer) <= _PIECE):
+            reason = f"must return at most {_PIECE} characters of text, or None"
+            self._fail(cell, InvalidRequest(reason, field="on_input"))
+            answer = None
+        self._outgoing += encode({"op": "input", "ask": question.number, "text": answer})
+        self._send()
+
+    def _tell(self, run: Run | None, cell: _Cell, listener: Callable[[Any], object] | None, what: object) -> object:
+        if listener is None or cell.failure is not None or run is None:
+            return None
+        try:
+            return listener(what)
+        except BaseException as error:
+            if run.is_cancelled:
+                self._interrupt(cell, "cancelled")
+            else:
+                self._fail(cell, error)
+            return None
+
+    def _fail(self, cell: _Cell, error: BaseException) -> None:
+        cell.failure = error
+        self._interrupt(cell, "callback")
+
+    def _drain(self, run: Run | None, cell: _Cell) -> None:
+        """As much as there is now: whoever still writes must not keep us here."""
+        for descriptor in tuple(self._streams):
+            (waiting,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
+            while waiting > 0:
+                waiting -= self._hear_stream(run, cell, descriptor) or waiting
+
+    def _hear_stream(self, run: Run | None, cell: _Cell, descriptor: int) -> int:
+        try:
+            data = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._poll.unregister(descriptor)
+            self._streams.remove(descriptor)
+        self._add_text(run, cell, "stdout" if descriptor == self._worker.stdout else "stderr", data)
+        return len(data)
+
+    def _add_text(self, run: Run | None, cell: _Cell, name: str, data: bytes, is_last: bool = False) -> None:
+        stream: StreamText = getattr(cell.record, name)
+        text = stream.add(data, is_last)
+        if text:
+            self._tell(run, cell, getattr(cell.listeners, f"on_{name}"), text)
+
+    def _send(self) -> None:
+        """What does not fit goes when the worker has read; an error of the socket is told by its other direction."""
+        control = self._worker.control
+        with suppress(OSError):
+            while self._outgoing:
+                del self._outgoing[: control.send(self._outgoing, socket.MSG_NOSIGNAL)]
+        self._poll.modify(control.fileno(), select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+
+
+def _pieces(code: str) -> list[str]:
+    return [code[start : start + _PIECE] for start in range(0, len(code), _PIECE)] or [""]

@@ -1,0 +1,94 @@
+"""A session's worker without a cage: the guest's files and the host's conversation, and nothing else between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import warmcell.guest
+from warmcell.core.types import DEFAULT_OUTPUT_BYTES
+from warmcell.lifetime.run import Run
+from warmcell.sessions.cell_results import CellResult
+from warmcell.sessions.cell_talk import CellTalk, Listeners
+
+LIVE = os.path.join(warmcell.guest.__path__[0], "live")
+#: As the agent's start has it, with the control socket put at its place.
+_BOOT = f"""
+import os, sys
+from types import ModuleType
+os.dup2(int(sys.argv[1]), 3, inheritable=False)
+package = ModuleType("warmcell_live")
+package.__path__ = [{LIVE!r}]
+sys.modules["warmcell_live"] = package
+from importlib import import_module
+import_module("warmcell_live." + sys.argv[2]).main()
+"""
+
+
+class BareWorker:
+    def __init__(self, argv: Callable[[int], list[str]], **options: object) -> None:
+        self.control, theirs = socket.socketpair()
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        self.process = subprocess.Popen(
+            argv(theirs.fileno()),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            **options,  # type: ignore[call-overload]
+        )
+        theirs.close()
+        os.close(stdout)
+        os.close(stderr)
+
+    def interrupt(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def reason(self) -> str:
+        return f"status {self.process.wait(10)}"
+
+    def close(self) -> None:
+        self.kill()
+        self.process.wait(10)
+        self.control.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+def python_worker(**options: object) -> BareWorker:
+    return BareWorker(lambda control: [sys.executable, "-c", _BOOT, str(control), "python_session"], **options)
+
+
+def shell_worker(**options: object) -> BareWorker:
+    return BareWorker(lambda control: [sys.executable, "-c", _BOOT, str(control), "shell_session"], **options)
+
+
+class Cells:
+    """`CellTalk` with short words for tests."""
+
+    def __init__(self, worker: BareWorker) -> None:
+        self.worker = worker
+        self.talk = CellTalk(worker)
+
+    def __call__(
+        self, code: str, *, timeout: float = 30, most_bytes: int = DEFAULT_OUTPUT_BYTES, **listeners: object
+    ) -> CellResult:
+        return self.talk.run(Run(), code, timeout, Listeners(**listeners), most_bytes)  # type: ignore[arg-type]
+
+    def variables(self) -> dict[str, str]:
+        return self.talk.variables(Run(), 30)
+
+    def close(self) -> None:
+        self.talk.close()
