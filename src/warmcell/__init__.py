@@ -83,6 +83,11 @@ if TYPE_CHECKING:
     from warmcell.sandbox.processes import Process as Process
     from warmcell.sandbox.processes import ProcessInfo as ProcessInfo
     from warmcell.sandbox.processes import PtySize as PtySize
+    from warmcell.sandbox.session import AsyncSession as AsyncSession
+    from warmcell.sandbox.session import Session as Session
+    from warmcell.sessions.cell_results import CellError as CellError
+    from warmcell.sessions.cell_results import CellResult as CellResult
+    from warmcell.sessions.cell_results import DisplayData as DisplayData
 
 #: Where each public name lives. `tests/arch/test_public_names.py` holds this table and the block above together.
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -140,6 +145,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.policy.builder": ("SandboxPolicyBuilder",),
     "warmcell.policy.model": ("AccessMode", "AllowedPath", "NetworkRule", "SandboxPolicy"),
     "warmcell.sandbox.processes": ("AsyncProcess", "Process", "ProcessInfo", "PtySize"),
+    "warmcell.sandbox.session": ("AsyncSession", "Session"),
+    "warmcell.sessions.cell_results": ("CellError", "CellResult", "DisplayData"),
     "warmcell.sandbox.blocking": ("AsyncSandbox", "DirEntry", "FsChange", "MountPoint", "Sandbox"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

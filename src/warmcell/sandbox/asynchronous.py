@@ -9,11 +9,12 @@ import asyncio
 import functools
 import os
 import secrets
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from warmcell.core import events
-from warmcell.core.errors import InvalidRequest, NetworkingDisabled
+from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SandboxDestroyed
 from warmcell.core.types import (
     BackendCapabilities,
     ExecRequest,
@@ -38,6 +39,7 @@ from warmcell.sandbox.backend_adapters import (
     no_live_cage,
     with_limits,
 )
+from warmcell.sandbox.opening import Opening, session_language, session_starter
 from warmcell.sandbox.operations import Operations
 from warmcell.sandbox.output_callbacks import Follow, OnText, Texts, following
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
     from warmcell.sandbox.live import LiveSide
     from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
+    from warmcell.sandbox.session import AsyncSession
     from warmcell.sandbox.tools.toolset import Toolset
 
 P = ParamSpec("P")
@@ -124,6 +127,7 @@ class AsyncSandbox:
             "guest_factory": guest_factory,
         }
         self._operations = Operations()
+        self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
         self._live: LiveSide | None = None
@@ -278,6 +282,27 @@ class AsyncSandbox:
             self._live = LiveSide(open_cage, self._operations)
         return self._live
 
+    def session(
+        self, language: str = "python", *, cwd: AnyPath | None = None, env: Mapping[str, str] | None = None
+    ) -> Opening:
+        """An interpreter that remembers: `"python"`, `"javascript"` or `"command"` (bash).
+
+        `await` it, or use it with `async with`. It lives in the sandbox's live cage, and ends with the sandbox.
+        """
+        return Opening(lambda: self._operations.run(self._open_session(language, cwd, env)))
+
+    async def _open_session(self, language: str, cwd: AnyPath | None, env: Mapping[str, str] | None) -> AsyncSession:
+        from warmcell.sandbox.session import AsyncSession
+
+        name = session_language(self._settings["backend"], language)
+        directory = await self._guest_cwd(cwd)
+        starter = session_starter(self._live_cage, name, self._settings["config"], directory, check_env(env or {}))
+        worker = await in_thread(await starter())
+        most_bytes = effective_limits(self._settings["policy"] or SandboxPolicy()).output_bytes
+        session = AsyncSession(name, starter, worker, self._settings["timeout"], most_bytes)
+        self._sessions.add(session)
+        return session
+
     async def available_tools(self) -> list[str]:
         """The commands that `exec` and `sh` find by their names in this sandbox, sorted."""
         await self.start()
@@ -388,6 +413,8 @@ class AsyncSandbox:
 
     async def _end(self) -> None:
         await self._operations.close()
+        for session in tuple(self._sessions):
+            await session._end(SandboxDestroyed())
         try:
             if self._live is not None:
                 await self._live.aclose()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from warmcell.core.types import BackendCapabilities, Limits
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy
+    from warmcell.sandbox.session import AsyncSession, Session
     from warmcell.sandbox.tools.toolset import Toolset
 
 __all__ = [
@@ -213,6 +214,17 @@ class Sandbox:
     def attach(self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None) -> Process:
         """As `AsyncSandbox.attach`."""
         return _heard_process(portal.call(self._async.attach, pid), on_stdout, on_stderr)
+
+    def session(
+        self, language: str = "python", *, cwd: AnyPath | None = None, env: Mapping[str, str] | None = None
+    ) -> Session:
+        """An interpreter that remembers: `"python"`, `"javascript"` or `"command"` (bash). It ends with the sandbox."""
+        from warmcell.sandbox.session import Session
+
+        async def opened() -> AsyncSession:
+            return await self._async.session(language, cwd=cwd, env=env)
+
+        return Session(portal.call(opened))
 
     def fork(self, snapshot: str | None = None) -> Sandbox:
         """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""

@@ -35,10 +35,15 @@ class Display:
     is_result: bool
     display_id: str | None
     is_update: bool
+    #: Where in the output it belongs; 0 for its end.
+    mark: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class Clear:
     """What the cell has printed and shown so far does not count."""
+
+    mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,13 @@ def parse(message: dict[str, Any]) -> Event:
 
 
 def _display(message: dict[str, Any]) -> Display:
-    return Display(_texts(message, "mime"), _flag(message, "result"), _name(message, "id"), _flag(message, "update"))
+    return Display(
+        _texts(message, "mime"),
+        _flag(message, "result"),
+        _name(message, "id"),
+        _flag(message, "update"),
+        _number(message, "mark"),
+    )
 
 
 def _done(message: dict[str, Any]) -> Done:
@@ -104,7 +115,7 @@ def _error(content: object) -> CellError | None:
 _READERS: dict[str, Any] = {
     "piece": lambda message: Piece(_text(message, "mime")[:_LONGEST_NAME], _text(message, "text")),
     "display": _display,
-    "clear": lambda message: Clear(),
+    "clear": lambda message: Clear(_number(message, "mark")),
     "input": lambda message: Question(_number(message, "ask"), _text(message, "prompt")),
     "done": _done,
     "variables": _variables,
@@ -118,9 +129,7 @@ def _text(message: dict[str, Any], name: str) -> str:
     return clean(value)
 
 
-def _texts(
-    message: dict[str, Any], name: str, most: int = _MOST_TYPES, longest: int = _LONGEST_NAME
-) -> dict[str, str]:
+def _texts(message: dict[str, Any], name: str, most: int = _MOST_TYPES, longest: int = _LONGEST_NAME) -> dict[str, str]:
     values = message.get(name)
     if not isinstance(values, dict) or len(values) > most:
         raise FrameError(f"{name} is no short object")

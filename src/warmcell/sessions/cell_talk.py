@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import select
 import socket
 import struct
@@ -28,6 +29,7 @@ from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Qu
 from warmcell.sessions.cell_record import CellRecord, StreamText
 from warmcell.sessions.cell_results import CellResult, DisplayData
 from warmcell.sessions.frames import Decoder, FrameError, encode
+from warmcell.sessions.marked_stream import MarkedStream
 
 #: How long a cell may go on after it was interrupted, and its worker after it was killed.
 GRACE_SECONDS = 5.0
@@ -105,7 +107,7 @@ class CellTalk:
         self._owned = Descriptors()
         self._wake = self._owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._poll = select.poll()
-        self._handlers: dict[int, Callable[[Run, _Cell], None]] = {
+        self._handlers: dict[int, Callable[[Run, _Cell], object]] = {
             worker.control.fileno(): self._hear_control,
             worker.stdout: lambda run, cell: self._hear_stream(run, cell, worker.stdout),
             worker.stderr: lambda run, cell: self._hear_stream(run, cell, worker.stderr),
@@ -116,7 +118,9 @@ class CellTalk:
             os.set_blocking(descriptor, False)
         for descriptor in self._handlers:
             self._poll.register(descriptor, select.POLLIN)
-        self._streams = [worker.stdout, worker.stderr]
+        self._mark = f"\0\2{secrets.token_hex(8)}:"
+        self._streams = {descriptor: MarkedStream(self._mark.encode()) for descriptor in (worker.stdout, worker.stderr)}
+        self._open_streams = [worker.stdout, worker.stderr]
 
     def run(self, run: Run, code: str, timeout: float, listeners: Listeners, most_bytes: int) -> CellResult:
         """Carries out one cell. What the cell raised is in its result; what ended it is raised."""
@@ -169,11 +173,10 @@ class CellTalk:
         self._cells += 1
         cell = _Cell(self._cells, timeout, listeners, most_bytes)
         self._outgoing += b"".join(encode({"op": "piece", "text": piece}) for piece in pieces[:-1])
-        self._outgoing += encode({"op": op, "cell": cell.number, **({"code": pieces[-1]} if pieces else {})})
+        code = {"code": pieces[-1], "mark": self._mark} if pieces else {}
+        self._outgoing += encode({"op": op, "cell": cell.number, **code})
         with self._as_under_way(), run.on_cancel(self._wake_up):
             self._converse(run, cell)
-        for name in ("stdout", "stderr"):
-            self._add_text(run, cell, name, b"", is_last=True)
         self._raise_what_ended(cell)
         return cell
 
@@ -248,6 +251,7 @@ class CellTalk:
         """The error for a worker that is gone; what it had printed goes with it."""
         with suppress(OSError):
             self._drain(None, cell)
+        self._tell_texts(None, cell, lambda stream: stream.rest(), is_last=True)
         if self._wanted_end is None and cell.is_killed:
             after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
             reason = f"{after}a cell that was interrupted went on for {GRACE_SECONDS:g} s and was killed"
@@ -290,6 +294,10 @@ class CellTalk:
             cell.record.add_piece(event)
             return
         self._drain(run, cell)
+        if isinstance(event, Display | Clear) and event.mark:
+            self._tell_texts(run, cell, lambda stream: stream.reach(event.mark))
+        else:
+            self._tell_texts(run, cell, lambda stream: stream.rest(), isinstance(event, Done))
         if isinstance(event, Display):
             shown = cell.record.add_display(event)
             if shown is not None:
@@ -300,6 +308,7 @@ class CellTalk:
             self._answer(run, cell, event)
         elif event.cell == cell.number:
             cell.done = event
+        self._tell_texts(run, cell, lambda stream: stream.feed(b""))
 
     def _answer(self, run: Run, cell: _Cell, question: Question) -> None:
         """The time that a person takes to answer is not the cell's."""
@@ -332,10 +341,16 @@ class CellTalk:
 
     def _drain(self, run: Run | None, cell: _Cell) -> None:
         """As much as there is now: whoever still writes must not keep us here."""
-        for descriptor in tuple(self._streams):
+        for descriptor in tuple(self._open_streams):
             (waiting,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
             while waiting > 0:
                 waiting -= self._hear_stream(run, cell, descriptor) or waiting
+
+    def _tell_texts(
+        self, run: Run | None, cell: _Cell, of: Callable[[MarkedStream], bytes], is_last: bool = False
+    ) -> None:
+        for descriptor, stream in self._streams.items():
+            self._add_text(run, cell, descriptor, of(stream), is_last)
 
     def _hear_stream(self, run: Run | None, cell: _Cell, descriptor: int) -> int:
         try:
@@ -344,11 +359,14 @@ class CellTalk:
             return 0
         if not data:
             self._poll.unregister(descriptor)
-            self._streams.remove(descriptor)
-        self._add_text(run, cell, "stdout" if descriptor == self._worker.stdout else "stderr", data)
+            self._open_streams.remove(descriptor)
+        self._add_text(run, cell, descriptor, self._streams[descriptor].feed(data))
         return len(data)
 
-    def _add_text(self, run: Run | None, cell: _Cell, name: str, data: bytes, is_last: bool = False) -> None:
+    def _add_text(self, run: Run | None, cell: _Cell, descriptor: int, data: bytes, is_last: bool = False) -> None:
+        if not data and not is_last:
+            return
+        name = "stdout" if descriptor == self._worker.stdout else "stderr"
         stream: StreamText = getattr(cell.record, name)
         text = stream.add(data, is_last)
         if text:

@@ -6,6 +6,7 @@ who imitates it lies about its own programs.
 
 import array
 import errno
+import importlib
 import os
 import signal
 import socket
@@ -151,14 +152,17 @@ class Agent:
                 return self._start_in_terminal(request, given, env, started)
             pid, reason = starting.program(request["argv"], env, starting.streams(given))
         finally:
-            os.chdir("/")
+            if self._become is None:
+                os.chdir("/")
         self._started[pid] = started
         return {"pid": pid, "errno": reason}
 
     def _start_worker(self, request, given, env, started):
+        """Loaded before the fork: only the first of a kind pays for it."""
+        module = importlib.import_module("warmcell_live." + request["worker"])
         pid = starting.worker(env, request["cwd"], given)
         if pid == 0:
-            self._become = lambda: _run_worker(request["worker"])
+            self._become = module.main
             return None
         self._started[pid] = started
         return {"pid": pid, "errno": 0}
@@ -311,9 +315,3 @@ def _write_quietly(descriptor, data):
         os.write(descriptor, data)
     except OSError:
         pass  # nobody is left to read it
-
-
-def _run_worker(name):
-    import importlib
-
-    importlib.import_module("warmcell_live." + name).main()

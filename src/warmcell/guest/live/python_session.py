@@ -5,11 +5,11 @@ descriptor 3, and what they show goes back over it; what they print goes to the 
 """
 
 import __future__
+
 import builtins
 import gc
 import inspect
 import linecache
-import os
 import resource
 import sys
 from types import ModuleType
@@ -46,8 +46,8 @@ class Session:
         self._namespace["__builtins__"] = builtins
         sys.modules["__main__"] = self._module
         sys.argv[:] = [""]
-        self._screen = session_display.Screen(channel, session_streams.flush, PIECE)
-        session_streams.install(channel)
+        self._streams = session_streams.Streams(channel)
+        self._screen = session_display.Screen(channel, self._streams, PIECE)
         session_modules.install(self._screen)
         builtins.display = self._screen.display
         builtins.update_display = self._screen.update_display
@@ -67,6 +67,7 @@ class Session:
         before = resource.getrusage(resource.RUSAGE_SELF)
         self._count += 1
         self._screen.begin_cell()
+        self._streams.begin_cell(request["mark"])
         error = self._guarded(lambda: self._evaluate(request["code"]), request["cell"])
         self._end_cell(request, error, before)
 

@@ -110,10 +110,10 @@ def picture(figure):
 
 
 class Screen:
-    """`display` and its kin for the code in the cells. `send` takes what goes to the host."""
+    """`display` and its kin for the code in the cells."""
 
-    def __init__(self, channel, flush, piece):
-        self._channel, self._flush, self._piece = channel, flush, piece
+    def __init__(self, channel, streams, piece):
+        self._channel, self._streams, self._piece = channel, streams, piece
         self._shown = set()
         self._ids = 0
 
@@ -121,8 +121,13 @@ class Screen:
         self._shown.clear()
 
     def show(self, mime, is_result=False, display_id=None, is_update=False):
-        """What was printed before is in the pipes when the host hears of this."""
-        self._flush()
+        """What was printed before is in the pipes when the host hears of this, and a mark says where it ends.
+
+        After a cell's result comes nothing, and it needs none.
+        """
+        if not self._channel.is_ours:
+            return
+        mark = self._streams.mark() if not is_result else self._streams.flush() or 0
         short = {}
         for name, text in mime.items():
             if len(text) <= _SHORT:
@@ -130,15 +135,16 @@ class Screen:
                 continue
             for start in range(0, len(text), self._piece):
                 self._channel.send(event="piece", mime=name, text=text[start : start + self._piece])
-        self._channel.send(event="display", mime=short, result=is_result, id=display_id, update=is_update)
+        self._channel.send(
+            event="display", mime=short, result=is_result, id=display_id, update=is_update,
+            mark=mark,
+        )  # fmt: skip
 
     def show_value(self, value, **how):
         self._shown.add(id(value))
         self.show(bundle(value), **how)
 
-    def display(
-        self, *values, display_id=None, raw=False, clear=False, include=None, exclude=None, metadata=None, **_
-    ):
+    def display(self, *values, display_id=None, raw=False, clear=False, include=None, exclude=None, metadata=None, **_):
         """Shows values in the richest forms they have. With `display_id`, what is shown can be replaced later."""
         if clear:
             self.clear_output(wait=True)
@@ -165,8 +171,8 @@ class Screen:
 
     def clear_output(self, wait=False):
         """Forgets what this cell has printed and shown so far."""
-        self._flush()
-        self._channel.send(event="clear")
+        if self._channel.is_ours:
+            self._channel.send(event="clear", mark=self._streams.mark())
 
     def show_figures(self):
         """Figures that matplotlib still holds open: shown, unless this cell has shown them, and closed."""

@@ -31,7 +31,7 @@ def python_for(source, filename, flags):
 
 
 def _replace(lines, number):
-    """Whether the line was one; it and what it goes on with keep their places, so that later lines keep their numbers."""
+    """Whether the line was one. It keeps its place, and so do the lines after it."""
     match = _LINE.match(lines[number]) if 0 <= number < len(lines) else None
     if match is None:
         return False

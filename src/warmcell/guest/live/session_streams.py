@@ -36,27 +36,49 @@ class AskedInput(io.TextIOBase):
         return iter(self.readline, "")
 
 
-def install(channel):
+class Streams:
     """New ones on this process's own descriptors, whatever the process that it was forked from had on them."""
-    sys.stdin = AskedInput(channel.ask)
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
 
-    def input(prompt="", /):
+    def __init__(self, channel):
+        self._channel = channel
+        self._mark, self._marks = "", 0
+        #: The pipes themselves: a cell may put something else at 1 and 2 for a while.
+        self._pipes = [os.dup(1), os.dup(2)]
+        sys.stdin = AskedInput(channel.ask)
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        builtins.input = self._input
+
+    def begin_cell(self, mark):
+        """`mark` is how the host recognises ours among what the guest prints."""
+        self._mark = mark
+
+    def mark(self):
+        """The number of a new mark in both, behind all that was printed so far."""
+        self.flush()
+        self._marks += 1
+        with self._channel.interrupts:
+            for pipe in self._pipes:
+                os.write(pipe, f"{self._mark}{self._marks}\3".encode())
+        return self._marks
+
+    def flush(self):
+        """Everything that was printed is in the pipes before the host hears of what came after it."""
         flush()
-        line = channel.ask(str(prompt))
+
+    def _input(self, prompt="", /):
+        self.flush()
+        line = self._channel.ask(str(prompt))
         if line is None:
             raise EOFError("nobody answers input() in this session")
         return line
 
-    builtins.input = input
-
 
 def flush():
-    """Everything that was printed is in the pipes before the host hears of what came after it."""
-    for stream in {id(stream): stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)}.values():
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    for stream in {id(stream): stream for stream in streams}.values():
         try:
             stream.flush()
         except Exception:  # the guest's own object, or closed: it has nothing left to say

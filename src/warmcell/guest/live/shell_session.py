@@ -103,7 +103,7 @@ class ShellSession:
             pass  # it is gone, as the wait for its answer finds
 
     def _answer(self):
-        """The next thing it says, or None when it is gone without a word. An interrupt is for it, and only waited out."""
+        """The next thing it says, or None when it is gone without a word. An interrupt is meant for it, not for us."""
         while b"\0" not in self._pending:
             try:
                 ready = [descriptor for descriptor, _ in self._ready.poll()]

@@ -1,0 +1,98 @@
+"""A session's interpreter in a live cage: how each language's is started, and what its end is called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as NoAnswer
+from contextlib import suppress
+from typing import Any
+
+from warmcell.backends.process.live import Ending, LiveCage, StartedProgram
+from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
+from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.descriptors import Descriptors
+from warmcell.policy.places import CODE_DIR
+
+#: By the language's own name: the worker that the agent forks into. JavaScript is a program of its own.
+_WORKERS = {"python": "python_session", "command": "shell_session"}
+LANGUAGES = ("python", "javascript", "command")
+_NODE_SESSION = f"{CODE_DIR}/live/node_session.cjs"
+_REASON_SECONDS = 30.0
+
+
+class CagedWorker:
+    """What `sessions.cell_talk` talks to. Everything about it goes through the cage's agent."""
+
+    def __init__(self, program: StartedProgram, owned: Descriptors, control: socket.socket, out: int, err: int) -> None:
+        self._program = program
+        self._owned = owned
+        self.control, self.stdout, self.stderr = control, out, err
+        #: As the guest sees it.
+        self.pid = program.pid
+
+    def interrupt(self) -> None:
+        self._program.signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        with suppress(SandboxError):  # the cage has ended, and this with it
+            self._program.kill()
+
+    def reason(self) -> str:
+        try:
+            return _told(self._program.ended.result(_REASON_SECONDS))
+        except SessionEnded as error:
+            return error.reason
+        except SandboxError as error:
+            return error.message
+        except NoAnswer:
+            return "it closed its side of the conversation"
+
+    def close(self) -> None:
+        self.kill()
+        self._owned.close()
+
+
+def start(
+    cage: LiveCage, language: str, config: ProcessConfig, cwd: str, env: Mapping[str, str] | None = None
+) -> CagedWorker:
+    """Blocks until it was started; it may not be ready yet for a while, which its first cell waits for."""
+    with Descriptors() as owned:
+        control, theirs = owned.socketpair(socket.SOCK_STREAM)
+        stdin, no_input = owned.pipe()
+        stdout, guests_stdout = owned.pipe()
+        stderr, guests_stderr = owned.pipe()
+        owned.close_only(no_input)
+        guests = [stdin, guests_stdout, guests_stderr, theirs]
+        program = cage.start(**_how(language, config), cwd=cwd, env=env, descriptors=guests)
+        owned.close_only(*guests)
+        return CagedWorker(program, owned, control, stdout, stderr)
+
+
+def _how(language: str, config: ProcessConfig) -> dict[str, Any]:
+    if language in _WORKERS:
+        return {"worker": _WORKERS[language]}
+    if language == "javascript":
+        return {"argv": [_node(config), _NODE_SESSION]}
+    raise InvalidRequest(
+        f"there are no sessions in {language}", field="language", hint=f"one of {', '.join(LANGUAGES)}"
+    )
+
+
+def _node(config: ProcessConfig) -> str:
+    from warmcell.languages.javascript import find_node, runs_javascript
+    from warmcell.languages.table import REMEDIES
+
+    need = "JavaScript sessions need Node.js 18 or newer"
+    return find_node(config, runs_javascript, need, remedy=REMEDIES["javascript"]).path
+
+
+def _told(ending: Ending) -> str:
+    if os.WIFSIGNALED(ending.status):
+        number = os.WTERMSIG(ending.status)
+        name = signal.strsignal(number) or "unknown"
+        hint = ", as happens over the limit of memory" if number == signal.SIGKILL else ""
+        return f"its interpreter was killed by signal {number} ({name}){hint}"
+    return f"its interpreter exited with status {os.waitstatus_to_exitcode(ending.status)}"

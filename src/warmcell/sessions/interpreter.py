@@ -1,0 +1,120 @@
+"""Interpreter: a session's worker over its whole life: cells in turn, restarts, and an end that everybody hears of."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
+from typing import TypeVar
+
+from warmcell.core.errors import BackendUnavailable, SandboxError, SessionBusy, SessionEnded
+from warmcell.core.types import MAX_TIMEOUT
+from warmcell.lifetime.ownership import Lock
+from warmcell.lifetime.run import Run
+from warmcell.lifetime.runs import Runs
+from warmcell.sessions.cell_results import CellResult
+from warmcell.sessions.cell_talk import CellTalk, Listeners, Worker
+
+T = TypeVar("T")
+
+#: Sessions whose cell the current code is a callback of: to wait for them would be to wait for itself.
+_calling_back: ContextVar[frozenset[str]] = ContextVar("_calling_back", default=frozenset())
+
+
+class Interpreter:
+    """Safe from many threads and event loops. Calls are served in turn; `close` ends what is under way."""
+
+    def __init__(self, worker: Worker, most_bytes: int) -> None:
+        self.id = secrets.token_hex(16)
+        self._most_bytes = most_bytes
+        self._talk = CellTalk(worker)
+        self._lock = Lock()
+        self._over: SandboxError | None = None
+        self._is_closed = False
+        self._runs = Runs("session", 1, MAX_TIMEOUT)
+
+    # ---- calls: each as work for a `Run`, which the blocking and the async form carry out in their own ways ----
+
+    def cell(self, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
+        return lambda run: self._talk.run(run, code, timeout, listeners, self._most_bytes)
+
+    def look(self, timeout: float) -> Callable[[Run], dict[str, str]]:
+        return lambda run: self._talk.variables(run, timeout)
+
+    def renewal(self, start: Callable[[], Worker]) -> Callable[[Run], None]:
+        def renew(run: Run) -> None:
+            self._talk.close()
+            self._talk = CellTalk(start())
+
+        return renew
+
+    def run_blocking(self, work: Callable[[Run], T]) -> T:
+        with self._as_caller():
+            return self._runs.run_blocking(self._marked(work))
+
+    async def run(self, work: Callable[[Run], T]) -> T:
+        with self._as_caller():
+            return await self._runs.run(self._marked(work))
+
+    # ---- from outside of a call ----
+
+    def interrupt(self) -> None:
+        if self._over is not None:
+            raise self._error()
+        self._talk.interrupt()
+
+    def end_worker(self, error: SandboxError) -> None:
+        """What is under way ends with it; `renewal` may follow."""
+        self._talk.end(error)
+
+    def close(self, error: SandboxError | None = None) -> None:
+        """For good. `error` is what everybody gets from now on. May be called twice, and by a callback of a cell."""
+        with self._lock:
+            if self._over is None:
+                self._over = error or SessionEnded("it was closed")
+        self._talk.end(self._over)
+        if self.id not in _calling_back.get():
+            self._runs.close()
+            self._finish()
+
+    def check_open(self) -> None:
+        if self._over is not None:
+            raise self._error()
+        if self.id in _calling_back.get():
+            raise SessionBusy("a callback of a cell cannot run another one in the same session")
+
+    def _error(self) -> SandboxError:
+        assert self._over is not None
+        return copy(self._over)
+
+    @contextmanager
+    def _as_caller(self) -> Iterator[None]:
+        self.check_open()
+        try:
+            yield
+        except BackendUnavailable:
+            if self._over is None:
+                raise
+            raise self._error() from None
+
+    def _marked(self, work: Callable[[Run], T]) -> Callable[[Run], T]:
+        def marked(run: Run) -> T:
+            token = _calling_back.set(_calling_back.get() | {self.id})
+            try:
+                return work(run)
+            finally:
+                _calling_back.reset(token)
+                if self._over is not None:
+                    self._finish()
+
+        return marked
+
+    def _finish(self) -> None:
+        """By whoever is last: no exchange is under way."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._talk.close()

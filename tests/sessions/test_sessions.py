@@ -1,0 +1,324 @@
+"""Sessions of a sandbox, in the cage: the contract of the languages, ends, turns and isolation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from warmcell import AsyncSandbox, CellResult, Sandbox, Session, errors
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
+
+#: The same things said in every language: remember, recall, print, raise, write a file, wait for ever.
+WORDS = {
+    "python": {
+        "set": "x = 20",
+        "get": "x + 1",
+        "print": "import sys; print('out'); print('err', file=sys.stderr)",
+        "fail": "raise ValueError('no')",
+        "write": "open('made.txt', 'w').write('here') and None",
+        "cwd": "import os; print(os.getcwd())",
+        "env": "import os; print(os.environ['WORD'])",
+        "spin": "while True: pass",
+        "die": "import os; os.kill(os.getpid(), 9)",
+    },
+    "command": {
+        "set": "x=20",
+        "get": "(exit $((x + 1)))",
+        "print": "echo out; echo err >&2",
+        "fail": "false",
+        "write": "printf here > made.txt",
+        "cwd": "pwd",
+        "env": "echo $WORD",
+        "spin": "while :; do :; done",
+        "die": "kill -9 $$",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(timeout=60) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def session(sandbox: Sandbox) -> Iterator[Session]:
+    with sandbox.session("python") as session:
+        yield session
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_every_language_keeps_the_contract(sandbox: Sandbox, language: str) -> None:
+    words = WORDS[language]
+    sandbox.mkdir(language)
+    with sandbox.session(language, cwd=language, env={"WORD": "given"}) as session:
+        assert session.run(words["set"]).ok
+        result = session.run(words["get"])
+        assert isinstance(result, CellResult) and (result.value, result.execution_count) == ("21", 2)
+        printed = session.run(words["print"])
+        assert (printed.stdout, printed.stderr) == ("out\n", "err\n")
+        assert session.run(words["cwd"]).stdout.strip().endswith(f"/work/{language}")
+        assert session.run(words["env"]).stdout == "given\n"
+        assert session.run(words["fail"]).error is not None
+        session.run(words["write"])
+        assert sandbox.read_text(f"{language}/made.txt") == "here"
+        with pytest.raises(errors.ExecutionTimeout):
+            session.run(words["spin"], timeout=0.5)
+        assert session.run(words["get"]).value == "21"
+        assert "20" in session.variables()["x"]
+        with pytest.raises(errors.SessionEnded) as caught:
+            session.run(words["die"])
+        assert caught.value.fault == "guest"
+        with pytest.raises(errors.SessionEnded):
+            session.run(words["get"])
+        session.restart()
+        assert session.run(words["set"]).execution_count == 1
+        assert "y" not in session.variables()
+
+
+def test_it_is_the_sandboxs_cage(session: Session) -> None:
+    seen = session.run(
+        "import os, socket\nprint(os.environ.get('HOME'), os.path.exists('/root/.ssh'))\nsorted(os.listdir('/proc/self/fd'))"
+    )
+    assert seen.value == "['0', '1', '2', '3', '4', '5', '6']", seen
+    refused = session.run("socket.create_connection(('192.0.2.1', 80), 1)")
+    assert refused.error is not None and "OSError" in refused.error.name
+
+
+def test_languages_that_have_no_sessions_and_backends_too(sandbox: Sandbox) -> None:
+    with pytest.raises(errors.InvalidRequest, match="no sessions in rust"):
+        sandbox.session("rust")
+    with pytest.raises(errors.SandboxError, match="does not exist"):
+        sandbox.session("python", cwd="not/there")
+    with Sandbox(backend="wasm") as other, pytest.raises(errors.InvalidRequest, match="'wasm' keeps nothing running"):
+        other.session()
+    for code, field in (("", "code"), (5, "code")):
+        with sandbox.session() as session, pytest.raises(errors.InvalidRequest, match=field):
+            session.run(code)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidRequest, match="coroutine"), sandbox.session() as session:
+
+        async def heard(text: str) -> None: ...
+
+        session.run("1", on_stdout=heard)
+
+
+def test_memory_is_the_cages(sandbox: Sandbox) -> None:
+    with Sandbox(memory_limit_mb=128, timeout=60) as small:
+        session = small.session()
+        with pytest.raises(errors.SessionEnded, match="memory"):
+            session.run("kept = [bytearray(1 << 20) for _ in range(400)]")
+        session.restart()
+        assert session.run("1").value == "1"
+        assert small.run("print(2)").stdout == "2\n"
+
+
+def test_processes_that_a_cell_started_go_on_and_end_with_the_session(sandbox: Sandbox) -> None:
+    session = sandbox.session()
+    session.run(
+        "import subprocess, sys\n"
+        'code = \'import time, itertools\\nfor n in itertools.count(): open("beat", "w").write(str(n)); time.sleep(0.02)\'\n'
+        "child = subprocess.Popen([sys.executable, '-c', code], start_new_session=True)"
+    )
+    _wait_for(lambda: sandbox.exists("beat"))
+    session.close()
+    before = sandbox.read_text("beat")
+    time.sleep(0.3)
+    assert sandbox.read_text("beat") == before
+
+
+@pytest.mark.attack("PT-13")
+def test_two_calls_at_once_are_served_in_turn(session: Session) -> None:
+    results: list[str | None] = []
+    session.run("import time\norder = []")
+    threads = [
+        threading.Thread(
+            target=lambda n=n: results.append(session.run(f"order.append({n}); time.sleep(0.02); len(order)").value)
+        )  # type: ignore[misc]
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(int(value or 0) for value in results) == list(range(1, 9))
+
+
+@pytest.mark.attack("PT-13")
+def test_close_ends_what_is_under_way_and_may_be_called_twice(sandbox: Sandbox) -> None:
+    session = sandbox.session()
+    caught: list[BaseException] = []
+
+    def wait_for_ever() -> None:
+        try:
+            session.run("import time\nprint('begun', flush=True)\ntime.sleep(60)", on_stdout=lambda text: begun.set())
+        except errors.SessionEnded as error:
+            caught.append(error)
+
+    begun = threading.Event()
+    thread = threading.Thread(target=wait_for_ever)
+    thread.start()
+    assert begun.wait(30)
+    waiting = threading.Thread(target=wait_for_ever)
+    waiting.start()
+    session.close()
+    session.close()
+    thread.join(30)
+    waiting.join(30)
+    assert len(caught) == 2 and all("closed" in str(error) for error in caught)
+    for call in (lambda: session.run("1"), session.variables, session.interrupt, session.restart):
+        with pytest.raises(errors.SessionEnded, match="closed"):
+            call()
+
+
+@pytest.mark.attack("PT-13")
+def test_destroying_the_sandbox_ends_its_sessions() -> None:
+    with Sandbox(timeout=60) as sandbox:
+        session = sandbox.session()
+
+        def destroy(text: str) -> None:
+            sandbox.destroy()
+
+        with pytest.raises(errors.SandboxDestroyed):
+            session.run("import time\nprint('x', flush=True)\ntime.sleep(60)", on_stdout=destroy)
+        for call in (lambda: session.run("1"), session.restart, lambda: sandbox.session()):
+            with pytest.raises(errors.SandboxDestroyed):
+                call()
+        session.close()
+
+
+def test_a_callback_cannot_run_another_cell_of_its_session_but_anything_else(
+    session: Session, sandbox: Sandbox
+) -> None:
+    heard: list[str] = []
+
+    def nested(text: str) -> None:
+        heard.append(sandbox.run("print('other')").stdout)
+        with pytest.raises(errors.SessionBusy):
+            session.run("1")
+
+    assert session.run("print('x')\n5", on_stdout=nested).value == "5"
+    assert heard == ["other\n"]
+
+
+@pytest.mark.attack("LK-06")
+def test_sessions_do_not_reach_each_others_sandboxes() -> None:
+    with Sandbox(timeout=60) as one, Sandbox(timeout=60) as other:
+        first, second = one.session(), other.session()
+        assert first.id != second.id and len(first.id) == 32
+        first.run(
+            "import os\nsecret = 'canary'\nopen('/work/secret.txt', 'w').write(secret)\nopen('/tmp/secret.txt', 'w').write(secret)"
+        )
+        looked = second.run(
+            "import os\nfound = []\n"
+            "for top in ('/work', '/tmp', '/proc', '/dev/shm'):\n"
+            "    for directory, _, names in os.walk(top):\n"
+            "        found += [name for name in names if name == 'secret.txt']\n"
+            "(found, 'secret' in globals(), len([name for name in os.listdir('/proc') if name.isdigit()]))"
+        )
+        assert looked.value is not None and looked.value.startswith("([], False, ")
+        assert first.run("secret").value == "'canary'"
+
+
+async def test_async_sessions() -> None:
+    async with AsyncSandbox(timeout=60) as sandbox:
+        session = await sandbox.session("python")
+        assert (await session.run("x = 1\nx")).value == "1"
+        heard: list[str] = []
+
+        async def hear(text: str) -> None:
+            await asyncio.sleep(0)
+            heard.append(text)
+
+        async def answer(prompt: str) -> str:
+            await asyncio.sleep(0.01)
+            return prompt.upper()
+
+        assert (await session.run("print('a'); input('q')", on_stdout=hear, on_input=answer)).value == "'Q'"
+        assert heard == ["a\n"]
+        both = await asyncio.gather(session.run("x += 1; x"), session.run("x += 1; x"))
+        assert [result.value for result in both] == ["2", "3"]
+        begun = asyncio.Event()
+        task = asyncio.create_task(
+            session.run("import time\nprint(1, flush=True)\ntime.sleep(60)", on_stdout=lambda text: begun.set())
+        )
+        await asyncio.wait_for(begun.wait(), 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await session.run("x")).value == "3"
+        async with sandbox.session("command") as shell:
+            assert (await shell.run("echo hi")).stdout == "hi\n"
+        with pytest.raises(errors.SessionEnded):
+            await shell.run("echo hi")
+        await session.close()
+
+
+async def test_async_interrupt_and_restart_while_a_cell_runs() -> None:
+    async with AsyncSandbox(timeout=60) as sandbox, sandbox.session() as session:
+        begun = asyncio.Event()
+        code = "import time\nprint(1, flush=True)\ntime.sleep(60)"
+        task = asyncio.create_task(session.run(code, on_stdout=lambda text: begun.set()))
+        await asyncio.wait_for(begun.wait(), 30)
+        await session.interrupt()
+        error = (await task).error
+        assert error is not None and error.name == "KeyboardInterrupt"
+        begun.clear()
+        task = asyncio.create_task(session.run(code, on_stdout=lambda text: begun.set()))
+        await asyncio.wait_for(begun.wait(), 30)
+        await session.restart()
+        with pytest.raises(errors.SessionEnded, match="restarted"):
+            await task
+        assert (await session.run("2")).value == "2"
+
+
+_HOST = """
+import os, sys
+from warmcell import Sandbox
+sandbox = Sandbox()
+python, shell = sandbox.session("python"), sandbox.session("command")
+python.run("import subprocess; child = subprocess.Popen(['sleep', '987'], start_new_session=True)")
+shell.run("sleep 987 &")
+print(sandbox.work_dir, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_killing_the_host_leaves_nothing() -> None:
+    host = subprocess.Popen([sys.executable, "-c", _HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None and host.stdin is not None
+    work = host.stdout.readline().strip()
+    assert os.path.isdir(work)
+    guests = _with_argument("987")
+    assert len(guests) >= 2
+    host.kill()
+    host.wait()
+    _wait_for(lambda: not _with_argument("987") & guests)
+    host.stdout.close()
+    host.stdin.close()
+
+
+def _with_argument(word: str) -> set[str]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes().split(b"\0"):
+                found.add(path.parent.name)
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def _wait_for(is_so: object, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.02)
+    assert is_so()  # type: ignore[operator]
