@@ -93,7 +93,7 @@ def lay_out(directory: Path) -> None:
 def count_zygotes(directory: Path) -> None:
     scope = f"{{'__name__': 'collector', 'directory': {str(directory)!r}}}"
     begin = f"exec(open({str(COLLECTOR)!r}).read() + 'collect(directory)', {scope})\n"
-    start._BOOT = begin + start._BOOT
+    start.BOOT = begin + start.BOOT
 
 
 def count_workers(directory: Path) -> None:

@@ -23,6 +23,11 @@ _REPORT = ".warmcell-report"
 _INTERRUPTED = -signal.SIGINT
 
 
+_ASK_FOR_NO_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+#: What guests find unless they are given another.
+_environment = {}
+
+
 def prepare(with_site, preload):
     """In the zygote: the interpreter's own site, when the caller chose it, and the modules to have ready.
 
@@ -36,8 +41,8 @@ def prepare(with_site, preload):
         site.setquit()
         site.setcopyright()
         site.sethelper()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # a thread pool made before the fork would be dead after it
+    for name in _ASK_FOR_NO_THREADS:
+        os.environ[name] = "1"  # a thread pool made before the fork would be dead after it
     settings = _directory_for_settings() if preload else ""
     try:
         for name in preload:
@@ -47,6 +52,10 @@ def prepare(with_site, preload):
                 return f"cannot import {name!r} with {sys.executable}: {type(error).__name__}: {error}"
     finally:
         _remove_settings(settings)
+    for name in _ASK_FOR_NO_THREADS:
+        os.environ.pop(name, None)
+    _environment.update(os.environ)
+    compile("", "main.py", "exec")  # the first call makes a hundred classes
     running = len(os.listdir("/proc/self/task"))
     if running > 1:
         return f"{', '.join(preload)} started {running - 1} thread(s), which a fork cannot carry over"
@@ -92,7 +101,6 @@ def warm_up():
     """Runs a little of everything, so that copying the pages it touches is over before the job comes."""
     module = _main_module("/code/main.py")
     exec(compile(_WARM_UP.encode(), "/code/main.py", "exec", dont_inherit=True), module.__dict__)
-    _set_environment(dict(os.environ))
     _set_interpreter("/code/main.py", ())
     del sys.path[0]
     _begin()
@@ -132,8 +140,10 @@ def run(job):
 
 
 def _set_environment(env):
-    os.environ.clear()
-    os.environ.update(env)
+    """Where it is the one that the zygote has, nothing is touched, and no page copied."""
+    if env != _environment:
+        os.environ.clear()
+        os.environ.update(env)
 
 
 #: What modules that a preload brought remember of the host they were imported on.

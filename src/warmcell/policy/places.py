@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from warmcell.core.errors import PolicyViolation
+from warmcell.policy.guest_environment import HOME_DIR as HOME_DIR
 
 WORK_DIR = "/work"
 CODE_DIR = "/code"
 OUT_DIR = "/out"
-HOME_DIR = "/home/sandbox"
 
 #: The kernel's, made anew for each cage.
 KERNEL_PLACES = ("/proc", "/dev", "/sys")

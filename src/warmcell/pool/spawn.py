@@ -9,6 +9,7 @@ from _socket import AF_UNIX, SOCK_SEQPACKET, socketpair  # without the classes a
 
 import warmcell.cage
 from warmcell.lifetime.host_program import CHILD_MARK
+from warmcell.policy.guest_environment import CAGED_ENV
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def spawn(command: list[str], descriptors: Sequence[int]) -> int:
     return os.posix_spawnp(
         command[0],
         command,
-        {"LANG": "C.UTF-8", CHILD_MARK: "1"},
+        {**CAGED_ENV, CHILD_MARK: "1"},  # what most of its guests are to have: they need not change it
         file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(descriptors)],
         setsid=True,
         setsigmask=[],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import warmcell.guest
 from warmcell.backends.process.egress import WayOut
-from warmcell.backends.process.world import CAGED_ENV, Directories, World
+from warmcell.backends.process.world import Directories, World
 from warmcell.cage.wire import Job
 from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
@@ -16,6 +16,7 @@ from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import EffectiveLimits
 from warmcell.languages.program import Program
 from warmcell.lifetime.run import Run
+from warmcell.policy.guest_environment import CAGED_ENV
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import ResolvedPath

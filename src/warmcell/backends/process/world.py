@@ -16,17 +16,10 @@ from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.policy.compile import compile_open_plan, compile_plan
-from warmcell.policy.places import CODE_DIR, HOME_DIR, OUT_DIR, WORK_DIR
+from warmcell.policy.guest_environment import CAGED_ENV
+from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.zygote import ZygoteKey
-
-CAGED_ENV = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": HOME_DIR,
-    "TMPDIR": "/tmp",
-    "LANG": "C.UTF-8",
-    "EMAIL": "sandbox@localhost",  # with it and the name in /etc/passwd, git needs no identity for a first commit
-}
 
 
 @dataclass(frozen=True, slots=True)

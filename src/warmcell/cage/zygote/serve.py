@@ -56,12 +56,16 @@ class _Zygote:
         self._recipes: Dict[int, recipe.Recipe] = {}
         self._is_caging = order["isolation"] == "namespaces"
         forget_callers_signals()
+        if order.get("spares"):
+            load_what_many_import()
         if order.get("worker"):
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
         # Whatever is done here, no guest does again, with pages to copy for it.
         call_list.load()
         rehearse()
+        if self._worker is not None:
+            self._worker.warm_up()
         if not self._is_caging:
             from ..keeper import start as keeper  # with all that it takes to watch a guest
 
@@ -71,7 +75,6 @@ class _Zygote:
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         if order.get("spares"):
-            load_what_many_import()
             gc.collect()
         self._file_pages = pages.of_files() if order.get("spares") else []
         gc.freeze()
