@@ -36,7 +36,6 @@ ATTACKS = {
 #: this file that compares both fails for whoever forgets.
 NOT_YET = {
     "PT-10",
-    "S2-30",  # another tenant's ids
     "S2-31",  # terminals and ports
 }
 
@@ -94,6 +93,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-PT-5": Proof("PT-06"),
     "WC-PT-6": Proof("S2-16 S2-28", ("tests/escape/test_lk_leaks.py::test_a_report_that_the_guest_forges_stays_data",)),
     "WC-PT-7": Proof("S2-26 S2-27"),
+    "WC-PT-8": Proof("S2-30 LK-06"),
     "WC-WS-1": Proof("WS-01 WS-02 WS-03 WS-04 WS-06 WS-10 WS-12 WS-13 WS-14"),
     "WC-WS-2": Proof("WS-07 RX-07 RX-08 S2-03 S2-35"),
     "WC-WA-1": Proof("WA-01 WA-02 WA-04 WA-05 WA-09"),

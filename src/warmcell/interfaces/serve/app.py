@@ -11,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from warmcell.interfaces.serve import fusion, native, openapi, piston
+from warmcell.interfaces.serve import fusion, native, openapi, piston, sandboxes
 from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
 from warmcell.interfaces.serve.service import Service
 
@@ -29,7 +29,7 @@ def make_app(service: Service) -> Starlette:
         finally:
             await service.aclose()
 
-    own = native.routes()
+    own = [*native.routes(), *sandboxes.routes()]
     app = Starlette(
         routes=[*own, *openapi.routes(own), *fusion.routes(), *piston.routes()],
         lifespan=lifespan,

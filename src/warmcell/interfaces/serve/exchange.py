@@ -69,9 +69,16 @@ def status_of(error: SandboxError) -> int:
         return 503
     if error.fault == "host":
         return 503 if error.retryable else 500
-    return {"sandbox.session_not_found": 404, "sandbox.path_not_found": 404, "sandbox.session_busy": 409}.get(
-        error.code, 422
-    )
+    return _STATUSES.get(error.code, 422)
+
+
+_STATUSES = {
+    "sandbox.session_not_found": 404,
+    "sandbox.destroyed": 404,
+    "sandbox.file_not_found": 404,
+    "sandbox.session_busy": 409,
+    "sandbox.file_exists": 409,
+}
 
 
 async def read_body(request: Request, most: int) -> bytes:

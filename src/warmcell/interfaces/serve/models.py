@@ -33,7 +33,7 @@ RELATIVE = r"^(?!/|~|[A-Za-z]:)(?!(?:[^/]*/)*\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]+$
 Code = Annotated[str, Field(pattern=r"^[^\x00]*[!-~][^\x00]*$")]
 Plain = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
-Path = Annotated[str, Field(max_length=1000, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
+Path = Annotated[str, Field(max_length=255, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT)]
 
@@ -112,6 +112,37 @@ class JudgeBody(RunBody):
     checker: Literal["exact", "trim", "tokens", "number"] = "trim"
     clock: Literal["wall", "cpu"] = "wall"
     stop_early: bool = False
+
+
+class CreateBody(Strict):
+    """`lifetime`: seconds until it goes away by itself; `timeout`: of each run that says none."""
+
+    lifetime: Annotated[float, Field(gt=0, le=31_622_400)] = 3600
+    timeout: Seconds = 30
+    env: dict[VariableName, Plain] = {}
+    metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
+
+
+class ExecBody(Strict):
+    command: Code
+    args: Annotated[list[Plain], Field(max_length=1000)] = []
+    cwd: str | None = None
+    stdin: Content | None = None
+    timeout: Seconds | None = None
+
+
+class ScriptBody(Strict):
+    script: Code
+    cwd: str | None = None
+    stdin: Content | None = None
+    timeout: Seconds | None = None
+
+
+class CodeBody(Strict):
+    code: Code
+    language: str = "python"
+    stdin: Content | None = None
+    timeout: Seconds | None = None
 
 
 def decoded(field: str, text: str) -> bytes:

@@ -73,6 +73,10 @@ SCHEMAS: dict[str, Any] = {
         }
     ),
     "Judged": _object({"status": _VERDICT, "accepted": _WHOLE, "total": _WHOLE, "verdicts": _list(_ref("Verdict"))}),
+    "Sandbox": _object({"id": _TEXT, "created": _NUMBER, "expires": _NUMBER, "metadata": _TEXTS}),
+    "Sandboxes": _list(_ref("Sandbox")),
+    "Entries": _list(_object({"name": _TEXT, "is_dir": _BOOL, "is_file": _BOOL, "size": _WHOLE})),
+    "Changes": _list(_object({"path": _TEXT, "kind": {"enum": ["created", "modified", "deleted"]}})),
     "Capabilities": _object(
         {
             "languages": _list(_TEXT),

@@ -11,14 +11,16 @@ from typing import Any
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
-from warmcell.core.types import ExecRequest
+from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
+from warmcell.interfaces.serve.held_sandboxes import HeldSandboxes
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.registry import canonical, find_language
 from warmcell.lifetime.tenant_queue import TenantQueue
 from warmcell.policy.model import SandboxPolicy
+from warmcell.sandbox.asynchronous import AsyncSandbox
 
 _log = logging.getLogger("warmcell.serve")
 #: Where nobody needs a token everybody is this one.
@@ -37,6 +39,7 @@ class Service:
         self.backend = self._make_backend()
         self._retired: set[asyncio.Task[None]] = set()
         self._under_way: dict[ProcessBackend, int] = {}
+        self.held = HeldSandboxes()
         self.queue = TenantQueue(self._config.most_at_once, settings.max_waiting)
 
     def tenant(self, token: str | None) -> Tenant | None:
@@ -57,6 +60,14 @@ class Service:
         """What a request may call the languages that this host can run. Looks for toolchains: not in the loop."""
         found = map(str, self.backend.capabilities().supported_languages)
         return [name for own in found for name in (own, *find_language(own).aliases)]
+
+    def make_sandbox(self, tenant: Tenant, **options: Any) -> AsyncSandbox:
+        """With the ceiling of this moment, which it keeps."""
+        policy = ceiling(self.policy)
+        limits = asked_limits(Limits(disk_mb=tenant.disk_mb or None), self.policy)
+        # A waiting cell for each sandbox that idles would cost more than it saves.
+        config = replace(self._config, pool_size=1, pool_min=0)
+        return AsyncSandbox(policy=policy, limits=limits, config=config, track_changes=True, **options)
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, timeout: float | None = None) -> AsyncIterator[ProcessBackend]:
@@ -90,6 +101,7 @@ class Service:
         self.is_draining = True
         for task in self._retired:
             task.cancel()
+        await self.held.aclose()
         for backend in {self.backend, *self._under_way}:
             await backend.aclose()
 

@@ -1,0 +1,107 @@
+"""The sandboxes that stay between requests: whose each is, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.exchange import Refused
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.sandbox.asynchronous import AsyncSandbox
+
+Make = Callable[[], AsyncSandbox]
+
+
+class SandboxNotFound(SandboxError):
+    """There is no such sandbox, or it is another tenant's: nobody can tell the two apart."""
+
+    code = "sandbox.session_not_found"
+    fault = "caller"
+
+
+class Held:
+    """One sandbox. `expires` is on the clock of the wall, in seconds."""
+
+    def __init__(self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> None:
+        self.id = secrets.token_hex(16)
+        self.sandbox, self.tenant_id, self.metadata = sandbox, tenant.id, dict(metadata)
+        self.created = time.time()
+        self.expires = self.created + seconds
+        #: What a protocol keeps with it.
+        self.extras: dict[str, Any] = {}
+        self.on_close: list[Callable[[], Any]] = []
+
+    async def destroy(self) -> None:
+        try:
+            await self.sandbox.destroy()
+        finally:
+            for call in self.on_close:
+                call()
+
+
+class HeldSandboxes:
+    """Belongs to the server's event loop. An id is 128 random bits, and is looked up by its hash: the time that it
+    takes says nothing about the ids that there are. None is ever used again.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, Held] = {}
+        self._timers: dict[bytes, asyncio.TimerHandle] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def add(self, make: Make, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> Held:
+        """`Refused` with 429 where the tenant has as many as it may."""
+        if sum(held.tenant_id == tenant.id for held in self._held.values()) >= tenant.sandboxes:
+            raise Refused(429, f"you have {tenant.sandboxes} sandboxes already", headers={"Retry-After": "5"})
+        held = Held(make(), tenant, min(seconds, tenant.lifetime), metadata)
+        self._held[_key(held.id)] = held
+        self._set_timer(held)
+        return held
+
+    def find(self, tenant: Tenant, identity: str) -> Held:
+        held = self.find_any(identity)
+        if held is None or held.tenant_id != tenant.id:
+            raise SandboxNotFound("there is no such sandbox")
+        return held
+
+    def find_any(self, identity: str) -> Held | None:
+        """For a protocol that has a secret of its own for each sandbox."""
+        return self._held.get(_key(identity))
+
+    def of(self, tenant: Tenant) -> list[Held]:
+        return [held for held in self._held.values() if held.tenant_id == tenant.id]
+
+    def prolong(self, held: Held, seconds: float, tenant: Tenant) -> None:
+        """Counted from now; never past the longest life that the tenant's sandboxes have."""
+        held.expires = min(time.time() + seconds, held.created + tenant.lifetime)
+        self._set_timer(held)
+
+    async def remove(self, held: Held) -> None:
+        key = _key(held.id)
+        if self._held.pop(key, None) is not None:
+            self._timers.pop(key).cancel()
+        await held.destroy()
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(self.remove(held) for held in list(self._held.values())), *self._ending)
+
+    def _set_timer(self, held: Held) -> None:
+        key = _key(held.id)
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(max(0.0, held.expires - time.time()), self._expire, held)
+
+    def _expire(self, held: Held) -> None:
+        task = asyncio.ensure_future(self.remove(held))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+def _key(identity: str) -> bytes:
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).digest()

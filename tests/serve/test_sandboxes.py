@@ -1,0 +1,93 @@
+"""`/v1/sandboxes`, and that nobody has anything of another's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.conftest import Server, make_token
+
+
+def made(client: httpx.Client, **body: Any) -> str:
+    answer = client.post("/v1/sandboxes", json=body)
+    assert answer.status_code == 201, answer.text
+    identity: str = answer.json()["id"]
+    return f"/v1/sandboxes/{identity}"
+
+
+def test_a_sandbox_keeps_its_files(server: Server) -> None:
+    client = server.client
+    at = made(client, env={"A": "b"}, metadata={"for": "test"})
+    assert client.get(at).json()["metadata"] == {"for": "test"}
+    assert client.put(f"{at}/files/dir/in.txt", content=b"\xff\0x").status_code == 204
+    ran = client.post(f"{at}/sh", json={"script": "cp dir/in.txt out; echo $A"}).json()
+    assert (ran["status"], ran["stdout"]) == ("success", "b\n")
+    assert client.get(f"{at}/files/out").content == b"\xff\0x"
+    assert [entry["name"] for entry in client.get(f"{at}/files").json()] == ["dir", "out"]
+    assert {(item["path"], item["kind"]) for item in client.get(f"{at}/diff").json()} >= {("out", "created")}
+    code = "import os; print(sorted(os.listdir()))"
+    assert client.post(f"{at}/run", json={"code": code}).json()["stdout"] == "['dir', 'out']\n"
+    argv = {"command": "cat", "args": ["-"], "stdin": "in"}
+    assert client.post(f"{at}/exec", json=argv).json()["stdout"] == "in"
+    assert client.delete(f"{at}/files/dir").status_code == 204
+    assert client.get(f"{at}/files/dir/in.txt").status_code == 404
+    assert client.get(f"{at}/files/../../../etc/passwd").status_code in (404, 422)
+    assert client.get(f"{at}/files/%2e%2e/%2e%2e/etc/passwd").status_code == 422
+    assert client.delete(at).status_code == 204
+    assert client.get(at).status_code == 404
+    assert client.post(f"{at}/sh", json={"script": "true"}).status_code == 404
+
+
+def test_a_sandbox_ends_by_itself(server: Server) -> None:
+    at = made(server.client, lifetime=0.3)
+    deadline = time.monotonic() + 30
+    while server.client.get(at).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert server.client.get(at).status_code == 404
+
+
+@pytest.mark.attack("S2-30")
+@pytest.mark.attack("LK-06")
+def test_another_tenants_sandbox_is_not_there(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    """Every way to name it answers exactly as for an id that never was, and for one that is no more."""
+    file = tmp_path / "tokens.json"
+    tokens = [make_token(file, "one", "--sandboxes", "2"), make_token(file, "two")]
+    with start_server("--tokens", str(file)) as server:
+        one, two = (
+            httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {token}"}, timeout=60, trust_env=False)
+            for token in tokens
+        )
+        at, gone = made(one), made(one)
+        assert one.put(f"{at}/files/secret", content=b"s").status_code == 204
+        assert one.delete(gone).status_code == 204
+        assert two.get("/v1/sandboxes").json() == []
+        assert len(one.get("/v1/sandboxes").json()) == 1
+        for method, path, body in (
+            ("GET", "", None),
+            ("DELETE", "", None),
+            ("GET", "/files/secret", None),
+            ("PUT", "/files/secret", {}),
+            ("DELETE", "/files/secret", None),
+            ("GET", "/files", None),
+            ("GET", "/diff", None),
+            ("POST", "/sh", {"script": "cat secret"}),
+            ("POST", "/exec", {"command": "cat", "args": ["secret"]}),
+            ("POST", "/run", {"code": "print(1)"}),
+        ):
+            never = "/v1/sandboxes/" + "0" * 32
+            answers = {two.request(method, where + path, json=body).content for where in (at, gone, never)}
+            assert len(answers) == 1
+            assert two.request(method, at + path, json=body).status_code == 404
+        assert one.get(f"{at}/files/secret").content == b"s"
+        identity = at.rpartition("/")[2]
+        assert len(identity) == 32 and identity != gone.rpartition("/")[2]
+        for near in (identity[:-1], identity.upper(), identity + "0", identity[:-1] + "g"):
+            assert one.get(f"/v1/sandboxes/{near}").status_code == 404 or near == identity
+        made(one)
+        assert one.post("/v1/sandboxes", json={}).status_code == 429  # its quota, whatever others have
+        made(two)
