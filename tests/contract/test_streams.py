@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.conftest import Kind
 from tests.contract.processes import descriptors, eventually
-from tests.contract.programs import PAGE, Exit, Flood, Say, Sleep
+from tests.contract.programs import PAGE, Copy, Exit, Flood, Say, Sleep
 
 from warmcell import (
     BackendUnavailable,
@@ -153,3 +154,46 @@ def test_what_cannot_be_run_is_told_as_by_execute(kind: Kind, fresh: Callable[..
     backend.close()
     with pytest.raises(BackendUnavailable):
         list(backend.stream_blocking(kind.request(Say("x"))))
+
+
+def test_a_program_that_was_built_is_heard_too(kind: Kind, backend: Any) -> None:
+    with backend.build_blocking(kind.request(Say("h\u00e9"), Say("err", stream=2), Copy(), Exit(3))) as program:
+        said: dict[str, list[str]] = {"out": [], "err": []}
+        result = program.run_blocking("in", on_stdout=said["out"].append, on_stderr=said["err"].append)
+        assert ("".join(said["out"]), "".join(said["err"])) == (result.stdout, result.stderr) == ("h\u00e9in", "err")
+        *events, last = program.stream_blocking("x")
+        assert b"".join(event.data for event in events if event.stream == "stdout") == "h\u00e9x".encode()
+        assert (last.result.stdout, last.result.exit_code) == ("h\u00e9x", 3)
+
+        async def awaited() -> list[str]:
+            heard: list[str] = []
+
+            async def hear(text: str) -> None:
+                heard.append(text)
+
+            await program.run("y", on_stdout=hear)
+            return heard
+
+        assert "".join(asyncio.run(awaited())) == "h\u00e9y"
+
+
+def test_who_raises_while_hearing_a_built_program_ends_the_run(kind: Kind, frugal: Any) -> None:
+    with frugal.build_blocking(kind.request(Say("x"), Sleep(60), timeout=60)) as program:
+        stays = kind.guests(frugal)
+        with pytest.raises(ZeroDivisionError):
+            program.run_blocking(on_stdout=lambda text: 1 / 0)
+        assert eventually(lambda: kind.guests(frugal) <= stays)
+        with pytest.raises(InvalidRequest, match="on_stderr: must be callable"):
+            program.run_blocking(on_stderr="no function")
+
+
+def test_a_descriptor_as_input_is_taken_or_refused_by_its_name(kind: Kind, backend: Any, tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(b"from a file")
+    with open(tmp_path / "input", "rb") as source:
+        try:
+            events = backend.stream_blocking(kind.request(Copy()), stdin=source.fileno())
+        except InvalidRequest as refused:
+            assert (refused.field, refused.fault) == ("stdin", "caller") and "ProcessBackend" in (refused.hint or "")
+            assert backend.name in ("wasm", "fake")
+            return
+        assert list(events)[-1].result.stdout == "from a file" and backend.name == "process"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.contract.processes import descendants, eventually
+from tests.helpers import FEATURES, require
 
 from warmcell import (
     AsyncSandbox,
@@ -22,9 +23,9 @@ from warmcell import (
     Sandbox,
     SandboxDestroyed,
 )
+from warmcell.backends.output_callbacks import following
 from warmcell.lifetime.portal import Portal, Visits
 from warmcell.sandbox.backend_adapters import GuestConfig, ProcessGuest
-from warmcell.sandbox.output_callbacks import following
 
 pytestmark = [pytest.mark.needs("linux", "user namespaces")]
 NO_POOL = ProcessConfig(pool_size=0, pool_min=0)
@@ -46,14 +47,21 @@ def collector() -> tuple[list[str], dict[str, Any]]:
     return seen, {"on_stdout": seen.append, "on_stderr": lambda text: seen.append(f"2:{text}")}
 
 
-@pytest.mark.parametrize("way", ["exec", "sh", "run"])
-def test_each_of_the_three_tells_both_streams_and_returns_the_result(sandbox: Sandbox, way: str) -> None:
+@pytest.mark.parametrize("way", ["exec", "sh", "run", "exec_python", "exec_js"])
+def test_each_of_them_tells_both_streams_and_returns_the_result(sandbox: Sandbox, way: str) -> None:
     seen, callbacks = collector()
     script = "echo one; sleep 0.2; echo two >&2"
+    if way == "exec_js":
+        require(FEATURES["node"](), "there is no node")
     if way == "exec":
         result = sandbox.exec("sh", ["-c", script], **callbacks)
     elif way == "sh":
         result = sandbox.sh(script, **callbacks)
+    elif way == "exec_python":
+        code = "import sys, time; print('one'); time.sleep(0.2); print('two', file=sys.stderr)"
+        result = sandbox.exec_python(code, **callbacks)
+    elif way == "exec_js":
+        result = sandbox.exec_js("console.log('one'); setTimeout(() => console.error('two'), 200)", **callbacks)
     else:
         result = sandbox.run(script, "command", **callbacks)
     assert seen == ["one\n", "2:two\n"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest
@@ -10,12 +10,15 @@ from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
 
 if TYPE_CHECKING:
+    from warmcell.backends.output_callbacks import OnText
+    from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import ExecRequest, ExecResult, Limits
     from warmcell.lifetime.run import Run
     from warmcell.lifetime.runs import Runs
+    from warmcell.runner.listening import Listener
 
-#: Carries out one run of it.
-Work = Callable[["ExecRequest", "Run"], "ExecResult"]
+#: Carries out one run of it, which somebody may hear.
+Work = Callable[["ExecRequest", "Run", "Listener | None"], "ExecResult"]
 
 
 class Program:
@@ -41,12 +44,50 @@ class Program:
         timeout: float | None = None,
         *,
         limits: Limits | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
     ) -> ExecResult:
-        """One run. What is not said is as in `request`."""
-        request = self._request(stdin, args, timeout, limits)
+        """One run. What is not said is as in `request`.
+
+        `on_stdout` and `on_stderr` get text as it comes; they may be coroutine functions. One that raises ends the run.
+        """
+        if on_stdout is None and on_stderr is None:
+            return await self._run(self._request(stdin, args, timeout, limits), None)
+        from warmcell.backends.output_callbacks import follow
+
+        return await follow(self.stream(stdin, args, timeout, limits=limits), on_stdout, on_stderr)
+
+    async def _run(self, request: ExecRequest, listener: Listener | None) -> ExecResult:
         with RunRecord(self._backend, request) as record:
-            record.result = await self._runs.run(lambda run: self._work(request, run))
+            record.result = await self._runs.run(lambda run: self._work(request, run, listener))
             return record.result
+
+    def stream(
+        self,
+        stdin: str | bytes | None = None,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        limits: Limits | None = None,
+    ) -> AsyncIterator[StreamEvent]:
+        """One run, by `OutputEvent`s as it writes, last a `ResultEvent`. Leaving it ends the run."""
+        from warmcell.backends.streaming import stream
+
+        request = self._request(stdin, args, timeout, limits)
+        return stream(lambda listener: self._run(request, listener))
+
+    def stream_blocking(
+        self,
+        stdin: str | bytes | None = None,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        limits: Limits | None = None,
+    ) -> Iterator[StreamEvent]:
+        """The same for code without an event loop."""
+        from warmcell.backends.many import in_step
+
+        return in_step(self.stream(stdin, args, timeout, limits=limits))
 
     def run_blocking(
         self,
@@ -55,11 +96,18 @@ class Program:
         timeout: float | None = None,
         *,
         limits: Limits | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
     ) -> ExecResult:
-        """The same in the calling thread."""
+        """`run` in the calling thread, which also calls what is to be called."""
+        if on_stdout is not None or on_stderr is not None:
+            from warmcell.backends.output_callbacks import call_heard
+
+            callbacks = {"on_stdout": on_stdout, "on_stderr": on_stderr}
+            return call_heard(self.run, callbacks, stdin, args, timeout, limits=limits)
         request = self._request(stdin, args, timeout, limits)
         with RunRecord(self._backend, request) as record:
-            record.result = self._runs.run_blocking(lambda run: self._work(request, run))
+            record.result = self._runs.run_blocking(lambda run: self._work(request, run, None))
             return record.result
 
     def _request(

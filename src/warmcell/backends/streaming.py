@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.types import ExecResult
 from warmcell.lifetime.output_channel import OutputChannel
@@ -31,6 +32,16 @@ async def stream(execute: Heard) -> AsyncIterator[StreamEvent]:
     finally:
         await _end(run)
         channel.close()
+
+
+def refuse_descriptor(backend: str, stdin: int) -> None:
+    """For backends whose guests have all of their input when they begin."""
+    if stdin >= 0:
+        raise InvalidRequest(
+            f"the {backend} backend takes no descriptor: its guests have all of their input when they begin",
+            field="stdin",
+            hint="give it as ExecRequest(stdin=...), or use ProcessBackend, which passes it on as it comes",
+        )
 
 
 async def _end(run: asyncio.Task[ExecResult]) -> None:

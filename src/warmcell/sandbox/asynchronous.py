@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from warmcell.backends.output_callbacks import Follow, OnText, Texts, following
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SandboxDestroyed
 from warmcell.core.types import (
@@ -41,7 +42,6 @@ from warmcell.sandbox.backend_adapters import (
 )
 from warmcell.sandbox.opening import Opening, session_language, session_starter
 from warmcell.sandbox.operations import Operations
-from warmcell.sandbox.output_callbacks import Follow, OnText, Texts, following
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 
@@ -170,8 +170,8 @@ class AsyncSandbox:
     ) -> ExecResult:
         """Runs one command, without a shell. `CommandNotFound` when the sandbox has none of that name.
 
-        `on_stdout` and `on_stderr` get text as it comes, here and in `sh` and `run`; they may be coroutine functions.
-        One that raises ends the run.
+        `on_stdout` and `on_stderr` get text as it comes, here and in all that runs something; they may be coroutine
+        functions. One that raises ends the run.
         """
         argv = checked_argv(command, args)
         follow = following(on_stdout, on_stderr)
@@ -188,8 +188,20 @@ class AsyncSandbox:
         on_stderr: OnText | None = None,
     ) -> ExecResult:
         """Runs a shell script in the work directory. Nothing but files is kept from one call to the next."""
-        ExecRequest(Language.COMMAND, check_text("script", script), 1.0)
         follow = following(on_stdout, on_stderr)
+        return await self.follow_sh(script, follow, cwd=cwd, stdin=stdin, timeout=timeout)
+
+    async def follow_sh(
+        self,
+        script: str,
+        follow: Follow | None,
+        *,
+        cwd: AnyPath | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """`sh` for who wants the very bytes: `follow` goes through the events of the run and returns its result."""
+        ExecRequest(Language.COMMAND, check_text("script", script), 1.0)
         return await self._run(functools.partial(self._guest.script, script), cwd, stdin, timeout, follow)
 
     async def run(
@@ -209,14 +221,30 @@ class AsyncSandbox:
         return await self._run(call, None, stdin, timeout, follow)
 
     async def exec_python(
-        self, code: str, *, stdin: str | bytes | None = None, timeout: float | None = None
+        self,
+        code: str,
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
     ) -> ExecResult:
         """Runs Python code in the work directory."""
-        return await self.run(code, "python", stdin=stdin, timeout=timeout)
+        return await self.run(code, "python", stdin=stdin, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr)
 
-    async def exec_js(self, code: str, *, stdin: str | bytes | None = None, timeout: float | None = None) -> ExecResult:
+    async def exec_js(
+        self,
+        code: str,
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+    ) -> ExecResult:
         """Runs JavaScript code in the work directory."""
-        return await self.run(code, "javascript", stdin=stdin, timeout=timeout)
+        return await self.run(
+            code, "javascript", stdin=stdin, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr
+        )
 
     async def spawn(
         self,

@@ -16,13 +16,13 @@ from warmcell.policy.places import is_within
 from warmcell.workspace.mount_points import WORK, MountPoint
 
 if TYPE_CHECKING:
+    from warmcell.backends.output_callbacks import Follow
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.backends.process.live import LiveCage
     from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
     from warmcell.core.output_events import StreamEvent
     from warmcell.languages.config import ProcessConfig
     from warmcell.net.rules.fetch_policy import FetchPolicy
-    from warmcell.sandbox.output_callbacks import Follow
 
 #: What holds for a sandbox whose caller gave no policy.
 OWN_POLICY = SandboxPolicy(allow_process_spawn=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from warmcell.core.errors import InvalidRequest
-from warmcell.lifetime.portal import Visits, portal
+from warmcell.backends.output_callbacks import OnText, Texts, call_heard, refuse_coroutine
+from warmcell.lifetime.portal import portal
 from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.backend_adapters import GuestFactory, make_guest
-from warmcell.sandbox.output_callbacks import OnText, Texts
 from warmcell.sandbox.processes import AsyncProcess, Process, ProcessInfo, PtySize
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
@@ -70,14 +68,9 @@ def _heard(
     def call(self: Sandbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if not _CALLBACKS & kwargs.keys():
             return portal.call(method, self._async, *args, **kwargs)
-        visits = Visits()
-        lifted: dict[str, Any] = dict(kwargs)
-        for name in _CALLBACKS & kwargs.keys():
-            callback: Any = kwargs[name]
-            _refuse_coroutine(name, callback)
-            if callable(callback):
-                lifted[name] = visits.lift(callback)
-        return portal.call_visited(visits, method, self._async, *args, **lifted)
+        callbacks: dict[str, Any] = {name: kwargs[name] for name in _CALLBACKS & kwargs.keys()}
+        others = {name: value for name, value in kwargs.items() if name not in callbacks}
+        return call_heard(method, callbacks, self._async, *args, **others)
 
     return call
 
@@ -87,11 +80,6 @@ def _heard_process(process: AsyncProcess, on_stdout: OnText | None, on_stderr: O
     if on_stdout is not None or on_stderr is not None:
         made.hear(on_stdout, on_stderr)
     return made
-
-
-def _refuse_coroutine(name: str, callback: object) -> None:
-    if inspect.iscoroutinefunction(callback):
-        raise InvalidRequest("is a coroutine function", field=name, hint="use AsyncSandbox, or a plain function")
 
 
 class Sandbox:
@@ -156,8 +144,8 @@ class Sandbox:
     exec = _heard(AsyncSandbox.exec)
     sh = _heard(AsyncSandbox.sh)
     run = _heard(AsyncSandbox.run)
-    exec_python = _blocking(AsyncSandbox.exec_python)
-    exec_js = _blocking(AsyncSandbox.exec_js)
+    exec_python = _heard(AsyncSandbox.exec_python)
+    exec_js = _heard(AsyncSandbox.exec_js)
     available_tools = _blocking(AsyncSandbox.available_tools)
     fetch = _blocking(AsyncSandbox.fetch)
     read_file = _blocking(AsyncSandbox.read_file)
@@ -206,8 +194,8 @@ class Sandbox:
     ) -> Process:
         """As `AsyncSandbox.spawn`. Callbacks are called by a thread of their own, while the process runs."""
         Texts(on_stdout, on_stderr)  # what cannot be called is refused before anything runs
-        _refuse_coroutine("on_stdout", on_stdout)
-        _refuse_coroutine("on_stderr", on_stderr)
+        refuse_coroutine("on_stdout", on_stdout)
+        refuse_coroutine("on_stderr", on_stderr)
         started = portal.call(self._async.spawn, command, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=timeout)
         return _heard_process(started, on_stdout, on_stderr)
 

@@ -9,13 +9,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
+from warmcell.backends.output_callbacks import OnText, Texts
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.lifetime.portal import Visits, portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.operations import Operations
-from warmcell.sandbox.output_callbacks import OnText, Texts
 from warmcell.sessions.processes import LiveProcess
 from warmcell.sessions.results import result_of
 from warmcell.sessions.streams import InputClosed

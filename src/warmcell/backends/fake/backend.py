@@ -23,7 +23,7 @@ from typing import cast
 from warmcell.backends.built import Program
 from warmcell.backends.fake.script import Answer, Ending, Reply, ending
 from warmcell.backends.many import Requests, in_step, run_many
-from warmcell.backends.streaming import stream
+from warmcell.backends.streaming import refuse_descriptor, stream
 from warmcell.core.errors import BackendUnavailable, BuildFailed, ExecutionFailed, InvalidRequest
 from warmcell.core.outcomes import Outcome
 from warmcell.core.output_events import StreamEvent
@@ -113,12 +113,13 @@ class FakeBackend:
             record.result = await self._runs.run(lambda run: _play(end, run, listener))
             return record.result
 
-    def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+    def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]:
         """As of the real ones: what the guest prints comes at once, then it goes on for its seconds."""
+        refuse_descriptor(self.name, stdin)
         return stream(lambda listener: self.execute(request, listener=listener))
 
-    def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
-        return in_step(self.stream(request))
+    def stream_blocking(self, request: ExecRequest, *, stdin: int = -1) -> Iterator[StreamEvent]:
+        return in_step(self.stream(request, stdin=stdin))
 
     def execute_blocking(
         self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
@@ -141,7 +142,9 @@ class FakeBackend:
         ruled = [rule.reply for rule in self._rules if rule.matches(request)]
         if isinstance((ruled or self._queue or [""])[0], BuildFailed):
             raise cast("BuildFailed", self._next_reply(request))
-        return Program(self._name, request, self._runs, lambda asked, run: _play(self._decide(asked), run))
+        return Program(
+            self._name, request, self._runs, lambda asked, run, listener: _play(self._decide(asked), run, listener)
+        )
 
     def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
         """As of the real ones."""

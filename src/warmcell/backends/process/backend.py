@@ -290,8 +290,8 @@ class ProcessBackend:
             release = cleanup.pop_all().close
         return BuiltProgram(self.name, request, self._runs, partial(self._run_built, ready), release)
 
-    def _run_built(self, ready: Launch, request: ExecRequest, run: Run) -> ExecResult:
-        asked = self._planned(ready.program, request, run)
+    def _run_built(self, ready: Launch, request: ExecRequest, run: Run, listener: Listener | None) -> ExecResult:
+        asked = self._planned(ready.program, request, run, listener=listener)
         return self._launcher.run(replace(asked, artefact=ready.artefact))
 
     def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:

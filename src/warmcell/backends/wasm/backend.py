@@ -9,7 +9,7 @@ from pathlib import Path
 
 from warmcell.backends.built import Program
 from warmcell.backends.many import Requests, in_step, run_many
-from warmcell.backends.streaming import stream
+from warmcell.backends.streaming import refuse_descriptor, stream
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_source import source_from_code
@@ -96,13 +96,14 @@ class WasmBackend:
             record.result = await self._runs.run(lambda run: self._execute(request, run, listener))
             return record.result
 
-    def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+    def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]:
         """Output as the guest writes it, last a `ResultEvent`; leaving it ends the run. See `backends.streaming`."""
+        refuse_descriptor(self.name, stdin)
         return stream(lambda listener: self.execute(request, listener=listener))
 
-    def stream_blocking(self, request: ExecRequest) -> Iterator[StreamEvent]:
+    def stream_blocking(self, request: ExecRequest, *, stdin: int = -1) -> Iterator[StreamEvent]:
         """The same for code without an event loop."""
-        return in_step(self.stream(request))
+        return in_step(self.stream(request, stdin=stdin))
 
     def execute_blocking(self, request: ExecRequest) -> ExecResult:
         """The same, in the calling thread and without an event loop."""

@@ -11,7 +11,10 @@ from warmcell.interfaces.cli.voice import write_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
+
+    from warmcell.core.output_events import StreamEvent
+    from warmcell.core.types import ExecResult
 
 #: What a pipe that polls as writable takes without blocking.
 _PIECE = select.PIPE_BUF
@@ -79,6 +82,22 @@ class PassThrough:
                 self._waiting[0] = (descriptor, data)
             else:
                 del self._waiting[0]
+
+
+async def passed_on(events: AsyncGenerator[StreamEvent, None], output: PassThrough) -> ExecResult:
+    """The result of a run whose output has gone out. Who cannot be written to ends it."""
+    from contextlib import aclosing
+
+    from warmcell.core.errors import ExecutionFailed
+    from warmcell.core.output_events import ResultEvent
+
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, ResultEvent):
+                return event.result
+            output.deliver(event.stream, event.data)
+            output.finish()  # the run has a thread of its own, and its clock goes on
+    raise ExecutionFailed("the backend ended its stream without a result")
 
 
 def _descriptor(name: str) -> int | None:

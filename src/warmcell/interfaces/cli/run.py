@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from warmcell.core.errors import ExecutionFailed, InvalidRequest, SandboxError
+from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough
+from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough, passed_on
 from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
 from warmcell.interfaces.cli.voice import Progress
@@ -133,7 +133,6 @@ def _run_by_name(name: str, request: ExecRequest, output: PassThrough | None) ->
     import asyncio
 
     from warmcell.backends.registry import get_backend
-    from warmcell.core.output_events import ResultEvent
 
     async def once() -> ExecResult:
         backend = get_backend(name)
@@ -141,12 +140,7 @@ def _run_by_name(name: str, request: ExecRequest, output: PassThrough | None) ->
         try:
             if output is None or stream is None:
                 return await backend.execute(request)
-            async for event in stream(request):
-                if isinstance(event, ResultEvent):
-                    return event.result
-                output.deliver(event.stream, event.data)
-                output.finish()  # the run has a thread of its own, and its clock goes on
-            raise ExecutionFailed(f"the backend {name!r} ended its stream without a result")
+            return await passed_on(stream(request), output)
         finally:
             await backend.aclose()
 

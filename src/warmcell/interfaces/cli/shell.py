@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import ExecResult, Language, check_text
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough, passed_on
 from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, read_guest_stdin
 from warmcell.interfaces.cli.voice import Progress
@@ -28,12 +31,16 @@ def sh(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     stdin = read_guest_stdin(Source(find_language(Language.COMMAND), inline=script), settings["timeout"])
     outcome: ExecResult | SandboxError
+    progress = Progress("running")
+    output = None if arguments.json else PassThrough(progress.stop)
     try:
-        with Progress("running"):
-            outcome = _run(script, stdin, settings, arguments.write)
+        with progress:
+            outcome = asyncio.run(_run(script, stdin, settings, arguments.write, output))
     except SandboxError as error:
         outcome = error
-    return finish(outcome, arguments.json)
+    except OutputLost as lost:
+        raise lost.error from None
+    return finish(outcome, arguments.json, is_printed=output is not None and output.has_heard)
 
 
 def _script(text: str) -> str:
@@ -61,7 +68,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def _from_policy(policy: SandboxPolicy, env: dict[str, str]) -> dict[str, Any]:
     """A policy in the words of a WebAssembly sandbox. New processes mean nothing there: it has none."""
     from warmcell.policy.model import AccessMode, SandboxPolicy
-    from warmcell.sandbox.blocking import MountPoint
+    from warmcell.workspace.mount_points import MountPoint
 
     if policy.allow_network:
         raise UsageError("--policy: 'sh' has no network of the host's", "name domains: networkRules, or --allow-domain")
@@ -83,13 +90,16 @@ def _network(domains: list[str], rules: tuple[NetworkRule, ...]) -> dict[str, An
     return {"fetch_policy": FetchPolicy(allowed_domains=tuple(domains), rules=rules)}
 
 
-def _run(script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool) -> ExecResult:
-    from warmcell.sandbox.blocking import MountPoint, Sandbox
+async def _run(
+    script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool, output: PassThrough | None
+) -> ExecResult:
+    from warmcell.sandbox.asynchronous import AsyncSandbox
+    from warmcell.workspace.mount_points import MountPoint
 
-    here = os.getcwd()
-    if is_writable:
-        with Sandbox(here, **settings) as sandbox:
-            return sandbox.sh(script, stdin=stdin)
-    mounts = (MountPoint(here, READ_ONLY_DIRECTORY, writable=False), *settings.pop("mounts", ()))
-    with Sandbox(mounts=mounts, **settings) as sandbox:
-        return sandbox.sh(script, cwd=READ_ONLY_DIRECTORY, stdin=stdin)
+    follow = None if output is None else partial(passed_on, output=output)
+    here, cwd = os.getcwd(), None
+    if not is_writable:
+        mounts = (MountPoint(here, READ_ONLY_DIRECTORY, writable=False), *settings.pop("mounts", ()))
+        settings, cwd = {**settings, "mounts": mounts}, READ_ONLY_DIRECTORY
+    async with AsyncSandbox(here if is_writable else None, **settings) as sandbox:
+        return await sandbox.follow_sh(script, follow, cwd=cwd, stdin=stdin)

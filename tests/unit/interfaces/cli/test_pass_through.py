@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from tests.contract.processes import descendants, eventually
+from tests.helpers import require
 
 from warmcell.interfaces.cli.exits import BROKEN_PIPE, OUR_FAILURE, TIMEOUT
 from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.needs("linux", "user namespaces")]
 
 @contextmanager
 def command(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "warmcell", "run", *arguments]
+    argv = [sys.executable, "-m", "warmcell", *([] if arguments[0] == "sh" else ["run"]), *arguments]
     streams: dict[str, Any] = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     with subprocess.Popen(argv, **(streams | options)) as running:
         try:
@@ -38,6 +40,19 @@ def test_a_line_arrives_while_the_guest_still_runs() -> None:
         running.stdin.close()
         assert running.stdout.read() == b"hello you\n"
         assert running.wait(30) == 0
+
+
+def test_a_script_of_the_toolbox_is_heard_while_it_runs() -> None:
+    require(find_spec("wasmtime"), "wasmtime is not installed")
+    script = "printf 'early \\377\\n'; echo told >&2; sleep 40"
+    with command("sh", script, "--timeout", "60", stdin=subprocess.DEVNULL) as running:
+        assert running.stdout and running.stderr
+        assert running.stdout.readline() == b"early \xff\n"
+        assert running.stderr.readline() == b"told\n"
+        assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+        assert running.stdout.read() == b""
 
 
 def test_ctrl_c_keeps_what_was_printed() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from warmcell import ExecResult, ExecutionTimeout, Limits, NetworkRule, SandboxError, SandboxPolicy
+from warmcell import ExecResult, ExecutionTimeout, Limits, MountPoint, NetworkRule, SandboxError, SandboxPolicy
 from warmcell.net import FetchPolicy
 
 
@@ -25,13 +25,13 @@ class ScriptedSandbox:
     def __init__(self, *args: Any, **options: Any) -> None:
         ScriptedSandbox.made = (args, options)
 
-    def __enter__(self) -> ScriptedSandbox:
+    async def __aenter__(self) -> ScriptedSandbox:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         ScriptedSandbox.is_destroyed = True
 
-    def sh(self, script: str, **options: Any) -> ExecResult:
+    async def follow_sh(self, script: str, follow: Any, **options: Any) -> ExecResult:
         ScriptedSandbox.called = (script, options)
         if isinstance(self.outcome, SandboxError):
             raise self.outcome
@@ -40,10 +40,9 @@ class ScriptedSandbox:
 
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedSandbox]:
-    module = ModuleType("warmcell.sandbox.blocking")
-    module.Sandbox = ScriptedSandbox  # type: ignore[attr-defined]
-    module.MountPoint = lambda *args, **options: (args, options)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "warmcell.sandbox.blocking", module)
+    module = ModuleType("warmcell.sandbox.asynchronous")
+    module.AsyncSandbox = ScriptedSandbox  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "warmcell.sandbox.asynchronous", module)
     monkeypatch.setattr(ScriptedSandbox, "is_destroyed", False)
     return ScriptedSandbox
 
@@ -53,8 +52,8 @@ def test_the_current_directory_is_read_only(warmcell: Any, sandbox: Any, stdin: 
     ended = warmcell("sh", "wc -l *", "--timeout", "5", "--env", "A=1", "--memory", "64")
     assert (ended.status, ended.stdout) == (1, "3\n")
     args, options = sandbox.made
-    assert args == ()
-    assert options["mounts"] == (((os.getcwd(), "/here"), {"writable": False}),)
+    assert args == (None,)
+    assert options["mounts"] == (MountPoint(os.getcwd(), "/here", writable=False),)
     assert (options["backend"], options["timeout"], options["env"]) == ("wasm", 5, {"A": "1"})
     assert options["memory_limit_mb"] == 64
     assert "fetch_policy" not in options
@@ -102,7 +101,7 @@ limits = {{ memoryMb = 64, diskMb = 9 }}
     (tmp_path / "p.toml").write_text(text)
     assert warmcell("sh", "ls", "--policy", str(tmp_path / "p.toml"), "--env", "B=option").status == 1
     options = sandbox.made[1]
-    assert options["mounts"][1:] == (((str(tmp_path), "/data"), {"writable": True}),)
+    assert options["mounts"][1:] == (MountPoint(tmp_path, "/data", writable=True),)
     assert options["env"] == {"A": "policy", "B": "option"}
     assert options["fetch_policy"].rules == (NetworkRule("example.com", (8443,)),)
     assert options["policy"] == SandboxPolicy(limits=Limits(memory_mb=64, disk_mb=9))

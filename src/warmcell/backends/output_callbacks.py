@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import codecs
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.types import ExecResult
 
+T = TypeVar("T")
 #: May return an awaitable, which is awaited before more is read.
 OnText = Callable[[str], object]
 #: Goes through the events of a run to its result.
@@ -23,16 +25,40 @@ def following(on_stdout: OnText | None, on_stderr: OnText | None) -> Follow | No
     if on_stdout is None and on_stderr is None:
         return None
     texts = Texts(on_stdout, on_stderr)
+    return partial(_follow, texts)
 
-    async def follow(events: AsyncIterator[StreamEvent]) -> ExecResult:
-        async with aclosing(cast("AsyncGenerator[StreamEvent]", events)):  # left early, it ends the run
-            while True:
-                event = await _next(events, texts)
-                if isinstance(event, ResultEvent):
-                    return event.result
-                await texts.hear(event)
 
-    return follow
+async def follow(events: AsyncIterator[StreamEvent], on_stdout: OnText | None, on_stderr: OnText | None) -> ExecResult:
+    """The result of a run that somebody hears."""
+    return await _follow(Texts(on_stdout, on_stderr), events)
+
+
+async def _follow(texts: Texts, events: AsyncIterator[StreamEvent]) -> ExecResult:
+    async with aclosing(cast("AsyncGenerator[StreamEvent]", events)):  # left early, it ends the run
+        while True:
+            event = await _next(events, texts)
+            if isinstance(event, ResultEvent):
+                return event.result
+            await texts.hear(event)
+
+
+def call_heard(
+    function: Callable[..., Coroutine[Any, Any, T]], callbacks: Mapping[str, OnText | None], *args: Any, **others: Any
+) -> T:
+    """The result of a coroutine function, for blocking code: the calling thread calls what the run wants called."""
+    from warmcell.lifetime.portal import Visits, portal
+
+    visits, lifted = Visits(), dict[str, Any](callbacks)
+    for name, callback in callbacks.items():
+        refuse_coroutine(name, callback)
+        if callable(callback):
+            lifted[name] = visits.lift(callback)
+    return portal.call_visited(visits, function, *args, **lifted, **others)
+
+
+def refuse_coroutine(name: str, callback: object) -> None:
+    if inspect.iscoroutinefunction(callback):
+        raise InvalidRequest("is a coroutine function", field=name, hint="use the async form, or a plain function")
 
 
 async def _next(events: AsyncIterator[StreamEvent], texts: Texts) -> StreamEvent:
