@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from warmcell.backends.output_callbacks import OnText
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
 from warmcell.core.types import ExecRequest, Language, check_timeout
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.opening import Starter
-from warmcell.sandbox.output_callbacks import OnText
 from warmcell.sessions.cell_results import CellResult, DisplayData
 from warmcell.sessions.cell_talk import Listeners, Worker
 from warmcell.sessions.interpreter import Interpreter
