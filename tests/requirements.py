@@ -35,7 +35,6 @@ ATTACKS = {
 #: Attacks that no test carries out yet. It only shrinks: the first test of one takes its line away, and the test of
 #: this file that compares both fails for whoever forgets.
 NOT_YET = {
-    "PT-10",
     "S2-31",  # terminals and ports
 }
 

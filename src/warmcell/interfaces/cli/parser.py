@@ -177,6 +177,34 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve.set_defaults(handler=_later("serve", "serve"))
 
 
+def _add_mcp(commands: argparse._SubParsersAction[Parser]) -> None:
+    mcp = _add(commands, "mcp", "be a sandbox for an MCP client, over stdio or HTTP")
+    mcp.add_argument("--http", action="store_true", help="streamable HTTP at /mcp, a sandbox for each client")
+    mcp.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    mcp.add_argument("--port", metavar="N", default="8000", help="default 8000; 0 takes a free one")
+    mcp.add_argument("--token", metavar="T", help="what clients must present (better: the variable WARMCELL_TOKEN)")
+    mcp.add_argument(
+        "--idle-timeout", metavar="S", default="600", help="when a silent HTTP client's sandbox ends (default 600)"
+    )
+    mcp.add_argument(
+        "--language", metavar="NAME", action="append", default=[], help="offer this one (default: all of this host)"
+    )
+    mcp.add_argument("--work-dir", metavar="DIR", help="a directory to work in (default: a private one)")
+    mcp.add_argument("--policy", metavar="FILE", help="what code may do, as a .toml or .json file")
+    mcp.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
+    mcp.add_argument(
+        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
+    )
+    mcp.add_argument(
+        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
+    )
+    mcp.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    mcp.add_argument("--timeout", metavar="S", default="30", help="seconds of a run, unless a call says (default 30)")
+    mcp.add_argument("--memory", metavar="MB", help="memory that all processes of a run may use together")
+    mcp.add_argument("--backend", metavar="NAME", default="process", help="process or wasm (default process)")
+    mcp.set_defaults(handler=_later("mcp", "mcp"))
+
+
 def _add_token(commands: argparse._SubParsersAction[Parser]) -> None:
     token = _add(commands, "token", "make, list and revoke tokens for 'warmcell serve --tokens'")
     token.add_argument("action", choices=("new", "list", "revoke"))
@@ -223,6 +251,7 @@ _COMMANDS = {
     "judge": _add_judge,
     "serve": _add_serve,
     "token": _add_token,
+    "mcp": _add_mcp,
     "doctor": _add_doctor,
     "bench": _add_bench,
     "audit": _add_audit,

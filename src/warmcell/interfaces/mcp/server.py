@@ -1,0 +1,146 @@
+"""The MCP server: what a client may ask, and what it is answered. Transports are `stdio.py` and `http.py`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import mcp_types as types
+from mcp.server.lowlevel.server import Server
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from warmcell.interfaces.mcp import resources
+from warmcell.interfaces.mcp.clients import Client, Clients, to_the_end
+from warmcell.interfaces.mcp.progress import Progress, is_wanted
+from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.tools.definitions import Definition
+
+INSTRUCTIONS = (
+    "A sandbox of your own: code, commands and files in a work directory that nobody else sees. It is closed by "
+    "default: no network and no host files unless the operator allowed some. Files stay between calls and are gone "
+    "when you disconnect. What was refused is in `denials`, with what the operator could do to allow it."
+)
+_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+
+
+def make_server(
+    make_sandbox: Callable[[], AsyncSandbox], languages: Sequence[str] | None = None, *, is_http: bool = False
+) -> Server[Clients]:
+    """A server whose clients each get a sandbox from `make_sandbox`."""
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[Clients]:
+        clients = Clients(make_sandbox, languages)
+        try:
+            yield clients
+        finally:
+            await clients.end_all()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # logging leaves the protocol in 2026; its clients do not, yet
+        server = Server(
+            "warmcell",
+            version=version("warmcell"),
+            title="Warmcell",
+            instructions=INSTRUCTIONS,
+            lifespan=lifespan,
+            on_list_tools=_list_tools,
+            on_call_tool=_call_tool,
+            on_list_resources=_list_resources,
+            on_list_resource_templates=_list_templates,
+            on_read_resource=_read_resource,
+            on_set_logging_level=_set_level,
+        )
+    if is_http:  # the newest revision has no sessions there, and so nobody to keep a sandbox for
+        server.add_request_handler("server/discover", types.RequestParams, _offer_sessions_only)
+    return server
+
+
+async def _client(context: Any) -> Client:
+    client: Client = await context.lifespan_context.of(context)
+    return client
+
+
+async def _list_tools(context: Any, _: object) -> types.ListToolsResult:
+    client = await _client(context)
+    return types.ListToolsResult(tools=[_as_tool(item) for item in client.tools.definitions])
+
+
+async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+    client = await _client(context)
+    arguments = params.arguments or {}
+    if not is_wanted(context):
+        answer = await to_the_end(client.tools.call(params.name, arguments))
+    else:
+        seconds = arguments.get("timeout_secs")
+        total = float(seconds) if type(seconds) is int and 0 < seconds < 1e6 else None
+        async with Progress(context, total) as progress:
+            answer = await to_the_end(client.tools.call(params.name, arguments, progress.hear))
+    await _log(context, answer)
+    return _as_result(answer)
+
+
+async def _list_resources(context: Any, _: object) -> types.ListResourcesResult:
+    return types.ListResourcesResult(resources=await resources.list_resources(await _client(context)))
+
+
+async def _list_templates(context: Any, _: object) -> types.ListResourceTemplatesResult:
+    return types.ListResourceTemplatesResult(resource_templates=[resources.TEMPLATE])
+
+
+async def _read_resource(context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    content = await resources.read_resource(await _client(context), str(params.uri))
+    return types.ReadResourceResult(contents=[content])
+
+
+async def _set_level(context: Any, params: types.SetLevelRequestParams) -> types.EmptyResult:
+    context.session._connection.state["log_level"] = params.level
+    return types.EmptyResult()
+
+
+async def _offer_sessions_only(context: Any, _: object) -> types.DiscoverResult:
+    return types.DiscoverResult(
+        supported_versions=list(HANDSHAKE_PROTOCOL_VERSIONS), capabilities=types.ServerCapabilities()
+    )
+
+
+async def _log(context: Any, answer: dict[str, Any]) -> None:
+    """What an operator would want to see: refusals, and failures that are ours."""
+    entries = [("warning", {"refused": denial}) for denial in answer.get("denials", [])]
+    if answer.get("fault") == "host":
+        entries.append(("error", {"failed": answer["stderr"]}))
+    lowest = _LEVELS.index(context.session._connection.state.get("log_level", "info"))
+    for level, data in entries:
+        if _LEVELS.index(level) >= lowest:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                await context.session.send_log_message(level, data, "warmcell", related_request_id=context.request_id)
+
+
+def _as_tool(definition: Definition) -> types.Tool:
+    return types.Tool(
+        name=definition.name,
+        title=definition.title,
+        description=definition.description,
+        input_schema=dict(definition.parameters),
+        output_schema=dict(definition.answers),
+        annotations=types.ToolAnnotations(
+            title=definition.title,
+            read_only_hint=definition.is_read_only,
+            destructive_hint=definition.is_destructive,
+            idempotent_hint=definition.is_idempotent,
+            open_world_hint=False,
+        ),
+    )
+
+
+def _as_result(answer: dict[str, Any]) -> types.CallToolResult:
+    """The answer as structure and as text, with links to what was left in the work directory."""
+    blocks: list[Any] = [types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))]
+    for path in answer.get("full_output", {}).values():
+        blocks.append(types.ResourceLink(type="resource_link", name=path, uri=resources.uri_of(path)))
+    return types.CallToolResult(content=blocks, structured_content=answer, is_error=answer["status"] != "success")

@@ -1,0 +1,210 @@
+"""Clients that go, and clients that send junk: nothing is left, nothing hangs, the next request is answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.mcp_door.conftest import COMMAND, processes_with, wait_for
+
+pytestmark = pytest.mark.needs("user namespaces")
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}
+READY = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+JUNK = {
+    "empty": b"",
+    "cut": b'{"jsonrpc": "2.0", "id": 1',
+    "word": b"hello",
+    "list": b"[]",
+    "number": b"7",
+    "not utf-8": b"\xff\xfe",
+    "deep": b"[" * 200_000,
+    "deep object": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":'
+    + b'{"a":' * 50_000
+    + b"1"
+    + b"}" * 50_001,
+    "no method": b'{"jsonrpc": "2.0", "id": 2}',
+    "unknown method": b'{"jsonrpc": "2.0", "id": 2, "method": "rm -rf"}',
+    "wrong id": b'{"jsonrpc": "2.0", "id": {"a": 1}, "method": "ping"}',
+    "wrong params": b'{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": [1, 2]}',
+    "no name": b'{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {}}',
+    "name is a number": b'{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": 3}}',
+    "arguments are text": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":"x"}}',
+    "code is an object": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":'
+    b'{"name":"run_code","arguments":{"code":{}}}}',
+    "huge number": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":'
+    b'{"code":"1","timeout_secs":1' + b"0" * 5000 + b"}}}",
+    "surrogate": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":'
+    b'{"code":"\\ud800"}}}',
+    "big uri": b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{"uri":"' + b"x" * 100_000 + b'"}}',
+    "cancel of nothing": b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":99}}',
+}
+
+
+class Talk:
+    """A client by hand, over pipes."""
+
+    def __init__(self, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self.send(json.dumps(HELLO).encode())
+        self.receive(1)
+        self.send(json.dumps(READY).encode())
+
+    def send(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+
+    def call(self, number: int, name: str, **arguments: Any) -> None:
+        params = {"name": name, "arguments": arguments}
+        self.send(json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}).encode())
+
+    def receive(self, number: int) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while True:
+            answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+            if answer.get("id") == number:
+                return answer
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            try:
+                stream.close()  # type: ignore[union-attr]
+            except BrokenPipeError:
+                continue
+
+
+@pytest.mark.attack("PT-10")
+@pytest.mark.parametrize("way", ["closes its end", "ends it by signal", "kills it"])
+def test_a_client_that_goes_leaves_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    marker = f"warmcell-{secrets.token_hex(8)}"
+    talk = Talk()
+    try:
+        talk.call(2, "run_command", command=f"setsid sh -c 'sleep 300; echo {marker}'", timeout_secs=300)
+        wait_for(lambda: processes_with(marker), "the guest's start")
+        if way == "closes its end":
+            talk.process.stdin.close()  # type: ignore[union-attr]
+        else:
+            talk.process.send_signal(signal.SIGTERM if way == "ends it by signal" else signal.SIGKILL)
+        talk.process.wait(60)
+        wait_for(lambda: not processes_with(marker), "the guest's end")
+        if way != "kills it":
+            assert talk.process.returncode == 0
+            assert [name for name in os.listdir(tmp_path) if "work" in name] == []
+    finally:
+        talk.close()
+
+
+@pytest.mark.attack("PT-15")
+def test_junk_over_stdio_is_answered_or_ignored_and_the_next_request_served() -> None:
+    talk = Talk()
+    try:
+        for number, junk in enumerate(JUNK.values(), start=100):
+            talk.send(junk)
+            talk.call(number, "list_files")
+            assert talk.receive(number)["result"]["structuredContent"]["status"] == "success"
+        talk.send(b'{"jsonrpc": "2.0", "id": 5, "method": "ping", "params": {"x": "' + b"x" * 50_000_000 + b'"}}')
+        talk.call(6, "list_files")
+        assert talk.receive(6)["result"]
+        assert talk.process.poll() is None
+    finally:
+        talk.close()
+
+
+def session_of(client: httpx.Client, url: str) -> dict[str, str]:
+    answer = client.post(url, json=HELLO, headers=HEADERS)
+    headers = HEADERS | {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
+    assert client.post(url, json=READY, headers=headers).status_code == 202
+    return headers
+
+
+@pytest.mark.attack("PT-15")
+@pytest.mark.parametrize("has_session", [True, False])
+def test_junk_over_http_is_never_a_500(url: str, has_session: bool) -> None:
+    with httpx.Client(timeout=60) as client:
+        headers = session_of(client, url) if has_session else HEADERS
+        for name, junk in JUNK.items():
+            answer = client.post(url, content=junk, headers=headers)
+            assert answer.status_code < 500, (name, answer.text[:300])
+        body = b'{"jsonrpc": "2.0", "id": 5, "method": "ping", "params": {"x": "' + b"x" * 50_000_000 + b'"}}'
+        try:
+            assert client.post(url, content=body, headers=headers).status_code == 413
+        except httpx.TransportError:
+            assert client.get(url, headers={"accept": "text/plain"}).status_code < 500  # it hung up early, and lives
+        for wrong in ({"mcp-session-id": "0" * 32}, {"mcp-protocol-version": "1999-01-01"}, {"content-type": "a/b"}):
+            assert 400 <= client.post(url, json=HELLO, headers=headers | wrong).status_code < 500
+        session_of(client, url)
+
+
+@pytest.mark.attack("LK-06")
+def test_a_session_that_nobody_began_has_no_sandbox(url: str) -> None:
+    """Requests of the newest revision have no session; one that carries somebody's id does not get in by it."""
+    with httpx.Client(timeout=60) as client:
+        mine = session_of(client, url)
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {},
+        }
+        params = {"name": "list_files", "arguments": {}, "_meta": meta}
+        body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+        modern = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": "list_files"}
+        answer = client.post(url, json=body, headers=mine | modern)
+        assert answer.status_code == 400
+        assert "initialize" in answer.text
+
+
+def test_a_token_is_asked_for() -> None:
+    command = [*COMMAND, "--http", "--port", "0", "--token", "a-long-enough-token"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        with httpx.Client(timeout=60) as client:
+            assert client.post(url, json=HELLO, headers=HEADERS).status_code == 401
+            wrong = HEADERS | {"authorization": "Bearer a-long-enough-tokem"}
+            assert client.post(url, json=HELLO, headers=wrong).status_code == 401
+            right = HEADERS | {"authorization": "Bearer a-long-enough-token"}
+            assert client.post(url, json=HELLO, headers=right).status_code == 200
+    finally:
+        server.terminate()
+        server.wait(60)
+        server.stdout.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--http", "--work-dir", "."], "one client"),
+        (["--http", "--host", "0.0.0.0"], "other machines"),
+        (["--language", "klingon"], "unknown language"),
+        (["--work-dir", "/none/such"], "/none/such"),
+        (["--policy", "/none/such.toml"], "--policy"),
+        (["--http", "--port", "x"], "no port"),
+        (["--timeout", "-1"], "--timeout"),
+    ],
+)
+def test_wrong_options_are_said_before_anything_listens(options: list[str], said: str) -> None:
+    started = time.monotonic()
+    ended = subprocess.run([*COMMAND, *options], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
+    assert said in ended.stderr
+    assert time.monotonic() - started < 60
