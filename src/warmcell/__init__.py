@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from warmcell.sessions.cell_results import CellError as CellError
     from warmcell.sessions.cell_results import CellResult as CellResult
     from warmcell.sessions.cell_results import DisplayData as DisplayData
+    from warmcell.workspace.watching import FileEvent as FileEvent
 
 #: Where each public name lives. `tests/arch/test_public_names.py` holds this table and the block above together.
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -147,6 +148,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.sandbox.processes": ("AsyncProcess", "Process", "ProcessInfo", "PtySize"),
     "warmcell.sandbox.session": ("AsyncSession", "Session"),
     "warmcell.sessions.cell_results": ("CellError", "CellResult", "DisplayData"),
+    "warmcell.workspace.watching": ("FileEvent",),
     "warmcell.sandbox.blocking": ("AsyncSandbox", "DirEntry", "FsChange", "MountPoint", "Sandbox"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,7 +11,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from warmcell.backends.output_callbacks import Follow, OnText, Texts, following
 from warmcell.core import events
@@ -54,6 +54,14 @@ if TYPE_CHECKING:
     from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
     from warmcell.sandbox.session import AsyncSession
     from warmcell.sandbox.tools.toolset import Toolset
+    from warmcell.sandbox.watches import AsyncWatch
+
+
+class Door(Protocol):
+    """Closed when the sandbox ends, and by whoever has it."""
+
+    async def aclose(self) -> None: ...
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -131,6 +139,8 @@ class AsyncSandbox:
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
         self._live: LiveSide | None = None
+        #: What ends with the sandbox and is no operation: watches and exposed ports, as long as somebody has them.
+        self._doors: weakref.WeakSet[Door] = weakref.WeakSet()
         disk_mb = effective_limits(policy or SandboxPolicy()).disk_mb
         self._workspace = Workspace(
             work_dir, self._settings["mounts"], track_changes=track_changes, disk_mb=disk_mb, work_path=work_path
@@ -141,7 +151,7 @@ class AsyncSandbox:
             self._workspace.close()
             raise
         if events.listeners:
-            events.emit("sandbox.made", self.id, {"backend": backend})
+            events.emit("sandbox.made", self.id, {"backend": self._backend_name})
 
     @property
     def _backend_name(self) -> str:
@@ -306,7 +316,7 @@ class AsyncSandbox:
 
             open_cage = getattr(self._guest, "live_cage", None)
             if open_cage is None:
-                raise no_live_cage(self._settings["backend"])
+                raise no_live_cage(self._backend_name)
             self._live = LiveSide(open_cage, self._operations)
         return self._live
 
@@ -322,7 +332,7 @@ class AsyncSandbox:
     async def _open_session(self, language: str, cwd: AnyPath | None, env: Mapping[str, str] | None) -> AsyncSession:
         from warmcell.sandbox.session import AsyncSession
 
-        name = session_language(self._settings["backend"], language)
+        name = session_language(self._backend_name, language)
         directory = await self._guest_cwd(cwd)
         starter = session_starter(self._live_cage, name, self._settings["config"], directory, check_env(env or {}))
         worker = await in_thread(await starter())
@@ -330,6 +340,18 @@ class AsyncSandbox:
         session = AsyncSession(name, starter, worker, self._settings["timeout"], most_bytes)
         self._sessions.add(session)
         return session
+
+    def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> AsyncWatch:
+        """What happens to files from now on, as an iterator of `FileEvent`s; it ends with `close` or the sandbox.
+
+        Of the names in one directory, or with `recursive` of all below it. Links are never followed.
+        """
+        from warmcell.sandbox.watches import AsyncWatch
+
+        self._operations.check_open()
+        made = AsyncWatch(self._workspace.watch(path, recursive=recursive))
+        self._doors.add(made)
+        return made
 
     async def available_tools(self) -> list[str]:
         """The commands that `exec` and `sh` find by their names in this sandbox, sorted."""
@@ -440,6 +462,8 @@ class AsyncSandbox:
         return await self._operations.run(in_thread(begin_and_work))
 
     async def _end(self) -> None:
+        for door in tuple(self._doors):
+            await door.aclose()
         await self._operations.close()
         for session in tuple(self._sessions):
             await session._end(SandboxDestroyed())
@@ -450,7 +474,7 @@ class AsyncSandbox:
         finally:
             await in_thread(self._workspace.close)
             if events.listeners:
-                events.emit("sandbox.gone", self.id, {"backend": self._settings["backend"]})
+                events.emit("sandbox.gone", self.id, {"backend": self._backend_name})
 
     def _guest_config(self) -> GuestConfig:
         settings = self._settings

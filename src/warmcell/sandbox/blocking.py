@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from warmcell.net import FetchPolicy
     from warmcell.sandbox.session import AsyncSession, Session
     from warmcell.sandbox.tools.toolset import Toolset
+    from warmcell.sandbox.watches import AsyncWatch, Watch
 
 __all__ = [
     "ArchiveLimits",
@@ -163,6 +164,18 @@ class Sandbox:
     snapshot = _blocking(AsyncSandbox.snapshot)
     restore = _blocking(AsyncSandbox.restore)
     destroy = _blocking(AsyncSandbox.destroy)
+
+    def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> Watch:
+        """What happens to files from now on, as an iterator of `FileEvent`s; it ends with `close` or the sandbox.
+
+        Of the names in one directory, or with `recursive` of all below it. Links are never followed.
+        """
+        from warmcell.sandbox.watches import Watch
+
+        async def watch() -> AsyncWatch:
+            return self._async.watch(path, recursive=recursive)
+
+        return Watch(portal.call(watch))
 
     def capabilities(self) -> BackendCapabilities:
         """What this sandbox can run on this host, and what really holds in it."""

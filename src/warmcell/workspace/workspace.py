@@ -27,6 +27,7 @@ from warmcell.workspace.snapshot import SnapshotId, SnapshotStore
 
 if TYPE_CHECKING:
     from warmcell.workspace.transfer import Uploaded
+    from warmcell.workspace.watching import FileWatch
 
 AnyPath = str | os.PathLike[str]
 
@@ -118,6 +119,14 @@ class Workspace:
         place, parts = self._places.find("." if path is None else path)
         with place.root.directory(parts):
             return place.guest_path(parts)
+
+    def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> FileWatch:
+        """Events of what is in a directory, and with `recursive` of all below it, from now on."""
+        from warmcell.workspace.watching import FileWatch
+
+        place, parts = self._places.find(path)
+        prefix = "" if place is self._places.work else place.guest_path(())
+        return FileWatch(place.root, parts, prefix, recursive=bool(recursive))
 
     def read_file(self, path: AnyPath, *, max_bytes: int = files.MAX_FILE_BYTES) -> bytes:
         """The content of a file. Larger than `max_bytes` (64 MiB) is `LimitExceeded`, before anything is read."""

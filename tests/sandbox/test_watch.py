@@ -1,0 +1,227 @@
+"""`sandbox.watch`: what guests and the host do to files, told from outside, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from tests.sandbox.fakes import Factory
+
+from warmcell import AsyncSandbox, FileEvent, MountPoint, PathTraversal, Sandbox, SandboxDestroyed
+from warmcell.workspace import watching
+from warmcell.workspace.errors import FileMissing, WrongKind
+
+pytestmark = pytest.mark.needs("linux")
+LAST = FileEvent("last", "created")
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    work = tmp_path / "work"
+    work.mkdir()
+    with Sandbox(work, guest_factory=Factory()) as made:
+        yield made
+
+
+def told(sandbox: Sandbox, events: Iterator[FileEvent]) -> list[tuple[str, str]]:
+    """All events until a mark, which is made here, in the directory that is watched."""
+    (Path(sandbox.work_dir) / "last").touch()
+    return [(event.path, event.kind) for event in takewhile(lambda event: event != LAST, events)]
+
+
+def test_each_kind_by_what_the_host_sees(sandbox: Sandbox) -> None:
+    work = Path(sandbox.work_dir)
+    (work / "before").write_text("old")
+    events = sandbox.watch()
+    (work / "a").touch()
+    with (work / "before").open("a") as file:
+        file.write("new")
+    (work / "a").rename(work / "b")
+    (work / "b").unlink()
+    (work / "sub").mkdir()
+    (work / "sub" / "unseen").touch()
+    expected = [("a", "created"), ("before", "modified"), ("a", "moved"), ("b", "created")]
+    assert told(sandbox, events) == [*expected, ("b", "deleted"), ("sub", "created")]
+    events.close()
+
+
+@pytest.mark.needs("user namespaces")
+def test_a_guests_work_is_seen(tmp_path: Path) -> None:
+    with Sandbox(tmp_path) as sandbox, sandbox.watch(recursive=True) as events:
+        sandbox.sh("mkdir -p deep/er && echo 1 > deep/er/file; echo 2 >> deep/er/file; mv deep other")
+        seen = told(sandbox, events)
+    assert {("deep", "created"), ("deep", "moved"), ("other", "created"), ("other/er/file", "created")} <= set(seen)
+
+
+def test_below_a_directory_that_was_moved_paths_are_true(sandbox: Sandbox) -> None:
+    work = Path(sandbox.work_dir)
+    (work / "one" / "in").mkdir(parents=True)
+    events = sandbox.watch(recursive=True)
+    (work / "one").rename(work / "two")
+    seen = told(sandbox, events)
+    assert {("one", "moved"), ("two", "created"), ("two/in", "created")} <= set(seen)
+    (work / "last").unlink()
+    (work / "two" / "in" / "new").touch()
+    assert ("two/in/new", "created") in told(sandbox, events)
+
+
+def test_it_begins_at_the_call_and_ends_with_close(sandbox: Sandbox) -> None:
+    (Path(sandbox.work_dir) / "before").touch()
+    events = sandbox.watch()
+    assert told(sandbox, events) == []
+    closer = threading.Timer(0.2, events.close)
+    closer.start()
+    assert list(takewhile(lambda event: event == FileEvent("last", "modified"), events)) in (
+        [],
+        [FileEvent("last", "modified")],
+    )
+    assert list(events) == []
+    events.close()
+    closer.join()
+
+
+def test_it_ends_with_the_sandbox_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    def watchers() -> int:
+        links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return sum("inotify" in os.readlink(link) for link in links if os.path.lexists(link))
+
+    before = watchers()
+    sandbox = Sandbox(tmp_path, guest_factory=Factory())
+    events, dropped = sandbox.watch(), sandbox.watch()
+    assert watchers() == before + 2
+    del dropped
+    gc.collect()
+    assert watchers() == before + 1
+    closer = threading.Timer(0.2, sandbox.destroy)
+    closer.start()
+    assert list(events) == []
+    closer.join()
+    assert watchers() == before
+    with pytest.raises(SandboxDestroyed):
+        sandbox.watch()
+
+
+@pytest.mark.attack("WS-02")
+def test_links_are_never_followed(sandbox: Sandbox, tmp_path: Path) -> None:
+    work, outside = Path(sandbox.work_dir), tmp_path / "outside"
+    (outside / "in").mkdir(parents=True)
+    (work / "link").symlink_to(outside)
+    for path in ("link", "link/in", "../outside", "/etc"):
+        with pytest.raises(PathTraversal):
+            sandbox.watch(path)
+    events = sandbox.watch(recursive=True)
+    (work / "later").symlink_to(outside)
+    (outside / "canary").touch()
+    (outside / "in" / "canary").touch()
+    assert told(sandbox, events) == [("later", "created")]
+
+
+def test_what_cannot_be_watched_is_refused(sandbox: Sandbox) -> None:
+    (Path(sandbox.work_dir) / "file").touch()
+    with pytest.raises(WrongKind):
+        sandbox.watch("file")
+    with pytest.raises(FileMissing):
+        sandbox.watch("missing")
+
+
+def test_a_directory_that_goes_ends_its_watch(sandbox: Sandbox) -> None:
+    sandbox.mkdir("sub")
+    events = sandbox.watch("sub")
+    sandbox.remove("sub")
+    assert list(events) == []
+
+
+def test_mounts_by_the_paths_that_guests_use(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with Sandbox(mounts=[MountPoint(data, "/data", writable=True)], guest_factory=Factory()) as sandbox:
+        events = sandbox.watch("/data")
+        (data / "new").touch()
+        assert next(events) == FileEvent("/data/new", "created")
+
+
+def test_names_that_are_no_text(sandbox: Sandbox) -> None:
+    events = sandbox.watch()
+    os.close(os.open(os.fsencode(sandbox.work_dir) + b"/\xff\n", os.O_CREAT | os.O_WRONLY, 0o600))
+    assert next(events) == FileEvent("\\xff\n", "created")
+
+
+@pytest.mark.attack("RX-11")
+def test_a_flood_is_told_as_one(sandbox: Sandbox) -> None:
+    """The kernel keeps so many events and no more; whoever reads late is told that some are missing."""
+    work = Path(sandbox.work_dir)
+    kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if kept > 100_000:
+        pytest.skip("this host's queue takes too long to fill")
+    events = sandbox.watch(recursive=True)
+    one, other = work / "one", work / "other"
+    one.touch()
+    for _ in range(kept // 4 + 100):
+        one.rename(other)
+        other.rename(one)
+    assert next(event for event in events if event.kind == "overflow") == FileEvent(".", "overflow")
+    (work / "sub").mkdir()
+    assert ("sub", "created") in told(sandbox, events)
+    (work / "last").unlink()
+    (work / "sub" / "seen").touch()
+    assert ("sub/seen", "created") in told(sandbox, events)
+
+
+@pytest.mark.attack("RX-11")
+def test_more_directories_than_can_be_watched(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MOST_DIRECTORIES", 5)
+    monkeypatch.setattr(watching, "MOST_DEEP", 3)
+    monkeypatch.setattr(watching, "MOST_FOUND", 20)
+    work = Path(sandbox.work_dir)
+    events = sandbox.watch(recursive=True)
+    for number in range(10):
+        (work / f"d{number}").mkdir()
+    seen = told(sandbox, events)
+    assert (".", "overflow") in seen and len(events._watch._watch._directories) == 5
+    (work / "last").unlink()
+    assert len(seen) < 30
+
+
+def test_a_deep_tree_and_a_wide_directory(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(watching, "MOST_DEEP", 3)
+    monkeypatch.setattr(watching, "MOST_FOUND", 20)
+    work, made = Path(sandbox.work_dir), tmp_path / "made"
+    (made / "1/2/3/4/5").mkdir(parents=True)
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    for number in range(30):
+        (wide / str(number)).touch()
+    events = sandbox.watch(recursive=True)
+    made.rename(work / "made")
+    wide.rename(work / "wide")
+    seen = told(sandbox, events)
+    assert ("made/1/2/3", "created") in seen and ("made/1/2/3/4", "created") not in seen
+    assert any(kind == "overflow" and path.startswith("made") for path, kind in seen)
+    assert ("wide", "overflow") in seen
+
+
+async def test_the_async_twin(tmp_path: Path) -> None:
+    async with AsyncSandbox(tmp_path, guest_factory=Factory()) as sandbox:
+        events = sandbox.watch()
+        (tmp_path / "new").touch()
+        async with asyncio.timeout(20):
+            assert await anext(events) == FileEvent("new", "created")
+            waiting = asyncio.ensure_future(_all(sandbox.watch()))
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            waiting = asyncio.ensure_future(_all(sandbox.watch()))
+            await asyncio.sleep(0.05)
+            await sandbox.destroy()
+            assert await waiting == []
+
+
+async def _all(events: object) -> list[FileEvent]:
+    return [event async for event in events]  # type: ignore[attr-defined]
