@@ -122,3 +122,11 @@ def _references(node: object) -> list[str]:
         own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
         return own + [found for value in node.values() for found in _references(value)]
     return [found for value in node for found in _references(value)] if isinstance(node, list) else []
+
+
+def test_runs_are_counted_for_prometheus(server: Server) -> None:
+    post(server, language="python", code="raise SystemExit(1)", timeout=30)
+    answer = server.client.get("/metrics")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
+    counted = [line for line in answer.text.splitlines() if line.startswith("warmcell_runs_total{")]
+    assert any('language="python",outcome="failed"' in line for line in counted)

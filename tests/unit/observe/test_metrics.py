@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +55,15 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BackendUnavailable, match="prometheus") as refused:
         Metrics()
     assert refused.value.hint == "pip install 'warmcell[prometheus]'" and not events.listeners
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    dashboard = (Path(__file__).resolve().parents[3] / "docs/dashboards/grafana.json").read_text()
+    asked = set(re.findall(r"warmcell_\w+", dashboard))
+    with Metrics() as metrics:
+        there = {sample for family in metrics.registry.collect() for sample in _samples(family.type, family.name)}
+    assert len(asked) >= 9 and asked <= there
+
+
+def _samples(kind: str, name: str) -> set[str]:
+    return {"counter": {f"{name}_total"}, "histogram": {f"{name}_bucket"}}.get(kind, {name})

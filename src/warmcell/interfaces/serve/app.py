@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 
 from warmcell.interfaces.serve import fusion, native, openapi, piston, sandboxes
 from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
+from warmcell.interfaces.serve.measured import Measured
 from warmcell.interfaces.serve.service import Service
 
 
@@ -28,8 +29,10 @@ def make_app(service: Service) -> Starlette:
             yield
         finally:
             await service.aclose()
+            measured.close()
 
-    own = [*native.routes(), *sandboxes.routes()]
+    measured = Measured()
+    own = [*native.routes(), *sandboxes.routes(), *measured.routes()]
     app = Starlette(
         routes=[*own, *openapi.routes(own), *fusion.routes(), *piston.routes()],
         lifespan=lifespan,

@@ -104,6 +104,8 @@ def _success(name: str, others: list[str]) -> dict[str, Any]:
         return {"description": "Done."}
     if name == "bytes":
         return {"description": "The content.", "content": {"application/octet-stream": {}}}
+    if name == "text":
+        return {"description": "The text.", "content": {"text/plain": {}}}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     content |= {media: {} for media in others}
     return {"description": "What came of it.", "content": content}
