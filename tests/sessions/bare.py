@@ -75,6 +75,16 @@ def shell_worker(**options: object) -> BareWorker:
     return BareWorker(lambda control: [sys.executable, "-c", _BOOT, str(control), "shell_session"], **options)
 
 
+def node_worker(**options: object) -> BareWorker:
+    from warmcell.languages.config import ProcessConfig
+    from warmcell.languages.javascript import find_node, runs_javascript
+
+    node = find_node(ProcessConfig(), runs_javascript, "these tests need Node.js").path
+    script = os.path.join(LIVE, "node_session.cjs")
+    boot = f"import os; os.dup2(%d, 3); os.execv({node!r}, [{node!r}, {script!r}])"
+    return BareWorker(lambda control: [sys.executable, "-c", boot % control], **options)
+
+
 class Cells:
     """`CellTalk` with short words for tests."""
 

@@ -30,6 +30,17 @@ WORDS = {
         "spin": "while True: pass",
         "die": "import os; os.kill(os.getpid(), 9)",
     },
+    "javascript": {
+        "set": "const x = 20",
+        "get": "x + 1",
+        "print": "console.log('out'); console.error('err')",
+        "fail": "throw new Error('no')",
+        "write": "require('fs').writeFileSync('made.txt', 'here')",
+        "cwd": "console.log(process.cwd())",
+        "env": "console.log(process.env.WORD)",
+        "spin": "while (true) {}",
+        "die": "process.kill(process.pid, 'SIGKILL'); while (true) {}",
+    },
     "command": {
         "set": "x=20",
         "get": "(exit $((x + 1)))",
@@ -56,7 +67,10 @@ def session(sandbox: Sandbox) -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.parametrize("language", WORDS)
+@pytest.mark.parametrize(
+    "language",
+    [pytest.param(name, marks=pytest.mark.needs("node")) if name == "javascript" else name for name in WORDS],
+)
 def test_every_language_keeps_the_contract(sandbox: Sandbox, language: str) -> None:
     words = WORDS[language]
     sandbox.mkdir(language)
@@ -72,7 +86,7 @@ def test_every_language_keeps_the_contract(sandbox: Sandbox, language: str) -> N
         session.run(words["write"])
         assert sandbox.read_text(f"{language}/made.txt") == "here"
         with pytest.raises(errors.ExecutionTimeout):
-            session.run(words["spin"], timeout=0.5)
+            session.run(words["spin"], timeout=1)
         assert session.run(words["get"]).value == "21"
         assert "20" in session.variables()["x"]
         with pytest.raises(errors.SessionEnded) as caught:

@@ -148,6 +148,15 @@ def _candidates(config: ProcessConfig) -> Iterator[str]:
             yield path
 
 
+def places_of_node(config: ProcessConfig) -> tuple[str, ...]:
+    """What has to be shown of this host for Node to run, found without running it; nothing where there is none."""
+    try:
+        path = next(_candidates(config), None)
+    except BackendUnavailable:
+        return ()
+    return () if path is None else beside_usr(shown_for(os.path.realpath(path)))
+
+
 @lru_cache(maxsize=32)
 def _node(identity: FileStamp) -> Node:
     path = _behind_shim(os.path.realpath(identity[0]))

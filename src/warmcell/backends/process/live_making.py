@@ -19,7 +19,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.run import Run
-from warmcell.policy.places import CODE_DIR
+from warmcell.policy.places import CODE_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.pool import CellKind, Pool
 from warmcell.runner.cell import CellLost
@@ -36,7 +36,8 @@ class LiveWorld(World):
     """The same cage as any run's of Python, with terminals."""
 
     def __init__(self, effective: EffectivePolicy, config: ProcessConfig, shown: tuple[str, ...] = ()) -> None:
-        super().__init__(effective, config, Program((), {}, "", runtime_paths=(*_runtime_paths(config), *shown)))
+        paths = dict.fromkeys((*_runtime_paths(config), *_node_paths(effective, config), *shown))
+        super().__init__(effective, config, Program((), {}, "", runtime_paths=tuple(paths)))
 
     def _compile(self) -> LaunchPlan:
         return super()._compile()
@@ -47,6 +48,14 @@ def _runtime_paths(config: ProcessConfig) -> tuple[str, ...]:
     from warmcell.languages.python import find_interpreter
 
     return find_interpreter(config).runtime_paths
+
+
+def _node_paths(effective: EffectivePolicy, config: ProcessConfig) -> list[str]:
+    """For sessions in JavaScript, where Node lies elsewhere than in /usr; what something else covers is not shown."""
+    from warmcell.languages.javascript import places_of_node
+
+    covers = [path.target for path in effective.paths if path.source != path.target]
+    return [place for place in places_of_node(config) if not any(is_within(place, target) for target in covers)]
 
 
 def check(effective: EffectivePolicy) -> None:

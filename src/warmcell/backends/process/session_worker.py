@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from warmcell.backends.process.live import Ending, LiveCage, StartedProgram
-from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError, SessionEnded
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.policy.places import CODE_DIR
@@ -68,6 +68,9 @@ def start(
         guests = [stdin, guests_stdout, guests_stderr, theirs]
         program = cage.start(**_how(language, config), cwd=cwd, env=env, descriptors=guests)
         owned.close_only(*guests)
+        if program.failure:
+            owned.close()
+            raise CommandNotFound(language, f"its interpreter cannot be started here: {os.strerror(program.failure)}")
         return CagedWorker(program, owned, control, stdout, stderr)
 
 

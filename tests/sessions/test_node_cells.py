@@ -1,0 +1,93 @@
+"""JavaScript cells as Node's REPL has them, with the worker bare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.sessions.bare import LIVE, Cells, node_worker
+
+from warmcell import errors
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("node")]
+
+
+@pytest.fixture(scope="module")
+def cells() -> Iterator[Cells]:
+    cells = Cells(node_worker())
+    yield cells
+    cells.close()
+
+
+def test_declarations_stay_and_the_last_value_is_inspected(cells: Cells) -> None:
+    cells("const one = 1; let two = 2; class Three {}; function four() { return 4 }; var five = 5")
+    assert cells("one + two + four() + five").value == "12"
+    assert cells("_ + 1").value == "13"
+    assert cells("({a: [1, {b: 'x'}]})").value == "{ a: [ 1, { b: 'x' } ] }"
+    assert cells("new Three()").value == "Three {}"
+    assert cells("undefined").value is None and cells("let six = 6").value is None
+
+
+def test_top_level_await(cells: Cells) -> None:
+    assert cells("const waited = await new Promise(done => setTimeout(() => done(7), 10)); waited").value == "7"
+    assert cells("waited + 1").value == "8"
+    assert cells("(await import('path')).basename('/a/b')").value == "'b'"
+
+
+def test_console_goes_to_the_streams(cells: Cells) -> None:
+    result = cells("console.table([{a: 1}]); console.error('err'); process.stdout.write('é'.repeat(100_000)); 0")
+    assert "│ (index) │ a │" in result.stdout and result.stdout.count("é") == 100_000
+    assert result.stderr == "err\n"
+
+
+def test_errors_have_the_cells_lines_and_none_of_ours(cells: Cells) -> None:
+    error = cells("function bad() {\n  throw new TypeError('no')\n}\nbad()").error
+    assert error is not None and (error.name, error.message) == ("TypeError", "no")
+    assert "throw new TypeError('no')" in error.traceback and ":2" in error.traceback
+    assert LIVE not in error.traceback and "node:" not in error.traceback
+    syntax = cells("let broken = ;").error
+    assert syntax is not None and syntax.name == "SyntaxError" and "let broken = ;" in syntax.traceback
+    unfinished = cells("function (").error
+    assert unfinished is not None and unfinished.name == "SyntaxError"
+    thrown = cells("throw {plain: 1}").error
+    assert thrown is not None and thrown.message == "{ plain: 1 }"
+    rejected = cells("await Promise.reject(new RangeError('late'))").error
+    assert rejected is not None and rejected.name == "RangeError"
+
+
+def test_exit_is_an_error_of_the_cell(cells: Cells) -> None:
+    error = cells("process.exit(3)").error
+    assert error is not None and (error.name, error.message) == ("ProcessExit", "3")
+    assert cells("1").value == "1"
+
+
+def test_what_callbacks_raise_later_is_printed(cells: Cells) -> None:
+    first = cells("setTimeout(() => { throw new Error('after') }, 1); Promise.reject(new Error('nobody')); 0")
+    printed, deadline = first.stderr, time.monotonic() + 10
+    while ("after" not in printed or "nobody" not in printed) and time.monotonic() < deadline:
+        printed += cells("await new Promise(done => setTimeout(done, 20))").stderr
+    assert "Error: after" in printed and "Error: nobody" in printed
+
+
+@pytest.mark.parametrize("code", ["while (true) {}", "await new Promise(() => {})"])
+def test_a_cell_past_its_time_is_interrupted_and_the_state_stays(cells: Cells, code: str) -> None:
+    cells("var kept = 11")
+    with pytest.raises(errors.ExecutionTimeout):
+        cells(f"console.log('so far');\n{code}", timeout=0.7)
+    assert cells("kept").value == "11"
+
+
+def test_variables_and_long_values(cells: Cells) -> None:
+    cells("const text = 'x'.repeat(5000); let list = [1, 2]")
+    found = cells.variables()
+    assert found["list"] == "[ 1, 2 ]" and len(found["text"]) == 1000 and "console" not in found
+    assert len(cells("[...Array(100).keys()].map(n => 'é'.repeat(9000))").value or "") > 800_000
+    assert cells(f"'{'ü' * 700_000}'.length").value == "700000"
+
+
+def test_a_crash_ends_the_session() -> None:
+    cells = Cells(node_worker())
+    with pytest.raises(errors.SessionEnded):
+        cells("process.kill(process.pid, 'SIGKILL')\nwhile (true) {}")
+    cells.close()
