@@ -60,6 +60,61 @@ async def test_a_client_works_in_its_sandbox(way: str, url: str) -> None:
                 await client.read_resource(uri)
 
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+SHOWS = f"""
+class Image:
+    def _repr_png_(self):
+        import base64
+        return base64.b64decode("{PIXEL}")
+Image()
+"""
+
+
+@pytest.mark.parametrize("way", ["stdio", "http"])
+async def test_code_remembers_and_shows(way: str, url: str) -> None:
+    async with connected(way, url) as client:
+        await call(client, "run_code", code="x = 41")
+        assert (await call(client, "run_code", code="x + 1"))["value"] == "42"
+        failed = await call(client, "run_code", code="x / 0")
+        assert failed["exit_code"] == 1
+        assert "ZeroDivisionError" in failed["stderr"]
+        assert (await call(client, "run_code", code="x", timeout_secs=30))["value"] == "41"
+        late = await call(client, "run_code", code="import time\nwhile True: time.sleep(0.1)", timeout_secs=1)
+        assert late["status"] == "timeout"
+        assert (await call(client, "run_code", code="x"))["value"] == "41"
+        assert (await call(client, "run_code", code="print(input())", stdin="in"))["stdout"] == "in\n"
+        shown = await client.call_tool("run_code", {"code": SHOWS})
+        (image,) = (block for block in shown.content if block.type == "image")
+        assert (image.mime_type, image.data) == ("image/png", PIXEL)
+        died = await call(client, "run_code", code="import os; os._exit(3)")
+        assert (died["status"], died["fault"]) == ("error", "guest")
+        assert "the variables are gone" in died["stderr"]
+        assert "NameError" in (await call(client, "run_code", code="x"))["stderr"]
+        await call(client, "run_code", code="x = 1")
+        assert "NameError" in (await call(client, "run_code", code="x", restart=True))["stderr"]
+
+
+async def test_state_can_be_declined(url: str) -> None:
+    async with connected("stdio", url, "--stateless") as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert "restart" not in tools["run_code"].input_schema["properties"]
+        await call(client, "run_code", code="x = 41")
+        assert "NameError" in (await call(client, "run_code", code="x"))["stderr"]
+
+
+@pytest.mark.attack("PT-09")
+async def test_a_cancelled_cell_ends_and_its_variables_stay(url: str) -> None:
+    marker = f"warmcell-{secrets.token_hex(8)}"
+    async with connected("http", url) as client:
+        await call(client, "run_code", code="x = 41")
+        code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 300; echo {marker}'])"
+        running = asyncio.create_task(client.call_tool("run_code", {"code": code, "timeout_secs": 300}))
+        await until(lambda: processes_with(marker))
+        running.cancel()
+        await until(lambda: not processes_with(marker))
+        assert (await call(client, "run_code", code="x"))["value"] == "41"
+
+
 async def test_clients_have_sandboxes_of_their_own(url: str) -> None:
     async with connected("http", url) as first, connected("http", url) as second:
         await call(first, "write_file", path="mine", content="x")
@@ -137,7 +192,7 @@ async def test_refusals_are_logged_to_clients_that_listen(url: str) -> None:
 
     async with connected("stdio legacy", url, "--allow-domain", "a.example", logging_callback=hear) as client:
         code = "import urllib.request as u\nu.urlopen('http://b.example/', timeout=10)"
-        answer = await call(client, "run_code", code=code)
+        answer = await call(client, "run_code", code=code, stdin="")
         assert answer["denials"][0]["hint"]
         await until(lambda: heard)
         assert heard[0].level == "warning"

@@ -40,7 +40,7 @@ from warmcell.sandbox.backend_adapters import (
     no_live_cage,
     with_limits,
 )
-from warmcell.sandbox.opening import Opening, session_language, session_starter
+from warmcell.sandbox.opening import Opening, session_language, session_languages, session_starter
 from warmcell.sandbox.operations import Operations
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
@@ -363,15 +363,19 @@ class AsyncSandbox:
         self._operations.check_open()
         return self._guest.capabilities()
 
-    def tools(self, *, max_text: int = 30_000, languages: Sequence[str] | None = None) -> Toolset:
+    def tools(
+        self, *, max_text: int = 30_000, languages: Sequence[str] | None = None, stateful: bool = True
+    ) -> Toolset:
         """Tools for a model, as callables with JSON schemas: code, commands, files, patches (docs/tools.md).
 
-        `max_text` caps what a model sees of each stream; `languages` narrows what it may run.
+        `max_text` caps what a model sees of each stream; `languages` narrows what it may run. With `stateful`,
+        variables stay from one `run_code` to the next, in the languages that have sessions.
         """
         from warmcell.sandbox.tools.toolset import ToolCalls, make_toolset
 
         self._operations.check_open()
-        calls = ToolCalls(self, self._settings["timeout"], max_text, languages)
+        remembering = session_languages(self._guest) if stateful else ()
+        calls = ToolCalls(self, self._settings["timeout"], max_text, languages, remembering)
         return make_toolset(calls.definitions, calls.answer, is_async=True)
 
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:

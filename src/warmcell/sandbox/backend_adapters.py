@@ -203,6 +203,10 @@ class ProcessGuest:
     def capabilities(self) -> BackendCapabilities:
         return self._backend.capabilities()
 
+    @property
+    def has_live_cage(self) -> bool:
+        return hasattr(self._backend, "live_cage")
+
     async def live_cage(self) -> LiveCage:
         """One of this sandbox's own, that stays."""
         opens = getattr(self._backend, "live_cage", None)

@@ -181,14 +181,17 @@ class Sandbox:
         """What this sandbox can run on this host, and what really holds in it."""
         return self._async.capabilities()
 
-    def tools(self, *, max_text: int = 30_000, languages: Sequence[str] | None = None) -> Toolset:
+    def tools(
+        self, *, max_text: int = 30_000, languages: Sequence[str] | None = None, stateful: bool = True
+    ) -> Toolset:
         """Tools for a model, as callables with JSON schemas: code, commands, files, patches (docs/tools.md).
 
-        `max_text` caps what a model sees of each stream; `languages` narrows what it may run.
+        `max_text` caps what a model sees of each stream; `languages` narrows what it may run. With `stateful`,
+        variables stay from one `run_code` to the next, in the languages that have sessions.
         """
         from warmcell.sandbox.tools.toolset import make_toolset
 
-        tools = self._async.tools(max_text=max_text, languages=languages)
+        tools = self._async.tools(max_text=max_text, languages=languages, stateful=stateful)
         return make_toolset(tools.definitions, functools.partial(portal.call, tools.call), is_async=False)
 
     processes = _blocking(AsyncSandbox.processes)

@@ -50,6 +50,11 @@ def session_language(backend: str, language: str) -> str:
     return name
 
 
+def session_languages(guest: object) -> tuple[str, ...]:
+    """Those in which such a guest has sessions without any program of the host's."""
+    return ("python", "command") if getattr(guest, "has_live_cage", False) else ()
+
+
 def session_starter(
     live_cage: Callable[[], Awaitable[LiveCage]],
     language: str,

@@ -30,7 +30,9 @@ def mcp(arguments: Namespace) -> int:
         hint = "pip install 'warmcell[mcp]'"
         raise BackendUnavailable(f"the MCP server needs the package {error.name!r}", hint=hint) from None
     make = _maker(arguments)
-    made = server.make_server(make, _languages(arguments.language), is_http=arguments.http)
+    made = server.make_server(
+        make, _languages(arguments.language), is_http=arguments.http, is_stateful=not arguments.stateless
+    )
     if not arguments.http:
         asyncio.run(transports.serve_stdio(made))
         return OK

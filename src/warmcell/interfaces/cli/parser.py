@@ -189,6 +189,7 @@ def _add_mcp(commands: argparse._SubParsersAction[Parser]) -> None:
     mcp.add_argument(
         "--language", metavar="NAME", action="append", default=[], help="offer this one (default: all of this host)"
     )
+    mcp.add_argument("--stateless", action="store_true", help="keep no variables from one run_code to the next")
     mcp.add_argument("--work-dir", metavar="DIR", help="a directory to work in (default: a private one)")
     mcp.add_argument("--policy", metavar="FILE", help="what code may do, as a .toml or .json file")
     mcp.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")

@@ -30,8 +30,9 @@ class Client:
 class Clients:
     """All clients of one server. `make` gives a sandbox that has not begun."""
 
-    def __init__(self, make: Callable[[], AsyncSandbox], languages: Sequence[str] | None) -> None:
+    def __init__(self, make: Callable[[], AsyncSandbox], languages: Sequence[str] | None, is_stateful: bool) -> None:
         self._make = make
+        self._is_stateful = is_stateful
         self._languages = languages
         self._begun: dict[str, asyncio.Task[Client]] = {}
 
@@ -69,7 +70,7 @@ class Clients:
     async def _begin(self) -> Client:
         sandbox = self._make()
         await sandbox.start()
-        return Client(sandbox, sandbox.tools(languages=self._languages))
+        return Client(sandbox, sandbox.tools(languages=self._languages, stateful=self._is_stateful))
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

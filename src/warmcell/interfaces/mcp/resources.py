@@ -54,5 +54,16 @@ async def read_resource(client: Client, uri: str) -> types.TextResourceContents 
     return types.TextResourceContents(uri=uri, mime_type=_mime(path) or "text/plain", text=text)
 
 
+async def read_image(client: Client, output: dict[str, str]) -> types.ImageContent | None:
+    """What a cell showed, if it is an image that could be kept."""
+    if "path" not in output:
+        return None
+    try:
+        raw = await client.sandbox.read_file(output["path"], max_bytes=MAX_BYTES)
+    except SandboxError:  # too large for a message, or gone already: its path is in the answer
+        return None
+    return types.ImageContent(type="image", data=base64.b64encode(raw).decode(), mime_type=output["mime"])
+
+
 def _mime(path: str) -> str | None:
     return mimetypes.guess_type(path)[0]

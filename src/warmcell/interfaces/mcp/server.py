@@ -28,13 +28,17 @@ _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "
 
 
 def make_server(
-    make_sandbox: Callable[[], AsyncSandbox], languages: Sequence[str] | None = None, *, is_http: bool = False
+    make_sandbox: Callable[[], AsyncSandbox],
+    languages: Sequence[str] | None = None,
+    *,
+    is_http: bool = False,
+    is_stateful: bool = True,
 ) -> Server[Clients]:
     """A server whose clients each get a sandbox from `make_sandbox`."""
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[Clients]:
-        clients = Clients(make_sandbox, languages)
+        clients = Clients(make_sandbox, languages, is_stateful)
         try:
             yield clients
         finally:
@@ -81,7 +85,7 @@ async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types
         async with Progress(context, total) as progress:
             answer = await to_the_end(client.tools.call(params.name, arguments, progress.hear))
     await _log(context, answer)
-    return _as_result(answer)
+    return await _as_result(client, answer)
 
 
 async def _list_resources(context: Any, _: object) -> types.ListResourcesResult:
@@ -138,9 +142,12 @@ def _as_tool(definition: Definition) -> types.Tool:
     )
 
 
-def _as_result(answer: dict[str, Any]) -> types.CallToolResult:
-    """The answer as structure and as text, with links to what was left in the work directory."""
+async def _as_result(client: Client, answer: dict[str, Any]) -> types.CallToolResult:
+    """The answer as structure and as text, with its images, and links to what was left in the work directory."""
     blocks: list[Any] = [types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))]
+    for output in answer.get("outputs", []):
+        image = await resources.read_image(client, output)
+        blocks += [image] if image is not None else []
     for path in answer.get("full_output", {}).values():
         blocks.append(types.ResourceLink(type="resource_link", name=path, uri=resources.uri_of(path)))
     return types.CallToolResult(content=blocks, structured_content=answer, is_error=answer["status"] != "success")

@@ -6,12 +6,13 @@ import logging
 from typing import Any
 
 from warmcell.core.door_text import cap, explain, in_guest_terms
-from warmcell.core.errors import ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError
+from warmcell.core.errors import ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError, SessionEnded
 from warmcell.core.lines import one_line
 from warmcell.core.types import MIB, ExecResult
 
 MAX_TEXT = 30_000
 MAX_DENIALS = 20
+_CARRIES_RESULT = (ExecutionTimeout, MemoryExceeded, FuelExhausted, SessionEnded)
 _log = logging.getLogger("warmcell.tool")
 
 
@@ -34,7 +35,7 @@ def failure(error: Exception, max_text: int = MAX_TEXT) -> dict[str, Any]:
     """`status` is `timeout`, `memory_exceeded` or `error`; `fault` says whose it was."""
     if isinstance(error, ExecutionTimeout):
         return _stopped("timeout", error, error.result, error.timeout, max_text)
-    if isinstance(error, MemoryExceeded | FuelExhausted):
+    if isinstance(error, MemoryExceeded | FuelExhausted | SessionEnded):
         status = "memory_exceeded" if isinstance(error, MemoryExceeded) else "error"
         return _stopped(status, error, error.result, 0.0, max_text)
     if isinstance(error, SandboxError):
@@ -47,7 +48,7 @@ def failure(error: Exception, max_text: int = MAX_TEXT) -> dict[str, Any]:
 
 def partial_result(error: Exception) -> ExecResult | None:
     """What a run had printed that a limit ended."""
-    return error.result if isinstance(error, ExecutionTimeout | MemoryExceeded | FuelExhausted) else None
+    return error.result if isinstance(error, _CARRIES_RESULT) else None
 
 
 def milliseconds(seconds: float) -> int:
@@ -71,7 +72,7 @@ def _stopped(
     answer: dict[str, Any] = {
         "status": status,
         "stdout": stdout,
-        "stderr": f"{stderr}{separator}{error.message}",
+        "stderr": f"{stderr}{separator}{explain(error)}",
         "duration_ms": milliseconds(result.duration),
         "fault": error.fault,
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.door_text import cap
 from warmcell.core.types import ExecResult
+from warmcell.sandbox.tools import cells
 from warmcell.sandbox.tools.answers import failure, partial_result, success
 from warmcell.sandbox.tools.kept_output import KeptOutput
 from warmcell.workspace.files import DirEntry
@@ -21,14 +22,20 @@ OnOutput = Callable[[str, str], object]
 
 
 class Calls:
-    """The tools of one sandbox, one method each, named as the tool is."""
+    """The tools of one sandbox, one method each, named as the tool is. `remembering`: languages with an interpreter
+    that stays.
+    """
 
-    def __init__(self, sandbox: AsyncSandbox, max_text: int) -> None:
+    def __init__(self, sandbox: AsyncSandbox, max_text: int, remembering: Sequence[str] = ()) -> None:
         self._sandbox = sandbox
         self._max_text = max_text
         self._kept = KeptOutput(sandbox, max_text)
+        self._interpreters = cells.Interpreters(sandbox)
+        self._remembering = tuple(remembering)
 
     async def run_code(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
+        if args["language"] in self._remembering and args["stdin"] is None:
+            return await self._cell(args, on_output)
         run = self._sandbox.run(
             args["code"],
             args["language"],
@@ -37,6 +44,21 @@ class Calls:
             **_listeners(on_output),
         )
         return await self._answer(run)
+
+    async def _cell(self, args: dict[str, Any], on_output: OnOutput | None) -> dict[str, Any]:
+        run = self._interpreters.run(
+            args["language"],
+            args["code"],
+            float(args["timeout_secs"]),
+            restart=bool(args["restart"]),
+            **_listeners(on_output),
+        )
+        try:
+            cell = await run
+        except Exception as error:
+            return failure(error, self._max_text) | await self._kept.keep(partial_result(error))
+        told = await cells.answer(cell, self._sandbox, self._max_text)
+        return told | await self._kept.keep(cells.as_run(cell))
 
     async def run_command(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
         run = self._sandbox.sh(

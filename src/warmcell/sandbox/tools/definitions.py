@@ -30,14 +30,25 @@ class Definition:
 
 
 def definitions(
-    capabilities: BackendCapabilities, timeout_secs: float, has_ports: bool, only: Sequence[str] | None = None
+    capabilities: BackendCapabilities,
+    timeout_secs: float,
+    has_ports: bool,
+    only: Sequence[str] | None = None,
+    remembering: Sequence[str] = (),
 ) -> list[Definition]:
-    """What a sandbox of such capabilities offers, in the order in which a model should see it. `only`: languages."""
+    """What a sandbox of such capabilities offers, in the order in which a model should see it.
+
+    `only`: of these languages; `remembering`: those with an interpreter that stays from call to call.
+    """
     languages = [str(name) for name in capabilities.supported_languages if name != "wasm"]
     if only is not None:
         languages = [name for name in only if name in languages]
     timeout = _number("Seconds after which it is stopped.", MIN_TIMEOUT, MAX_TIMEOUT, _default(timeout_secs))
-    tools = [_run_code(languages, timeout, capabilities)] if languages else []
+    tools = (
+        [_run_code(languages, timeout, capabilities, [name for name in languages if name in remembering])]
+        if languages
+        else []
+    )
     if "command" in languages:
         tools.append(_run_command(timeout))
     tools += _file_tools()
@@ -59,20 +70,31 @@ def _default(seconds: float) -> int:
     return int(min(max(seconds, MIN_TIMEOUT), MAX_TIMEOUT))
 
 
-def _run_code(languages: Sequence[str], timeout: dict[str, Any], capabilities: BackendCapabilities) -> Definition:
-    language = _text("What the code is written in.", enum=languages, default=languages[0])
+def _run_code(
+    languages: Sequence[str], timeout: dict[str, Any], capabilities: BackendCapabilities, remembering: Sequence[str]
+) -> Definition:
+    where = f"in the work directory /work, with {network_words(capabilities)}"
+    words = f"Each run starts afresh {where}; files stay, variables do not. "
+    more: dict[str, Any] = {}
+    if remembering:
+        words = (
+            f"Code runs {where}. In {' and '.join(remembering)} variables, imports and definitions stay from call to "
+            "call, and the value of the last line is returned; with stdin, and in other languages, each run starts "
+            "afresh. Files always stay. "
+        )
+        more["restart"] = {"type": "boolean", "description": "Forget the variables first.", "default": False}
     return Definition(
         "run_code",
         "Run code",
-        f"Run a program in a sandbox and return its output. Languages: {', '.join(languages)}. Each run starts afresh "
-        f"in the work directory /work, with {network_words(capabilities)}; files stay, variables do not. A non-zero "
+        f"Run a program in a sandbox and return its output. Languages: {', '.join(languages)}. {words}A non-zero "
         "exit_code is a result, not a failure of the tool. Print what you want to see.",
         _object(
             ["code"],
             code=_text("The whole program."),
-            language=language,
+            language=_text("What the code is written in.", enum=languages, default=languages[0]),
             stdin=_text("What the program reads from standard input."),
             timeout_secs=timeout,
+            **more,
         ),
         _RUN_ANSWER,
     )
@@ -183,6 +205,9 @@ _RUN_ANSWER = _answer(
     exit_code=_INTEGER,
     signal=_INTEGER,
     duration_ms=_INTEGER,
+    execution_count=_INTEGER,
+    value=_STRING,
+    outputs={"type": "array", "items": {"type": "object", "additionalProperties": _STRING}},
     full_output={"type": "object", "additionalProperties": _STRING},
     denials={"type": "array", "items": {"type": "object", "additionalProperties": _STRING}},
     usage={"type": "object"},

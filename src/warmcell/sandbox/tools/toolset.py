@@ -103,12 +103,14 @@ class ToolCalls:
         timeout_secs: float,
         max_text: int = MAX_TEXT,
         languages: Sequence[str] | None = None,
+        remembering: Sequence[str] = (),
     ) -> None:
         if isinstance(max_text, bool) or not isinstance(max_text, int) or max_text < 100:
             raise InvalidRequest("must be a whole number of at least 100 characters", field="max_text")
-        found = definitions(sandbox.capabilities(), timeout_secs, hasattr(sandbox, "expose"), languages)
+        has_ports = hasattr(sandbox, "expose")
+        found = definitions(sandbox.capabilities(), timeout_secs, has_ports, languages, remembering)
         self._by_name = {definition.name: definition for definition in found}
-        self._calls = Calls(sandbox, max_text)
+        self._calls = Calls(sandbox, max_text, remembering)
         self._max_text = max_text
 
     @property
