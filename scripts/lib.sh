@@ -69,7 +69,8 @@ find_python() {
 make_venv() {
     # A venv whose interpreter is gone or older (a moved checkout, an upgraded Python) is made anew.
     is_usable_python "$2/bin/python" || "$1" -m venv --clear "$2"
-    "$2/bin/python" -m pip install -q --disable-pip-version-check -e '.[test]'
+    # Most of what is installed is never imported, so nothing is compiled ahead.
+    "$2/bin/python" -m pip install -q --no-compile --disable-pip-version-check -e '.[test]'
 }
 
 # How pip is set up here, by files and by the environment, as a file for somebody else: where the index is differs from
