@@ -88,15 +88,16 @@ def _words(path: str) -> str:
 def _mounts(path: str) -> Dict[str, bool]:
     mounts: Dict[str, bool] = {}
     for line in kernel_files.read(path).split("\n")[:-1]:
-        mount, _, filesystem = line.partition(" - ")
-        fields = mount.split(" ", 6)
-        options = (*fields[5].split(","), *filesystem.rpartition(" ")[2].split(","))
-        mounts[_unescape(fields[4])] = "ro" not in options
+        fields = line.split(" ")  # whatever has a space in it is written without
+        # Options of the mount, and, last, those of its file system.
+        mounts[_unescape(fields[4])] = ",ro," not in f",{fields[5]},{fields[-1]},"
     return mounts
 
 
 def _unescape(text: str) -> str:
     """Spaces and the like are written as octal. By hand: importing a codec would need files that may not be here."""
+    if "\\" not in text:
+        return text
     head, *rest = text.split("\\")
     return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 

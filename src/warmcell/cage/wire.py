@@ -22,6 +22,10 @@ MAX_PACKET = 512 * 1024
 #: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.
 SHORT_PACKET = 96 * 1024
 _MAX_DESCRIPTORS = 128
+#: As plain numbers: in a zygote, arithmetic with `socket`'s own touches a dozen pages, to be copied for every guest.
+_SOCKET, _RIGHTS, _CLOEXEC = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(socket.MSG_CMSG_CLOEXEC)
+_CONTROL_CUT, _PAYLOAD_CUT = int(socket.MSG_CTRUNC), int(socket.MSG_TRUNC)
+_ROOM = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 def send_packet(
@@ -29,7 +33,7 @@ def send_packet(
 ) -> None:
     """What a user has in flight is compared with how many descriptors the sender may open."""
     payload = json.dumps(message, separators=(",", ":")).encode()
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    rights = [(_SOCKET, _RIGHTS, array.array("i", descriptors))] if descriptors else []
     try:
         channel.sendmsg([payload], rights, flags)
     except OSError as error:
@@ -66,17 +70,16 @@ def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict
 
 def receive_bytes(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[bytes, List[int]]:
     """The same, as it came."""
-    size = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-    payload, rights, flags, _ = channel.recvmsg(most, size, socket.MSG_CMSG_CLOEXEC)
+    payload, rights, flags, _ = channel.recvmsg(most, _ROOM, _CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in rights:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level == _SOCKET and kind == _RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     # The kernel hands over as many as there is room for and drops the others; which is which nobody can tell.
-    if flags & socket.MSG_CTRUNC:
+    if flags & _CONTROL_CUT:
         close_all(descriptors)
         raise PacketCut(errno.EMFILE, "there was no room for the descriptors of a packet")
-    if flags & socket.MSG_TRUNC:
+    if flags & _PAYLOAD_CUT:
         close_all(descriptors)
         raise PacketCut(errno.EMSGSIZE, f"a packet had more than {most} bytes")
     if not payload:

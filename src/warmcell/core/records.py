@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from dataclasses import field as field
     from dataclasses import replace as replace
 else:
+    from operator import attrgetter
+
     _NEEDED = object()
+
+    def _no_values(record):
+        return ()
 
     class field:  # noqa: N801  # a function there, and used like one here
         """How one field differs from the plain `name: type = default`."""
@@ -44,6 +49,7 @@ else:
             "__init__": _first_use,
             "__match_args__": positional,
             "__record_fields__": fields,
+            "__record_values__": attrgetter(*fields) if fields else _no_values,
             "__dataclass_fields__": _Standard("__dataclass_fields__"),
             "__dataclass_params__": _Standard("__dataclass_params__"),
             "__signature__": _Signature(),
@@ -122,7 +128,8 @@ else:
             return Signature(parameters)
 
     def _values(record):
-        return tuple([getattr(record, name) for name in record.__record_fields__])
+        values = record.__record_values__(record)
+        return values if len(record.__record_fields__) > 1 else (values,)
 
     def _equal(self, other):
         return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented

@@ -56,9 +56,9 @@ def join(calls: CallList, init: Value, network: str) -> None:
     calls.call("setns", init, flags_for(network) & ~CLONE_NEWPID)
 
 
-def send_children_to(process: int) -> None:
-    """The children that are forked from now on are in that process's pid namespace."""
-    call("setns", process, CLONE_NEWPID)
+def send_children_to(calls: CallList, process: Value) -> None:
+    """The children that are forked from then on are in that process's pid namespace."""
+    calls.call("setns", process, CLONE_NEWPID)
 
 
 def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID, inside_gid: int = GUEST_GID) -> None:

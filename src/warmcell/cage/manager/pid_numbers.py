@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
-from ..linux import call_list, namespaces
+from ..linux import call_list
 from ..linux.call_list import CallList
+from ..linux.namespaces import CLONE_NEWPID
+from ..linux.syscalls import call
 
 _own = -1
 
@@ -25,7 +27,7 @@ def next_pid(process: int) -> int:
     calls.call("exit", 0)
     prepared = calls.prepare(())
     try:
-        namespaces.send_children_to(process)
+        call("setns", process, CLONE_NEWPID)
     except OSError:  # it has just ended
         return 0
     try:
@@ -33,7 +35,7 @@ def next_pid(process: int) -> int:
     except OSError:
         return 0
     finally:
-        namespaces.send_children_to(_own)
+        call("setns", _own, CLONE_NEWPID)
     os.waitpid(asked.pid, 0)
     os.close(asked.pidfd)
     return prepared.result(number)

@@ -21,7 +21,7 @@ from ..failure import CageError
 from ..guest import recipe
 from ..guest.job import await_job, rehearse
 from ..linux import call_list, namespaces, pages
-from ..linux.call_list import CallList
+from ..linux.call_list import CallList, Value
 from ..linux.owned import close_all
 from ..linux.syscalls import MACHINE, prctl
 from ..wire import FORK_ANSWER, FORK_ORDER, receive_bytes, send_packet
@@ -71,8 +71,12 @@ class _Zygote:
 
             self._keeper = keeper
         hide_modules()
-        self._fork = _Fork(tells_modules=bool(order.get("site") or order.get("preload")))
+        self._fork = _Fork(bool(order.get("site") or order.get("preload")), self._is_caging)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        come_back = CallList(1)
+        come_back.part("return to own namespace")
+        namespaces.send_children_to(come_back, Value(0))
+        self._come_back = come_back.prepare([self._own_pids])
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         if order.get("spares"):
             gc.collect()
@@ -113,7 +117,7 @@ class _Zygote:
     ) -> Optional[Callable[..., Callable[[], None]]]:
         """In the new process: what it is to do. Here None, and the manager has been told."""
         if not self._is_caging:
-            pid = self._fork()
+            pid = self._fork(self._own_pids)
             if pid == 0:
                 return functools.partial(_be_keeper, self._keeper, steps, may_exec, descriptors)
             self._channel.send(FORK_ANSWER.pack(pid))
@@ -121,10 +125,9 @@ class _Zygote:
         given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
         # Before the fork: what is made after it is made by copying pages.
         prepared = steps.prepare(given)
-        namespaces.send_children_to(given.init)
         pid = -1
         try:
-            pid = self._fork()
+            pid = self._fork(given.init)
         finally:
             if pid:
                 self._return()
@@ -135,8 +138,8 @@ class _Zygote:
 
     def _return(self) -> None:
         try:
-            namespaces.send_children_to(self._own_pids)
-        except OSError:
+            self._come_back.run()
+        except CageError:
             os._exit(_ASTRAY)  # every later guest would be forked into the wrong namespace
 
 
@@ -172,7 +175,7 @@ class _Fork:
     of forks, and where any were loaded that we do not know, everything is done as Python does it.
     """
 
-    def __init__(self, tells_modules: bool) -> None:
+    def __init__(self, tells_modules: bool, is_caging: bool) -> None:
         self._tells_modules = tells_modules
         # libc remembers its thread by number, and the kernel can put the new one where it looks.
         place = ctypes.c_void_p()
@@ -184,13 +187,16 @@ class _Fork:
             pass
         address = place.value or 0
         arguments = (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)
-        calls = CallList()
+        calls = CallList(1)
         calls.part("fork guest")
+        if is_caging:
+            namespaces.send_children_to(calls, Value(0))
         self._pid = calls.call("clone", *arguments)
-        self._clone = calls.prepare(())
+        self._clone = calls.prepare((-1,))
 
-    def __call__(self) -> int:
-        """As `os.fork`."""
+    def __call__(self, where: int) -> int:
+        """As `os.fork`, into the pid namespace of the process that `where` is, if we are caging."""
+        self._clone.values[0] = where
         if not self._tells_modules:
             return self._fork()
         ctypes.pythonapi.PyOS_BeforeFork()
