@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.contract.test_python_like_python import bare_python, check_same_as_bare
 
-from warmcell import ProcessBackend
+from warmcell import ExecRequest, Language, ProcessBackend, SandboxPolicyBuilder
 
 __all__ = ["bare_python"]
 
@@ -185,3 +186,15 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_the_end_is_the_same(name: str, native: ProcessBackend, bare_python: str, tmp_path: Path) -> None:
     check_same_as_bare(PROGRAMS[name], native, bare_python, tmp_path)
+
+
+@pytest.mark.needs("gcc", "user namespaces")
+def test_a_library_that_the_program_brings_has_the_last_word(tmp_path: Path) -> None:
+    """Where it brings none, the process ends without asking any."""
+    source = '#include <unistd.h>\n__attribute__((destructor)) static void end(void) { write(1, "bye\\n", 4); }'
+    library = tmp_path / "library.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-xc", "-", "-o", library], input=source, text=True, check=True)
+    with ProcessBackend(policy=SandboxPolicyBuilder().allow_read(tmp_path).build()) as backend:
+        for _ in range(3):  # the last from a cell that waited
+            request = ExecRequest(Language.PYTHON, f"import ctypes; ctypes.CDLL({str(library)!r})", 30)
+            assert backend.execute_blocking(request).stdout == "bye\n"

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import weakref
-from importlib.machinery import SourceFileLoader
+from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
 from itertools import compress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 
@@ -55,11 +55,24 @@ def prepare(with_site, preload):
     for name in _ASK_FOR_NO_THREADS:
         os.environ.pop(name, None)
     _environment.update(os.environ)
+    if not with_site and not preload:
+        _plain_end.append(_place_of_next_library())
     compile("", "main.py", "exec")  # the first call makes a hundred classes
     running = len(os.listdir("/proc/self/task"))
     if running > 1:
         return f"{', '.join(preload)} started {running - 1} thread(s), which a fork cannot carry over"
     return ""
+
+
+def _place_of_next_library():
+    """Behind the last one in the loader's list, which <link.h> describes: address, name, section, next, previous."""
+    pointer = ctypes.sizeof(ctypes.c_void_p)
+    library = ctypes.PyDLL(None)._handle
+    while True:
+        place = ctypes.c_void_p.from_address(library + 3 * pointer)
+        if place.value is None:
+            return place
+        library = place.value
 
 
 def _directory_for_settings():
@@ -261,7 +274,10 @@ def _write_report(code_dir):
 
 _MOST_BLOCKS = 300_000  # more than this is not worth listing: freeing it is what takes the time
 _HAS_COLLECTOR = 1 << 14  # Py_TPFLAGS_HAVE_GC
-_exit_process = ctypes.PyDLL(None).exit  # unlike os._exit, writes what C code has buffered
+_exit_process = ctypes.PyDLL(None).exit  # unlike os._exit, lets libraries say their last word
+_write_buffers_of_c = ctypes.PyDLL(None).fflush
+#: Where no preload brought any: the place where the loader notes the next library.
+_plain_end = []
 _mro_of = type.__dict__["__mro__"].__get__  # a metaclass may have its own ideas about attributes
 _dict_of = type.__dict__["__dict__"].__get__
 _start = {}
@@ -359,7 +375,15 @@ def _end_at_once(status):
     if status == _INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    if _has_no_library_a_last_word():
+        _write_buffers_of_c(None)
+        os._exit(status)
     _exit_process(status)
+
+
+def _has_no_library_a_last_word():
+    """Those of a plain interpreter do nothing at their end, on thirty pages; the guest has brought no other."""
+    return _plain_end and _plain_end[0].value is None
 
 
 def _end_as_any_interpreter(status):

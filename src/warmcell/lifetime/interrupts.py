@@ -6,8 +6,9 @@ somebody owns it, or with a lock just taken. So while a run goes on, an interrup
 
 from __future__ import annotations
 
+# Not `signal`: what that adds is an enumeration of every answer, which takes longer than all the rest of this.
+import _signal  # type: ignore[import-not-found]
 import _thread
-import signal
 import threading
 
 from warmcell.lifetime.run import Run
@@ -28,15 +29,15 @@ class Interrupts:
 
     def __enter__(self) -> None:
         is_main = _thread.get_ident() == threading.main_thread().ident
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._hear)
+        if is_main and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            _signal.signal(_signal.SIGINT, self._hear)
             self._is_heard = True
 
     def __exit__(self, *_: object) -> None:
         if not self._is_heard:
             return
-        if signal.getsignal(signal.SIGINT) == self._hear:  # else a guest's callback or the like has its own by now
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if _signal.getsignal(_signal.SIGINT) == self._hear:  # else a guest's callback or the like has its own by now
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         if self._count:
             raise KeyboardInterrupt
 
@@ -44,5 +45,5 @@ class Interrupts:
         """In a thread: whatever lock cancelling takes, the main thread may be holding it at this very moment."""
         self._count += 1
         if self._count >= _INSISTENT:
-            signal.default_int_handler(number, None)
+            _signal.default_int_handler(number, None)
         _thread.start_new_thread(self._run.cancel, ())

@@ -6,7 +6,7 @@ import _imp
 import ctypes
 import signal
 import sys
-from importlib.machinery import SourceFileLoader
+from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
 from types import ModuleType
 
 from ..failure import CageError, step
@@ -34,6 +34,7 @@ def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleTyp
 
 def load_what_many_import() -> None:
     """Modules of the standard library that programs begin with, and that we ourselves do without."""
+    import importlib.machinery  # noqa: F401
     import typing  # noqa: F401
 
 
