@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from warmcell.sandbox.blocking import Sandbox as Sandbox
     from warmcell.sandbox.oneshot import arun as arun
     from warmcell.sandbox.oneshot import run as run
+    from warmcell.sandbox.ports import AsyncExposedPort as AsyncExposedPort
+    from warmcell.sandbox.ports import ExposedPort as ExposedPort
     from warmcell.sandbox.processes import AsyncProcess as AsyncProcess
     from warmcell.sandbox.processes import Process as Process
     from warmcell.sandbox.processes import ProcessInfo as ProcessInfo
@@ -145,6 +147,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.sandbox.oneshot": ("arun", "run"),
     "warmcell.policy.builder": ("SandboxPolicyBuilder",),
     "warmcell.policy.model": ("AccessMode", "AllowedPath", "NetworkRule", "SandboxPolicy"),
+    "warmcell.sandbox.ports": ("AsyncExposedPort", "ExposedPort"),
     "warmcell.sandbox.processes": ("AsyncProcess", "Process", "ProcessInfo", "PtySize"),
     "warmcell.sandbox.session": ("AsyncSession", "Session"),
     "warmcell.sessions.cell_results": ("CellError", "CellResult", "DisplayData"),

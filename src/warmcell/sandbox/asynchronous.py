@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
     from warmcell.sandbox.live import LiveSide
+    from warmcell.sandbox.ports import AsyncExposedPort
     from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
     from warmcell.sandbox.session import AsyncSession
     from warmcell.sandbox.tools.toolset import Toolset
@@ -139,8 +140,9 @@ class AsyncSandbox:
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
         self._live: LiveSide | None = None
-        #: What ends with the sandbox and is no operation: watches and exposed ports, as long as somebody has them.
-        self._doors: weakref.WeakSet[Door] = weakref.WeakSet()
+        #: What ends with the sandbox and is no operation: exposed ports, and watches as long as somebody has them.
+        self._watches: weakref.WeakSet[Door] = weakref.WeakSet()
+        self._ports: set[Door] = set()
         disk_mb = effective_limits(policy or SandboxPolicy()).disk_mb
         self._workspace = Workspace(
             work_dir, self._settings["mounts"], track_changes=track_changes, disk_mb=disk_mb, work_path=work_path
@@ -341,6 +343,21 @@ class AsyncSandbox:
         self._sessions.add(session)
         return session
 
+    async def expose(self, port: int, host_port: int = 0) -> AsyncExposedPort:
+        """Carries connections to a port of the host's loopback (`host_port`, or any) to that port in the live cage.
+
+        Whether anybody listens there is found by each connection. Nothing but this port can be reached through it.
+        """
+        from warmcell.sandbox.ports import AsyncExposedPort, checked_port, listening
+
+        guest_port, host_port = checked_port("port", port, 1), checked_port("host_port", host_port, 0)
+        cage, side = await self._live_cage(), self._live_side()
+        most = cage.world.effective.limits.open_files // 3  # each takes two of the agent's
+        begin = functools.partial(listening, side.current, guest_port, host_port, most)
+        made = AsyncExposedPort(await self._operations.run(in_thread(begin)), guest_port, self._ports.discard)
+        self._ports.add(made)
+        return made
+
     def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> AsyncWatch:
         """What happens to files from now on, as an iterator of `FileEvent`s; it ends with `close` or the sandbox.
 
@@ -350,7 +367,7 @@ class AsyncSandbox:
 
         self._operations.check_open()
         made = AsyncWatch(self._workspace.watch(path, recursive=recursive))
-        self._doors.add(made)
+        self._watches.add(made)
         return made
 
     async def available_tools(self) -> list[str]:
@@ -466,7 +483,7 @@ class AsyncSandbox:
         return await self._operations.run(in_thread(begin_and_work))
 
     async def _end(self) -> None:
-        for door in tuple(self._doors):
+        for door in (*self._watches, *self._ports):
             await door.aclose()
         await self._operations.close()
         for session in tuple(self._sessions):

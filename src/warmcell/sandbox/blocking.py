@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from warmcell.core.types import BackendCapabilities, Limits
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy
+    from warmcell.sandbox.ports import ExposedPort
     from warmcell.sandbox.session import AsyncSession, Session
     from warmcell.sandbox.tools.toolset import Toolset
     from warmcell.sandbox.watches import AsyncWatch, Watch
@@ -164,6 +165,15 @@ class Sandbox:
     snapshot = _blocking(AsyncSandbox.snapshot)
     restore = _blocking(AsyncSandbox.restore)
     destroy = _blocking(AsyncSandbox.destroy)
+
+    def expose(self, port: int, host_port: int = 0) -> ExposedPort:
+        """Carries connections to a port of the host's loopback (`host_port`, or any) to that port in the live cage.
+
+        Whether anybody listens there is found by each connection. Nothing but this port can be reached through it.
+        """
+        from warmcell.sandbox.ports import ExposedPort
+
+        return ExposedPort(portal.call(self._async.expose, port, host_port))
 
     def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> Watch:
         """What happens to files from now on, as an iterator of `FileEvent`s; it ends with `close` or the sandbox.

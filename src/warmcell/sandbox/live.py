@@ -51,6 +51,11 @@ class LiveSide:
                 self._cage.ended.add_done_callback(lambda _: loop.call(self.table.forget_pipes))
             return self._cage
 
+    def current(self) -> LiveCage | None:
+        """The one that lives, if there is one. From any thread."""
+        cage = self._cage
+        return cage if cage is not None and cage.is_alive else None
+
     async def start(
         self,
         argv: Sequence[str],

@@ -194,6 +194,16 @@ class LiveCage:
             owned.give(ours.fileno())
         return ours
 
+    def begin_connecting(self, port: int) -> tuple[socket.socket, Future[Message]]:
+        """`connect` for who cannot wait: our end, and the answer, which has an "error" where nobody takes it."""
+        self._calls += 1
+        with Descriptors() as owned:
+            ours, theirs = owned.socketpair(socket.SOCK_STREAM)
+            answer = self._conversation.ask("connect", [theirs], port=port)
+            owned.close_only(theirs)
+            owned.give(ours.fileno())
+        return ours, answer
+
     def ask_of(self, pid: int, op: str, **fields: Any) -> None:
         """Something about a program that may have ended by now."""
         self._answer(op, pid=pid, **fields)

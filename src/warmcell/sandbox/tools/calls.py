@@ -111,7 +111,7 @@ class Calls:
         return {"status": "success", "changes": [{"path": item.path, "kind": item.kind} for item in changes]}
 
     async def expose_port(self, args: dict[str, Any]) -> dict[str, Any]:
-        port = await self._sandbox.expose(args["port"])  # type: ignore[attr-defined]
+        port = await self._sandbox.expose(args["port"])
         plain = {"url": port.url, "host": port.host, "port": port.port, "guest_port": port.guest_port}
         return {"status": "success"} | plain
 

@@ -1,0 +1,260 @@
+"""A port of the guest's on the host's loopback: every connection is carried into the live cage, both ways.
+
+Nothing of the host goes into the cage but bytes: what the guest holds is one end of a local pair of sockets, never the
+connection itself, which it could turn elsewhere.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from warmcell.lifetime.descriptors import Descriptors, host_failure, is_shortage
+from warmcell.lifetime.ownership import own
+from warmcell.sessions.loop import READ, WRITE, Loop
+from warmcell.sessions.web_guard import REFUSAL, is_let_in
+
+LOOPBACK = "127.0.0.1"
+#: Beyond these, connections wait to be accepted.
+MOST_CONNECTIONS = 512
+_MOST_WAITING = 1 << 18
+_CHUNK = 1 << 16
+_PAUSE_SECONDS = 0.1
+
+#: Our end of a new way into the guest, and the answer to it; None where there is no guest.
+Connect = Callable[[], tuple[socket.socket, Future[dict[str, Any]]] | None]
+
+
+class PortListener:
+    """Listens from the moment that it is made, in a thread of its own, until `close`. In a fork it is over."""
+
+    def __init__(self, connect: Connect, port: int, most: int = MOST_CONNECTIONS) -> None:
+        self._connect, self._most = connect, most
+        self._links: set[_Link] = set()
+        self._owned = Descriptors()
+        with self._owned:
+            try:
+                self._listener = _listening(self._owned, port)
+            except OSError as error:
+                raise host_failure(error, f"listen on port {port} of {LOOPBACK}") from None
+            self.port: int = self._listener.getsockname()[1]
+            self._loop = Loop("warmcell-port")
+        self._is_closed = False
+        self._is_paused = True
+        self._loop.call(self._update)
+        self._loop.start()
+        own(self)
+
+    def close(self) -> None:
+        """Ends every connection, and waits until nothing of it is left. May be called twice."""
+        self._loop.call(self._end)
+        self._loop.join()
+
+    def abandon(self) -> None:
+        """In a fork: the copies of its sockets are gone by now."""
+        self._is_closed = True
+        for link in self._links:
+            link.close_sockets()
+
+    # ---- in the loop's thread ----
+
+    def _update(self) -> None:
+        """Whether more can be taken now."""
+        has_room = len(self._links) < self._most and not self._is_closed
+        if has_room and self._is_paused:
+            self._loop.watch(self._listener.fileno(), READ, self._accept)
+        elif not has_room and not self._is_paused:
+            self._loop.forget(self._listener.fileno())
+        self._is_paused = not has_room
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if is_shortage(error):  # it would be told again at once, and without end
+                self._pause()
+            return
+        self._links.add(_Link(self._loop, client, self._connect, self._forget))
+        self._update()
+
+    def _pause(self) -> None:
+        self._loop.forget(self._listener.fileno())
+        self._is_paused = True
+        self._loop.call_later(_PAUSE_SECONDS, self._update)
+
+    def _forget(self, link: _Link) -> None:
+        self._links.discard(link)
+        self._update()
+
+    def _end(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._update()
+        for link in tuple(self._links):
+            link.close()
+        self._owned.close()
+        self._loop.end()
+
+
+def _listening(owned: Descriptors, port: int) -> socket.socket:
+    kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    made = owned.opened(lambda: socket.socket(socket.AF_INET, kind).detach())
+    listener = owned.take_socket(made)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((LOOPBACK, port))
+    listener.listen(1024)
+    return listener
+
+
+class _Link:
+    """One connection and its way into the guest."""
+
+    def __init__(self, loop: Loop, client: socket.socket, connect: Connect, on_closed: Callable[[_Link], None]) -> None:
+        self._loop, self._on_closed = loop, on_closed
+        self._client = client
+        self._guest: socket.socket | None = None
+        self._lanes: list[_Lane] = []
+        self._is_closed = False
+        client.setblocking(False)
+        with suppress(OSError):  # it may be gone already
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            begun = connect()
+        except OSError:
+            begun = None
+        if begun is None:
+            loop.call(self._refuse)
+            return
+        self._guest, answer = begun
+        self._guest.setblocking(False)
+        answer.add_done_callback(self._when_answered)
+
+    def _when_answered(self, answer: Future[dict[str, Any]]) -> None:
+        """In the thread of the cage."""
+        if not self._loop.call(lambda: self._answered(answer)):
+            self.close_sockets()
+
+    def _answered(self, answer: Future[dict[str, Any]]) -> None:
+        if self._is_closed or self._guest is None:
+            return
+        if answer.exception() is not None or "error" in answer.result():
+            self._refuse()
+            return
+        inward = _Lane(self._client, self._guest, is_guarded=True)
+        self._lanes = [inward, _Lane(self._guest, self._client)]
+        self._turn()
+
+    def _turn(self) -> None:
+        for lane in self._lanes:
+            lane.move()
+        if any(lane.is_refused for lane in self._lanes):
+            self._turn_away()
+        elif all(lane.is_over for lane in self._lanes):
+            self.close()
+        else:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Without events a descriptor is let go of: one that was hung up would be told again and again."""
+        for end in (self._client, self._guest):
+            assert end is not None
+            events = 0
+            for lane in self._lanes:
+                events |= READ if lane.source is end and lane.wants_more else 0
+                events |= WRITE if lane.target is end and lane.has_to_pass_on else 0
+            if events:
+                self._loop.watch(end.fileno(), events, self._turn)
+            else:
+                self._loop.forget(end.fileno())
+
+    def _turn_away(self) -> None:
+        with suppress(OSError):
+            self._client.send(REFUSAL.encode())
+            self._client.shutdown(socket.SHUT_WR)
+        self.close()
+
+    def _refuse(self) -> None:
+        """As a port where nobody listens: reset, not an end that might be taken for an empty answer."""
+        with suppress(OSError):
+            self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        for end in (self._client, self._guest):
+            if end is not None and end.fileno() >= 0:
+                self._loop.forget(end.fileno())
+        self.close_sockets()
+        self._on_closed(self)
+
+    def close_sockets(self) -> None:
+        self._is_closed = True
+        self._client.close()
+        if self._guest is not None:
+            self._guest.close()
+
+
+class _Lane:
+    """One way. The end of the source is told to the target; the way back stays open."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, *, is_guarded: bool = False) -> None:
+        self.source, self.target = source, target
+        self._waiting = bytearray()
+        #: Until its first bytes have shown what it is.
+        self._is_guarded = is_guarded
+        self._is_open = True
+        self.is_refused = False
+        self.is_over = False
+
+    @property
+    def wants_more(self) -> bool:
+        return self._is_open and not self.is_over and len(self._waiting) < _MOST_WAITING
+
+    @property
+    def has_to_pass_on(self) -> bool:
+        return bool(self._waiting) and not self._is_guarded and not self.is_over
+
+    def move(self) -> None:
+        if self.wants_more:
+            self._fill()
+        if self._is_guarded and self._waiting:
+            self._look()
+        if self.has_to_pass_on:
+            self._drain()
+        if not self._is_open and not self.has_to_pass_on and not self.is_over:
+            self.is_over = True
+            with suppress(OSError):  # the other side is gone as a whole
+                self.target.shutdown(socket.SHUT_WR)
+
+    def _fill(self) -> None:
+        try:
+            data = self.source.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:  # reset
+            data = b""
+        self._waiting += data
+        self._is_open = bool(data)
+
+    def _look(self) -> None:
+        verdict = is_let_in(bytes(self._waiting))
+        self.is_refused = verdict is False or (verdict is None and not self._is_open)
+        self._is_guarded = verdict is None
+
+    def _drain(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: self.target.send(self._waiting, socket.MSG_NOSIGNAL)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._waiting.clear()
+            self._is_open = False

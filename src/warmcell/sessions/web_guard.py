@@ -1,0 +1,62 @@
+"""Which connections to an exposed port are let in: not those that a web page of elsewhere can make. Pure module.
+
+A page can have its own name lead to 127.0.0.1 (DNS rebinding) and then speaks to the port as to its own server; its
+browser says so in `Host`. It can also open a WebSocket to the port by address; its browser says so in `Origin`.
+Browsers speak HTTP and nothing else, so what is no HTTP is carried as it is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+#: The head of a request, at most. Browsers send it at once.
+MOST_HEAD = 1 << 16
+#: As a browser begins one: a method, which a page may make up, and a path.
+_REQUEST = re.compile(rb"[\w!#$%&'*+.^`|~-]{1,64} /", re.ASCII)
+_HTTP_1 = re.compile(rb"HTTP/1\.\d\r?$")
+_END = re.compile(rb"\r?\n\r?\n")
+
+REFUSAL = (
+    "HTTP/1.1 421 Misdirected Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    "this port answers to localhost and 127.0.0.1 only\n"
+)
+
+
+def is_let_in(data: bytes) -> bool | None:
+    """By the first bytes of a connection; None while more of them are needed."""
+    if not _REQUEST.match(data):
+        return True
+    line, has_line, _ = data.partition(b"\n")
+    if not has_line:
+        return None if len(data) < MOST_HEAD else False
+    if not _HTTP_1.search(line):
+        return True
+    end = _END.search(data)
+    if end is None:
+        return None if len(data) < MOST_HEAD else False
+    return _are_loopback(data[len(line) + 1 : end.start()].split(b"\n"))
+
+
+def _are_loopback(lines: list[bytes]) -> bool:
+    """All that the headers say of where the request is meant for, and where it comes from."""
+    for line in lines:
+        name, _, value = line.partition(b":")
+        text = value.strip().decode("latin-1")
+        if name.strip().lower() == b"host" and not is_loopback(text):
+            return False
+        if name.strip().lower() == b"origin" and not is_loopback(text.partition("://")[2]):
+            return False
+    return True
+
+
+def is_loopback(authority: str) -> bool:
+    """Whether `name`, `name:port` or `[address]:port` can mean this machine only, whatever a name server says."""
+    bracketed = re.fullmatch(r"\[([^\]]*)\](:\d+)?", authority)
+    name = bracketed[1] if bracketed else re.sub(r":\d*$", "", authority)
+    if name.lower() == "localhost" or name.lower().endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,280 @@
+"""`sandbox.expose`: connections to a port of the host's loopback reach that port of the guest's, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from warmcell import (
+    AsyncSandbox,
+    ExposedPort,
+    FakeBackend,
+    InvalidRequest,
+    Sandbox,
+    SandboxDestroyed,
+    SandboxError,
+    SessionEnded,
+)
+from warmcell.sessions.web_guard import MOST_HEAD, is_let_in, is_loopback
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
+
+#: Echoes each connection in capitals until its end is told, then says so; on 8001 a secret. Ready when it prints.
+SERVER = """
+import asyncio
+async def echo(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data.upper())
+        await writer.drain()
+    writer.write(b"<end>")
+    writer.close()
+async def other(reader, writer):
+    writer.write(b"another service")
+    writer.close()
+async def main():
+    await asyncio.start_server(echo, "127.0.0.1", 8000, backlog=512)
+    await asyncio.start_server(other, "127.0.0.1", 8001)
+    print("ready", flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as made:
+        made.write_file("server.py", SERVER)
+        serve(made)
+        yield made
+
+
+def serve(sandbox: Sandbox) -> None:
+    process = sandbox.spawn(["python3", "server.py"])
+    heard = ""
+    for event in process.output():
+        heard += event.data.decode()
+        if "ready" in heard:
+            return
+    raise AssertionError(process.wait())
+
+
+@pytest.fixture(scope="module")
+def port(sandbox: Sandbox) -> Iterator[ExposedPort]:
+    with sandbox.expose(8000) as made:
+        yield made
+
+
+def dial(port: ExposedPort) -> socket.socket:
+    return socket.create_connection((port.host, port.port), timeout=30)
+
+
+def all_of(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_what_it_says_of_itself(port: ExposedPort) -> None:
+    assert (port.host, port.guest_port, port.url) == ("127.0.0.1", 8000, f"http://127.0.0.1:{port.port}")
+
+
+def test_both_ways_and_half_closed(port: ExposedPort) -> None:
+    with dial(port) as connection:
+        connection.sendall(b"one ")
+        assert connection.recv(100) == b"ONE "
+        connection.sendall(b"two")
+        connection.shutdown(socket.SHUT_WR)
+        assert all_of(connection) == b"TWO<end>"
+
+
+def test_more_than_any_buffer_holds(port: ExposedPort) -> None:
+    """The reader is slow: the writer is held back, and every byte arrives once and in order."""
+    import threading
+
+    data = bytes(range(97, 123)) * 200_000
+    with dial(port) as connection:
+        writer = threading.Thread(target=lambda: (connection.sendall(data), connection.shutdown(socket.SHUT_WR)))
+        writer.start()
+        time.sleep(0.2)
+        assert all_of(connection) == data.upper() + b"<end>"
+        writer.join()
+
+
+def test_a_thousand_connections(port: ExposedPort) -> None:
+    with contextlib.ExitStack() as opened:
+        together = [opened.enter_context(dial(port)) for _ in range(200)]
+        for number, connection in enumerate(together):
+            connection.sendall(b"c%d" % number)
+        assert [connection.recv(100) for connection in together] == [b"C%d" % number for number in range(200)]
+    for _ in range(800):
+        with dial(port) as connection:
+            connection.sendall(b"x")
+            assert connection.recv(10) == b"X"
+
+
+def test_a_websocket_and_events_pass_as_they_come(port: ExposedPort) -> None:
+    head = b"GET /chat HTTP/1.1\r\nHost: localhost:%d\r\nUpgrade: websocket\r\nOrigin: http://127.0.0.1:5173\r\n\r\n"
+    with dial(port) as connection:
+        connection.sendall(head % port.port)
+        assert connection.recv(1000).startswith(b"GET /CHAT HTTP/1.1")
+        for frame in (b"\x81\x05hello", b"\x82\x00"):
+            connection.sendall(frame)
+            assert connection.recv(100) == frame.upper()
+
+
+@pytest.mark.attack("S2-31")
+def test_a_page_of_elsewhere_is_turned_away(port: ExposedPort) -> None:
+    """Its name leads to 127.0.0.1 by now; its browser still says the name."""
+    for head in (b"Host: evil.example:%d\r\n" % port.port, b"Host: localhost\r\nOrigin: http://evil.example\r\n"):
+        with dial(port) as connection:
+            connection.sendall(b"POST / HTTP/1.1\r\n" + head)
+            time.sleep(0.05)
+            connection.sendall(b"Content-Length: 6\r\n\r\nsecret")
+            with contextlib.suppress(ConnectionResetError):
+                said = all_of(connection)
+                assert said.startswith(b"HTTP/1.1 421 ") and b"SECRET" not in said
+
+
+@pytest.mark.attack("S2-31")
+def test_it_listens_on_loopback_alone(port: ExposedPort) -> None:
+    with open("/proc/net/tcp", encoding="ascii") as table:
+        rows = [row.split()[1] for row in table if row.split()[1].endswith(f":{port.port:04X}") and " 0A " in row]
+    assert rows == [f"0100007F:{port.port:04X}"]
+    with open("/proc/net/tcp6", encoding="ascii") as table:
+        assert not any(row.split()[1].endswith(f":{port.port:04X}") and " 0A " in row for row in table)
+
+
+@pytest.mark.attack("S2-31")
+def test_another_sandbox_does_not_reach_it(port: ExposedPort) -> None:
+    code = f"""
+import socket
+for host in ("127.0.0.1", "::1", "localhost"):
+    try: print(socket.create_connection((host, {port.port}), 3).recv(10))
+    except OSError: print("refused")
+"""
+    with Sandbox() as other:
+        assert other.run(code).stdout == "refused\n" * 3
+    with dial(port) as connection:
+        connection.sendall(b"still there")
+        assert connection.recv(100) == b"STILL THERE"
+
+
+@pytest.mark.attack("S2-31")
+def test_nothing_but_that_port(sandbox: Sandbox, port: ExposedPort) -> None:
+    with dial(port) as connection:
+        connection.sendall(b"CONNECT 127.0.0.1:8001 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert b"another service" not in all_of(connection)
+    with sandbox.expose(8001) as other, dial(other) as connection:
+        assert all_of(connection) == b"another service"
+
+
+def test_where_nobody_listens_the_connection_is_reset(sandbox: Sandbox) -> None:
+    with sandbox.expose(8999) as port, pytest.raises(ConnectionResetError), dial(port) as connection:
+        connection.recv(10)
+
+
+def test_a_port_that_is_taken_or_no_port(sandbox: Sandbox, port: ExposedPort) -> None:
+    with pytest.raises(SandboxError, match=f"listen on port {port.port}"):
+        sandbox.expose(8000, host_port=port.port)
+    for guest_port, host_port in ((0, 0), (65536, 0), (True, 0), (8000, -1), ("8000", 0)):
+        with pytest.raises(InvalidRequest):
+            sandbox.expose(guest_port, host_port)  # type: ignore[arg-type]
+    with Sandbox(backend=FakeBackend()) as fake, pytest.raises(InvalidRequest, match="keeps nothing running"):
+        fake.expose(8000)
+
+
+def test_it_ends_with_close_and_its_connections_with_it(sandbox: Sandbox) -> None:
+    port = sandbox.expose(8000)
+    connection = dial(port)
+    connection.sendall(b"a")
+    assert connection.recv(10) == b"A"
+    port.close()
+    port.close()
+    with contextlib.suppress(ConnectionResetError):
+        assert connection.recv(10) == b""
+    connection.close()
+    with pytest.raises(ConnectionRefusedError):
+        dial(port)
+
+
+def test_it_ends_with_the_sandbox_and_outlives_a_cage() -> None:
+    with Sandbox() as sandbox:
+        sandbox.write_file("server.py", SERVER)
+        serve(sandbox)
+        port = sandbox.expose(8000)
+        with contextlib.suppress(SessionEnded):
+            sandbox.spawn("kill -9 -1").wait()
+        deadline = time.monotonic() + 30
+        while sandbox._async._live is not None and sandbox._async._live.current() is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.raises(ConnectionResetError), dial(port) as connection:
+            connection.recv(10)
+        serve(sandbox)
+        with dial(port) as connection:
+            connection.sendall(b"again")
+            assert connection.recv(10) == b"AGAIN"
+    with pytest.raises(ConnectionRefusedError):
+        dial(port)
+    with pytest.raises(SandboxDestroyed):
+        sandbox.expose(8000)
+
+
+async def test_the_async_twin() -> None:
+    async with AsyncSandbox() as sandbox:
+        async with await sandbox.expose(8000) as port:
+            assert port.url == f"http://127.0.0.1:{port.port}"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((port.host, port.port), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("authority", "is_ours"),
+    [
+        *(
+            (name, True)
+            for name in ("localhost", "localhost:80", "LOCALHOST", "app.localhost:1", "127.0.0.1", "127.9.9.9:1")
+        ),
+        *((name, True) for name in ("[::1]", "[::1]:8000")),
+        *(
+            (name, False)
+            for name in ("", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "0.0.0.0")
+        ),
+        *(
+            (name, False)
+            for name in ("10.0.0.1:80", "[::]", "2130706433", "127.1", "evil.example:127", "localhost@evil", "null")
+        ),
+    ],
+)
+def test_what_can_mean_this_machine_only(authority: str, is_ours: bool) -> None:
+    assert is_loopback(authority) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict"),
+    [
+        (b"\x16\x03\x01", True),
+        (b"SSH-2.0-client\r\n", True),
+        (b"HELO mail", True),
+        (b"still /there", None),
+        (b"still /there\n", True),
+        (b"X-ANY / HTTP/1.1\r\nHost: a\r\n\r\n", False),
+        (b"PING", True),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\n", None),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n", None),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", False),
+        (b"GET / HTTP/1.0\n\n", True),
+        (b"get / HTTP/1.1\nhost:a\n\n", False),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: a\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nHost: a", True),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\n\r\n", False),
+        (b"GET /" + b"a" * MOST_HEAD, False),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * MOST_HEAD, False),
+    ],
+)
+def test_the_first_bytes_decide(data: bytes, verdict: bool | None) -> None:
+    assert is_let_in(data) is verdict
