@@ -99,6 +99,9 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-WA-3": Proof("WA-15 WA-17"),
     "WC-WA-4": Proof("WA-17 S2-40"),
     "WC-WA-5": Proof("S2-34 S2-37"),
+    "WC-LV-1": Proof("S2-31"),
+    "WC-LV-2": Proof("", ("tests/live/test_attacks.py::test_nothing_of_the_callers_environment_is_inside",)),
+    "WC-LV-3": Proof("", ("tests/live/test_cage.py::test_who_kills_the_agent_ends_its_own_cage_only",)),
 }
 
 

@@ -64,6 +64,8 @@ class LaunchPlan(NamedTuple):
     #: New processes and exec. Without it, threads still work.
     allow_spawn: bool = False
     watch: Watch = Watch()
+    #: Whether there are terminals: a devpts of the cage's own.
+    terminals: bool = False
     #: Where a worker leaves note of the paths that its program was refused; "": nowhere.
     report_path: str = ""
 

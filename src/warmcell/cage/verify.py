@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from .failure import CageError
+from .guest.root import TERMINALS
 from .linux import kernel_files, namespaces
 from .plan import LaunchPlan
 from .records import NamedTuple
@@ -149,6 +150,7 @@ def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
 def _mount_problems(facts: Facts, plan: LaunchPlan) -> List[str]:
     writable = {bind.target for bind in plan.binds if bind.writable}
     writable |= {path for path, _ in plan.scratch_dirs}
+    writable |= {TERMINALS} if plan.terminals else set()
     readable = {bind.target for bind in plan.binds} | {"/"}
     found = [f"nothing is mounted at {point}" for point in sorted((readable | writable) - set(facts.mounts))]
     for point, is_writable in facts.mounts.items():

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from warmcell.backends.output_callbacks import OnText, Texts
-from warmcell.core.errors import ExecutionTimeout, InvalidRequest
+from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SessionEnded
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.lifetime.portal import Visits, portal
@@ -103,8 +103,10 @@ class AsyncProcess:
         await self._ask(lambda: self._process.program.signal(number))
 
     async def kill(self) -> None:
-        """Ends it and everything that it started. Nothing happens where it has ended."""
-        await self._ask(self._process.program.kill)
+        """Ends it and everything that it started, also what it left running when it ended."""
+        self._operations.check_open()
+        with suppress(SessionEnded):  # everything ended with its cage
+            await self._operations.run(in_thread(self._process.program.kill))
 
         async def gone() -> None:
             with suppress(TimeoutError):
@@ -181,7 +183,7 @@ class AsyncProcess:
                 await texts.hear(event)
             await texts.finish()
         except Exception:
-            await in_thread(self._process.program.kill)
+            self._process.program.kill_soon()
             raise
 
     def __repr__(self) -> str:
@@ -225,7 +227,7 @@ class Process:
         portal.call(self._async.signal, number)
 
     def kill(self) -> None:
-        """Ends it and everything that it started. Nothing happens where it has ended."""
+        """Ends it and everything that it started, also what it left running when it ended."""
         portal.call(self._async.kill)
 
     def wait(self, timeout: float | None = None) -> ExecResult:

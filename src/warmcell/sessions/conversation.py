@@ -17,6 +17,8 @@ from warmcell.sessions.frames import Decoder, FrameError, encode
 from warmcell.sessions.loop import READ, WRITE, Loop
 
 Message = dict[str, Any]
+#: What an agent has to say is short; reading long things takes the time and memory of everybody here.
+_MOST_HEARD = 16 * 1024
 
 
 class ConversationOver(Exception):
@@ -48,7 +50,7 @@ class Conversation:
     ) -> None:
         self._loop, self._control = loop, control
         self._on_event, self._on_over = on_event, on_over
-        self._decoder = Decoder()
+        self._decoder = Decoder(_MOST_HEARD)
         self._numbers = count(1)
         self._waiting: dict[int, tuple[Future[Message], Callable[[Message], None] | None]] = {}
         self._outgoing: list[_Outgoing] = []
@@ -121,19 +123,23 @@ class Conversation:
             self._outgoing.pop(0)
 
     def _hear(self) -> None:
-        messages: list[Message] = []
         try:
             data = self._control.recv(1 << 16)
-            messages = self._decoder.feed(data)
         except BlockingIOError:
-            return
-        except FrameError as error:
-            self.end(f"its agent sent {error}")
             return
         except OSError:
             data = b""
-        if not data:
+        if data:
+            self.hear_bytes(data)
+        else:
             self.end("")
+
+    def hear_bytes(self, data: bytes) -> None:
+        """What came, from whomever."""
+        try:
+            messages = self._decoder.feed(data)
+        except FrameError as error:
+            self.end(f"its agent sent {error}")
             return
         for message in messages:
             self._take(message)

@@ -29,7 +29,8 @@ def encode(message: dict[str, Any]) -> bytes:
 class Decoder:
     """Takes bytes as they come, from somebody hostile; gives whole messages, every one an object."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
@@ -38,7 +39,7 @@ class Decoder:
         messages = []
         while len(self._buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer)
-            if size > MOST_BYTES:
+            if size > self._most_bytes:
                 raise FrameError(f"a frame of {size} bytes")
             end = _LENGTH.size + size
             if len(self._buffer) < end:
@@ -48,9 +49,13 @@ class Decoder:
         return messages
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # NaN and the infinities are no JSON
+
+
 def _message(payload: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(payload)
+        message = json.loads(payload, parse_constant=_refuse)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise FrameError("a frame that is no JSON") from None
     if not isinstance(message, dict):

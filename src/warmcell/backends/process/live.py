@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack, suppress
+from itertools import count
 from typing import Any
 
 from warmcell.backends.process.world import World
@@ -34,6 +35,7 @@ _ANSWER_SECONDS = 60.0
 _LAST_WORDS_MS = 10_000
 _MOST_LAST_WORDS = 4096
 IDLE = "it was idle for longer than idle_timeout"
+_MOST_PEAK = 1 << 62
 _FORGED = "something in it spoke in the agent's name"
 
 
@@ -68,8 +70,10 @@ class CageEnd:
 class StartedProgram:
     """One program or worker of a live cage. `ended` has its `Ending`, or the error that the end of the cage is."""
 
-    def __init__(self, cage: LiveCage, pid: int, failure: int) -> None:
+    def __init__(self, cage: LiveCage, pid: int, failure: int, mark: str) -> None:
         self._cage = cage
+        #: What all that it starts has in its environment.
+        self._mark = mark
         #: As the guest sees it.
         self.pid = pid
         #: exec's errno where there was nothing to execute: what runs then only says so, and ends as a shell would.
@@ -90,12 +94,12 @@ class StartedProgram:
         self._cage.ask_of(self.pid, "signal", signal=int(number))
 
     def kill(self) -> None:
-        """Ends it and everything that it started, as far as that can be told from what others started."""
-        self._cage.ask_of(self.pid, "signal", signal=9, tree=True)
+        """Ends it and everything that it started, also where it has ended itself."""
+        self._cage.ask_of(self.pid, "signal", signal=9, tree=True, mark=self._mark)
 
     def kill_soon(self) -> None:
         """The same without waiting for it, for the loop of the cage."""
-        self._cage.ask_soon(self.pid, "signal", signal=9, tree=True)
+        self._cage.ask_soon(self.pid, "signal", signal=9, tree=True, mark=self._mark)
 
     def resize(self, columns: int, rows: int) -> None:
         self._cage.ask_of(self.pid, "resize", pty=[columns, rows])
@@ -123,8 +127,10 @@ class LiveCage:
         self.ended: Future[CageEnd] = Future()
         self.ended.set_running_or_notify_cancel()
         self._programs: dict[int, StartedProgram] = {}
+        self._marks = count(1)
         self._last_words = bytearray()
         self._is_closing = False
+        self._is_ready = False
         self._idle_timeout = idle_timeout
         #: How often it was asked for something: whoever wants to end an idle one looks whether this has changed.
         self._calls = 0
@@ -170,12 +176,13 @@ class LiveCage:
         `descriptors` become its 0, 1, 2 and so on: the guest's ends of what the caller made, and keeps or closes. With
         `pty` (columns, rows) there are two, for what is typed and what is shown. Blocks until it was started.
         """
-        fields: dict[str, Any] = {"cwd": cwd, "env": self.environment(env)}
+        mark = str(next(self._marks))
+        fields: dict[str, Any] = {"cwd": cwd, "env": self.environment(env), "mark": mark}
         fields.update({"worker": worker} if worker else {"argv": list(argv or ())})
         if pty is not None:
             fields["pty"] = list(pty)
         started: list[StartedProgram] = []
-        answer = self._answer("start", descriptors, lambda answer: self._begun(answer, started), **fields)
+        answer = self._answer("start", descriptors, lambda answer: self._begun(answer, mark, started), **fields)
         if "error" in answer:
             raise _refusal(answer, cwd)
         if not started:
@@ -250,7 +257,7 @@ class LiveCage:
 
     # ---- in the loop's thread ----
 
-    def _begun(self, answer: Message, started: list[StartedProgram]) -> None:
+    def _begun(self, answer: Message, mark: str, started: list[StartedProgram]) -> None:
         """Remembered before its end can be told."""
         pid, failure = answer.get("pid"), answer.get("errno")
         if "error" in answer:
@@ -258,7 +265,7 @@ class LiveCage:
         if not isinstance(pid, int) or not isinstance(failure, int) or pid <= 1 or pid in self._programs:
             self._conversation.end(_FORGED)
             return
-        started.append(StartedProgram(self, pid, failure))
+        started.append(StartedProgram(self, pid, failure, mark))
         self._programs[pid] = started[0]
 
     def _begin_idling(self) -> None:
@@ -278,17 +285,18 @@ class LiveCage:
         self.loop.call_later(self._idle_timeout, look)
 
     def _heard(self, message: Message) -> None:
-        if message.get("event") != "ended":
+        if message == {"event": "ready"} and not self._is_ready:
+            self._is_ready = True
             return
         pid, status, cpu, peak = (message.get(name) for name in ("pid", "status", "cpu", "peak"))
         program = self._programs.pop(pid, None) if isinstance(pid, int) else None
-        is_sound = isinstance(status, int) and isinstance(peak, int) and isinstance(cpu, int | float)
+        is_sound = isinstance(status, int) and isinstance(peak, int) and _is_seconds(cpu)
         if program is None or not is_sound:
             self._programs.update({program.pid: program} if program else {})
             self._conversation.end(_FORGED)
         else:
             self._begin_idling()
-            program.ended.set_result(Ending(status & 0xFFFF, max(0.0, float(cpu)), max(0, peak)))  # type: ignore[operator, arg-type, type-var]
+            program.ended.set_result(Ending(status & 0xFFFF, float(cpu), min(max(0, peak), _MOST_PEAK)))  # type: ignore[operator, arg-type, type-var]
 
     def _keep_last_words(self, descriptor: int) -> None:
         """The agent says nothing there, unless it fails."""
@@ -330,6 +338,10 @@ class LiveCage:
             while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
                 self._cell.hear()
         return self._cell.report or {}
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e12
 
 
 def _end_of(report: dict[str, Any], reason: str, last_words: str) -> CageEnd:

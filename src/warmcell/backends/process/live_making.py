@@ -40,7 +40,8 @@ class LiveWorld(World):
         super().__init__(effective, config, Program((), {}, "", runtime_paths=tuple(paths)))
 
     def _compile(self) -> LaunchPlan:
-        return super()._compile()
+        plan = super()._compile()
+        return plan._replace(terminals=True, symlinks=(*plan.symlinks, ("/dev/ptmx", "pts/ptmx")))
 
 
 def _runtime_paths(config: ProcessConfig) -> tuple[str, ...]:

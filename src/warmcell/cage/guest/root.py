@@ -34,6 +34,10 @@ MASKED_PROC = (
     "locks",  # of files that the guest cannot see, held by whoever
 )
 
+#: Where terminals are. How many there may be: all of the host share one number of them.
+TERMINALS = "/dev/pts"
+_MOST_TERMINALS = 64
+
 _ENOENT, _EBADF, _EEXIST = 2, 9, 17
 
 
@@ -60,7 +64,8 @@ def enter_new_tmpfs(place: str) -> None:
 def lay_out(plan: LaunchPlan, trees: Sequence[int], attached: Sequence[Tuple[str, bool]]) -> None:
     """What guests share, in the working directory, with empty places for what each of them adds to its copy."""
     with step("make places"):
-        for path in ("run/scratch", "proc", *(_inside(path) for path, _ in plan.scratch_dirs)):
+        terminals = (_inside(TERMINALS),) if plan.terminals else ()
+        for path in ("run/scratch", "proc", *terminals, *(_inside(path) for path, _ in plan.scratch_dirs)):
             os.makedirs(path, mode=0o755, exist_ok=True)
     shared = [bind for bind in plan.binds if is_shared(bind, plan)]
     with step("attach paths"):
@@ -122,6 +127,8 @@ def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: S
     for tree, (target, is_directory) in zip(trees[1:], attached):  # noqa: B905  # `strict` came after Python 3.9
         _attach(calls, plan, tree, target, is_directory)
     _mount_proc(calls)
+    if plan.terminals:
+        _mount_terminals(calls)
     calls.part("pivot root", "/")
     mounts.pivot_into_working_directory(calls)
 
@@ -179,6 +186,13 @@ def _make_in_list(calls: CallList, parent: Value, path: str, is_directory: bool)
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     made = calls.call("openat", parent, name, flags, 0o600, tolerated=_EEXIST)
     calls.call("close", made, tolerated=_EBADF)
+
+
+def _mount_terminals(calls: CallList) -> None:
+    """An instance of its own: no terminal of anybody else's has a name in here."""
+    calls.part("mount terminals")
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={_MOST_TERMINALS}"
+    mounts.add(calls, "devpts", _inside(TERMINALS), "devpts", MS_NOSUID | MS_NOEXEC, options)
 
 
 def _mount_proc(calls: CallList) -> None:

@@ -112,7 +112,9 @@ _SET_ID_BITS = 0o6000
 _CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then does open() look at its mode
 _CLOSE_RANGE_UNSHARE, _CLONE_FILES = 2, 0x400
 _OF_TERMINALS, _OF_SOCKETS = 0x5400, 0x8900  # the kinds of ioctl that programs need; others are about files
-_TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+#: TIOCSTI and TIOCLINUX put words into others' mouths; TIOCSETD has the kernel load line disciplines, seldom used and
+#: often broken.
+_REFUSED_OF_TERMINALS = (0x5412, 0x541C, 0x5423)
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
 
@@ -132,7 +134,7 @@ def _open_rule(flags: int, mode: int) -> List[Instruction]:
 
 def _plain_ioctl_rule() -> List[Instruction]:
     """Those about files change and tell what Landlock knows nothing of: flags, versions, extents."""
-    rule = [load(argument(1)), *returns_if_equal(_TERMINAL_INJECTION, errno(_EPERM))]
+    rule = [load(argument(1)), *returns_if_equal(_REFUSED_OF_TERMINALS, errno(_EPERM))]
     rule += [Instruction(AND, 0, 0, 0xFF00), *returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW)]
     return [*rule, ret(errno(_ENOTTY))]
 
@@ -234,7 +236,7 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
     """What happens to each call that is not simply allowed."""
     table = {
-        "ioctl": all_but(1, _TERMINAL_INJECTION) if profile.is_caged else _plain_ioctl_rule(),
+        "ioctl": all_but(1, _REFUSED_OF_TERMINALS) if profile.is_caged else _plain_ioctl_rule(),
         "clone": _clone_rule(profile.allow_spawn, NOTIFY),
         "socket": _socket_rule(profile),
         "connect": [ret(NOTIFY)],

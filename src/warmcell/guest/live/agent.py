@@ -58,7 +58,6 @@ class Agent:
         self._batches = []
         self._started = {}
         self._ended = []
-        self._marks = 0
         self._become = None
         self._loop = Loop()
 
@@ -70,7 +69,7 @@ class Agent:
         self._wake = wake
         self._loop.watch(wake, READ, self._reap)
         self._listen()
-        self._send({"event": "ready", "pid": os.getpid()})
+        self._send({"event": "ready"})
         while self._become is None:
             self._loop.turn()
             self._tell_ends()
@@ -141,8 +140,7 @@ class Agent:
     # ---- starting ----
 
     def _op_start(self, request, given):
-        self._marks += 1
-        started = Started(f"{os.getpid()}-{self._marks}")
+        started = Started(request["mark"])
         env = starting.environment(request["env"], started.mark)
         os.chdir(request["cwd"])
         try:
@@ -176,6 +174,8 @@ class Agent:
         except OSError:
             os.close(terminal.master)
             raise
+        finally:
+            os.close(terminal.held)
         typed, shown = (os.dup(descriptor) for descriptor in given)
         started.terminal = terminal.master
         self._relay_terminal(pid, started, starting.out_of_the_way(typed), starting.out_of_the_way(shown))
@@ -205,15 +205,20 @@ class Agent:
     def _op_signal(self, request, given):
         """To the program and its group, as a terminal would; or the end of all that it started."""
         pid, number = request["pid"], request["signal"]
-        started = self._of(pid)
         if request.get("tree"):
-            trees.kill(pid, started.mark)
+            self._kill_tree(pid, request["mark"])
             return {}
+        self._of(pid)
         try:
             os.killpg(pid, number)
         except ProcessLookupError:  # it is about to lead one
             os.kill(pid, number)
         return {}
+
+    def _kill_tree(self, pid, mark):
+        """Also of a program that has ended: its number may then be another's, which is not to be touched."""
+        is_others = pid in self._started and self._started[pid].mark != mark
+        trees.kill(0 if is_others else pid, mark)
 
     def _op_connect(self, request, given):
         """To a port of the cage's own loopback. The answer comes when somebody took the connection."""

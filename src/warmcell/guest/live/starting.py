@@ -13,6 +13,8 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 #: What Python ignores or catches, and a program must find as the kernel set it.
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _FIRST_OWN = 16
+#: Unlock it, and ask for its number: not in `termios` of every Python.
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 
 
 def out_of_the_way(descriptor):
@@ -104,9 +106,11 @@ class Terminal:
 
     def __init__(self, columns, rows):
         self.master = out_of_the_way(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-        fcntl.ioctl(self.master, termios.TIOCSPTLCK, struct.pack("i", 0))
-        (number,) = struct.unpack("i", fcntl.ioctl(self.master, termios.TIOCGPTN, struct.pack("i", 0)))
+        fcntl.ioctl(self.master, _TIOCSPTLCK, struct.pack("i", 0))
+        (number,) = struct.unpack("i", fcntl.ioctl(self.master, _TIOCGPTN, struct.pack("i", 0)))
         self._path = f"/dev/pts/{number}"
+        # Held until the program has it: a terminal that everybody has closed looks to us as if its program had ended.
+        self.held = out_of_the_way(os.open(self._path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
         resize(self.master, columns, rows)
 
     def streams(self):

@@ -2,35 +2,44 @@
 
 import os
 import signal
+import time
 
 MARK = "WARMCELL_PROCESS"
+#: How often to look again where somebody may be in the middle of an exec.
+_QUIET_LOOKS, _PAUSE = 8, 0.002
 
 
 def kill(leader, mark):
     """Stopped first, until nobody new is found: what is stopped starts nothing more."""
-    found = set()
-    while True:
-        new = members(leader, mark) - found
-        if not new:
-            break
+    found, quiet = set(), 0
+    while quiet < _QUIET_LOOKS:
+        members, is_sure = _look(leader, mark)
+        new = members - found
         found |= new
         _signal(new, signal.SIGSTOP)
+        quiet = 0 if new else quiet + 1
+        if is_sure and not new:
+            break
+        time.sleep(0 if new else _PAUSE)
     _signal(found, signal.SIGKILL)
 
 
-def members(leader, mark):
+def _look(leader, mark):
+    """Who belongs to it, and whether that is all: who is in the middle of an exec shows no environment."""
     parents, sessions = {}, {}
     for pid in _pids():
         fields = _fields(pid)
         if fields is not None:
             parents[pid], sessions[pid] = int(fields[1]), int(fields[3])
-    found = {pid for pid in sessions if pid == leader or sessions[pid] == leader or _is_marked(pid, mark)}
+    marks = {pid: _mark_of(pid) for pid in sessions}
+    found = {pid for pid in sessions if (leader and leader in (pid, sessions[pid])) or marks[pid] == mark}
     grown = True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in found} - found
         found |= more
         grown = bool(more)
-    return found - {os.getpid()}
+    orphans = {pid for pid, parent in parents.items() if parent == os.getpid()}
+    return found - {os.getpid()}, all(marks[pid] is not None for pid in orphans - found)
 
 
 def _pids():
@@ -48,12 +57,16 @@ def _fields(pid):
     return fields if fields[0] not in (b"Z", b"X") else None
 
 
-def _is_marked(pid, mark):
+def _mark_of(pid):
+    """ "" where it has none; None where it has no environment at all, by its own wish or for the moment."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
+            words = file.read().split(b"\0")
     except OSError:
-        return False
+        return ""
+    prefix = f"{MARK}=".encode()
+    found = next((word for word in words if word.startswith(prefix)), b"" if words != [b""] else None)
+    return None if found is None else found[len(prefix) :].decode("ascii", "replace")
 
 
 def _signal(pids, number):
