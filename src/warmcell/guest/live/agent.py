@@ -160,6 +160,8 @@ class Agent:
         module = importlib.import_module("warmcell_live." + request["worker"])
         pid = starting.worker(env, request["cwd"], given)
         if pid == 0:
+            self._loop.forget_all()  # nothing of the agent's turn goes on in the worker, which has none of its sockets
+            self._ended.clear()
             self._become = module.main
             return None
         self._started[pid] = started

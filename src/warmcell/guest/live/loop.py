@@ -24,6 +24,10 @@ class Loop:
         if self._callbacks.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
 
+    def forget_all(self):
+        for descriptor in list(self._callbacks):
+            self.forget(descriptor)
+
     def turn(self):
         for descriptor, _ in self._poll.poll():
             callback = self._callbacks.get(descriptor)

@@ -1,0 +1,55 @@
+"""The agent by itself, without a cage around it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import warmcell.guest
+
+pytestmark = pytest.mark.needs("linux")
+
+LIVE = os.path.join(warmcell.guest.__path__[0], "live")
+#: An agent that has the end of a program to tell in the very turn in which it forks a worker.
+_SCRIPT = f"""
+import os, resource, socket, sys
+from types import ModuleType
+package = ModuleType("warmcell_live")
+package.__path__ = [{LIVE!r}]
+sys.modules["warmcell_live"] = package
+from warmcell_live import agent, starting
+probe = sys.modules["warmcell_live.probe"] = ModuleType("warmcell_live.probe")
+probe.main = lambda: os.write(3, b"alive")
+control = socket.socket(fileno=starting.out_of_the_way(int(sys.argv[1])))
+serving = agent.Agent(control)
+serving._ended.append((agent.Started("mark"), 99, 0, resource.getrusage(resource.RUSAGE_SELF)))
+serving.serve()()
+os._exit(0)
+"""
+
+
+def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
+    """It would find the agent's sockets closed, take that for the end of the host, and be gone before its first cell."""
+    from warmcell.sessions.frames import encode
+
+    ours, theirs = socket.socketpair()
+    hears, says = socket.socketpair()
+    with ours, theirs, hears, says:
+        request = {"id": 1, "op": "start", "worker": "probe", "cwd": "/", "env": {}, "descriptors": 4}
+        null = os.open(os.devnull, os.O_RDWR)
+        socket.send_fds(ours, [encode(request)], [null, null, null, says.fileno()])
+        says.close()
+        os.close(null)
+        with subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        ) as process:
+            theirs.close()
+            hears.settimeout(30)
+            try:
+                assert hears.recv(16) == b"alive"
+            finally:
+                process.kill()
