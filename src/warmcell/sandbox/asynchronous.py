@@ -42,6 +42,7 @@ from warmcell.sandbox.backend_adapters import (
 )
 from warmcell.sandbox.opening import Opening, session_language, session_languages, session_starter
 from warmcell.sandbox.operations import Operations
+from warmcell.sandbox.session_fork import check_forkable
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from warmcell.sandbox.session import AsyncSession
     from warmcell.sandbox.tools.toolset import Toolset
     from warmcell.sandbox.watches import AsyncWatch
+    from warmcell.sessions.image import SessionImage
 
 
 class Door(Protocol):
@@ -93,7 +95,8 @@ class AsyncSandbox:
     called twice; every other method raises `SandboxDestroyed` afterwards. `guest_factory` is the seam for tests.
 
     `backend` is a name, or a `ProcessBackend` whose configuration, enforcer and policy are to hold here too.
-    `work_path="host"` shows the work directory where it is on the host, so that absolute paths in it are true.
+    `work_path="host"` shows the work directory where it is on the host, so that absolute paths in it are true. With
+    `forkable`, its Python sessions can be forked.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class AsyncSandbox:
         limits: Limits | None = None,
         idle_timeout: float | None = None,
         work_path: str = WORK,
+        forkable: bool = False,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
@@ -132,6 +136,7 @@ class AsyncSandbox:
             "enforcer": enforcer,
             "idle_timeout": None if idle_timeout is None else check_timeout(idle_timeout, "idle_timeout"),
             "work_path": work_path,
+            "forkable": check_forkable(forkable, work_path),
             "track_changes": track_changes,
             "guest_factory": guest_factory,
         }
@@ -331,15 +336,24 @@ class AsyncSandbox:
         """
         return Opening(lambda: self._operations.run(self._open_session(language, cwd, env)))
 
-    async def _open_session(self, language: str, cwd: AnyPath | None, env: Mapping[str, str] | None) -> AsyncSession:
+    async def _open_session(
+        self, language: str, cwd: AnyPath | None, env: Mapping[str, str] | None, image: SessionImage | None = None
+    ) -> AsyncSession:
         from warmcell.sandbox.session import AsyncSession
 
         name = session_language(self._backend_name, language)
         directory = await self._guest_cwd(cwd)
-        starter = session_starter(self._live_cage, name, self._settings["config"], directory, check_env(env or {}))
-        worker = await in_thread(await starter())
+        own_env = check_env(env or {})
+        is_forkable = self._settings["forkable"] and name == "python"
+        starter = session_starter(
+            self._live_cage, name, self._settings["config"], directory, own_env, is_forkable=is_forkable
+        )
+        start = await starter()
+        worker = await in_thread(start if image is None else functools.partial(start, image=image.sealed()))
         most_bytes = effective_limits(self._settings["policy"] or SandboxPolicy()).output_bytes
-        session = AsyncSession(name, starter, worker, self._settings["timeout"], most_bytes)
+        session = AsyncSession(
+            self, name, own_env, starter, worker, self._settings["timeout"], most_bytes, image.cells if image else 0
+        )
         self._sessions.add(session)
         return session
 

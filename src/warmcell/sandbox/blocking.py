@@ -104,6 +104,7 @@ class Sandbox:
         limits: Limits | None = None,
         idle_timeout: float | None = None,
         work_path: str = WORK,
+        forkable: bool = False,
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
@@ -122,6 +123,7 @@ class Sandbox:
             limits=limits,
             idle_timeout=idle_timeout,
             work_path=work_path,
+            forkable=forkable,
             track_changes=track_changes,
             guest_factory=guest_factory,
         )
@@ -238,7 +240,7 @@ class Sandbox:
         async def opened() -> AsyncSession:
             return await self._async.session(language, cwd=cwd, env=env)
 
-        return Session(portal.call(opened))
+        return Session(portal.call(opened), self)
 
     def fork(self, snapshot: str | None = None) -> Sandbox:
         """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""

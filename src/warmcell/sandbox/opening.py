@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from warmcell.sessions.cell_talk import Worker
 
 #: Finds the sandbox's live cage and says how to start the worker in it, which blocks.
-Starter = Callable[[], Awaitable[Callable[[], "Worker"]]]
+Starter = Callable[[], Awaitable[Callable[..., "Worker"]]]
 
 
 class Opening:
@@ -61,11 +61,13 @@ def session_starter(
     config: ProcessConfig | None,
     cwd: str,
     env: Mapping[str, str],
+    *,
+    is_forkable: bool,
 ) -> Starter:
-    async def starter() -> Callable[[], Worker]:
+    async def starter() -> Callable[..., Worker]:
         from warmcell.backends.process.session_worker import start
         from warmcell.languages.config import ProcessConfig
 
-        return partial(start, await live_cage(), language, config or ProcessConfig(), cwd, env)
+        return partial(start, await live_cage(), language, config or ProcessConfig(), cwd, env, is_forkable=is_forkable)
 
     return starter

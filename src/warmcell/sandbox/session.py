@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from warmcell.backends.output_callbacks import OnText
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
@@ -17,6 +17,10 @@ from warmcell.sessions.cell_results import CellResult, DisplayData
 from warmcell.sessions.cell_talk import Listeners, Worker
 from warmcell.sessions.interpreter import Interpreter
 
+if TYPE_CHECKING:
+    from warmcell.sandbox.asynchronous import AsyncSandbox
+    from warmcell.sandbox.blocking import Sandbox
+
 OnDisplay = Callable[[DisplayData], object]
 OnInput = Callable[[str], object]
 
@@ -24,11 +28,24 @@ OnInput = Callable[[str], object]
 class AsyncSession:
     """Made by `AsyncSandbox.session`. Calls are served in turn; every method may be called from any task."""
 
-    def __init__(self, language: str, starter: Starter, worker: Worker, timeout: float, most_bytes: int) -> None:
+    def __init__(
+        self,
+        sandbox: AsyncSandbox,
+        language: str,
+        env: Mapping[str, str],
+        starter: Starter,
+        worker: Worker,
+        timeout: float,
+        most_bytes: int,
+        cells: int = 0,
+    ) -> None:
+        #: The one whose files it sees. A branch has its own.
+        self.sandbox = sandbox
         self.language = language
+        self._env = env
         self._starter = starter
         self._timeout = timeout
-        self._interpreter = Interpreter(worker, most_bytes)
+        self._interpreter = Interpreter(worker, most_bytes, cells)
 
     @property
     def id(self) -> str:
@@ -71,6 +88,16 @@ class AsyncSession:
         await in_thread(lambda: self._interpreter.end_worker(SessionEnded("it was restarted")))
         await self._interpreter.run(self._interpreter.renewal(await self._starter()))
 
+    async def fork(self, reseed: bool = True) -> AsyncSession:
+        """A second session in a new sandbox (`.sandbox`), with these variables and files, and independent from now on.
+
+        For Python in a `Sandbox(forkable=True)`. What cannot be had twice is refused by name (`InvalidRequest`): other
+        threads, running processes, sockets, generators. With `reseed`, the branch draws other random numbers.
+        """
+        from warmcell.sandbox.session_fork import branch_of
+
+        return await branch_of(self, reseed)
+
     async def close(self) -> None:
         """Ends the interpreter and all that it started. May be called twice."""
         await in_thread(self._interpreter.close)
@@ -97,7 +124,9 @@ class Session:
     Cells are carried out in the thread that calls, without a detour: a round trip costs little more than a pipe's.
     """
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, sandbox: Sandbox) -> None:
+        #: The one whose files it sees. A branch has its own.
+        self.sandbox = sandbox
         self._async = session
         self._interpreter = session._interpreter
         self.language = session.language
@@ -133,6 +162,11 @@ class Session:
     def restart(self) -> None:
         """A new interpreter, without the variables."""
         portal.call(self._async.restart)
+
+    def fork(self, reseed: bool = True) -> Session:
+        """A second session in a new sandbox (`.sandbox`), independent from now on; see `AsyncSession.fork`."""
+        branch = portal.call(self._async.fork, reseed)
+        return Session(branch, type(self.sandbox)._around(branch.sandbox))
 
     def close(self) -> None:
         """Ends the interpreter and all that it started. May be called twice."""

@@ -27,8 +27,9 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
 from warmcell.sessions.cell_record import CellRecord, StreamText
-from warmcell.sessions.cell_results import CellResult, DisplayData
+from warmcell.sessions.cell_results import CellError, CellResult, DisplayData
 from warmcell.sessions.frames import Decoder, FrameError, encode
+from warmcell.sessions.image import SessionImage, skip
 from warmcell.sessions.marked_stream import MarkedStream
 
 #: How long a cell may go on after it was interrupted, and its worker after it was killed.
@@ -37,6 +38,7 @@ _KILL_SECONDS = 30.0
 _CHUNK = 1 << 16
 #: As many characters fit into a frame however JSON spells them.
 _PIECE = 64 * 1024
+_LONGEST_REASON = 1000
 
 
 class Worker(Protocol):
@@ -45,6 +47,8 @@ class Worker(Protocol):
     control: socket.socket
     stdout: int
     stderr: int
+    #: Where its image comes from, for a session that can be forked.
+    image: int | None
 
     def interrupt(self) -> None:
         """SIGINT."""
@@ -93,11 +97,12 @@ class _Cell:
 class CellTalk:
     """With one worker, from its start to its end. One exchange at a time; `interrupt` and `end` are for any thread."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, cells: int = 0) -> None:
+        """`cells`: how many it has run already, as a branch has."""
         self._worker = worker
         self._decoder = Decoder()
         self._outgoing = bytearray()
-        self._cells = 0
+        self._cells = cells
         self._lock = Lock()
         self._is_under_way = False
         self._wants_interrupt = False
@@ -135,6 +140,48 @@ class CellTalk:
         assert cell.done is not None
         return cell.done.names or {}
 
+    def image(self, run: Run, timeout: float, most_bytes: int) -> SessionImage:
+        """All of the session as bytes; `InvalidRequest` with the worker's own reason where it cannot be had."""
+        assert self._worker.image is not None
+        image = SessionImage(most_bytes)
+        try:
+            with self._poured_into(image, self._worker.image):
+                cell = self._exchange(run, "branch", [], timeout, Listeners(), 0)
+            self._cells -= 1
+            _refuse_image(cell, image)
+        except BaseException:
+            image.close()
+            raise
+        image.cells = self._cells
+        return image
+
+    @contextmanager
+    def _poured_into(self, image: SessionImage, pipe: int) -> Iterator[None]:
+        def pour(run: Run, cell: _Cell) -> None:
+            if not image.take_from(pipe):
+                self._poll.unregister(pipe)
+            elif image.is_too_large and cell.failure is None:
+                self._fail(cell, _too_large(image))
+
+        skip(pipe)
+        self._handlers[pipe] = pour
+        self._poll.register(pipe, select.POLLIN)
+        try:
+            yield
+            image.take_rest(pipe)
+        finally:
+            del self._handlers[pipe]
+            with suppress(KeyError):  # the guest closed its end
+                self._poll.unregister(pipe)
+
+    def resume(self, run: Run, timeout: float, reseed: bool) -> None:
+        """Has a new worker take the place of the one whose image it was given."""
+        cell = self._exchange(run, "resume", [], timeout, Listeners(), 0, reseed=reseed)
+        self._cells -= 1
+        assert cell.done is not None
+        if cell.done.error is not None:
+            raise _not_forkable(cell.done.error)
+
     def interrupt(self) -> None:
         """Ends the cell that is under way, if one is, with its state kept."""
         with self._lock:
@@ -166,7 +213,14 @@ class CellTalk:
     # ---- an exchange ----
 
     def _exchange(
-        self, run: Run, op: str, pieces: list[str], timeout: float, listeners: Listeners, most_bytes: int
+        self,
+        run: Run,
+        op: str,
+        pieces: list[str],
+        timeout: float,
+        listeners: Listeners,
+        most_bytes: int,
+        **fields: object,
     ) -> _Cell:
         if (error := self.ended) is not None:
             raise error
@@ -174,7 +228,7 @@ class CellTalk:
         cell = _Cell(self._cells, timeout, listeners, most_bytes)
         self._outgoing += b"".join(encode({"op": "piece", "text": piece}) for piece in pieces[:-1])
         code = {"code": pieces[-1], "mark": self._mark} if pieces else {}
-        self._outgoing += encode({"op": op, "cell": cell.number, **code})
+        self._outgoing += encode({"op": op, "cell": cell.number, **code, **fields})
         with self._as_under_way(), run.on_cancel(self._wake_up):
             self._converse(run, cell)
         self._raise_what_ended(cell)
@@ -379,6 +433,27 @@ class CellTalk:
             while self._outgoing:
                 del self._outgoing[: control.send(self._outgoing, socket.MSG_NOSIGNAL)]
         self._poll.modify(control.fileno(), select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+
+
+def _refuse_image(cell: _Cell, image: SessionImage) -> None:
+    assert cell.done is not None
+    if cell.done.error is not None:
+        raise _not_forkable(cell.done.error)
+    if image.is_too_large:
+        raise _too_large(image)
+
+
+def _not_forkable(error: CellError) -> InvalidRequest:
+    reason = error.message if error.name == "CannotBranch" else f"{error.name}: {error.message}"
+    hint = "end, close or delete what is named, then fork again"
+    return InvalidRequest(f"the session cannot be forked: {reason[:_LONGEST_REASON]}", hint=hint)
+
+
+def _too_large(image: SessionImage) -> InvalidRequest:
+    return InvalidRequest(
+        f"the session cannot be forked: its variables and private files take more than {image.most_bytes >> 20} MB",
+        hint="delete some, or raise Limits(memory_mb=...)",
+    )
 
 
 def _pieces(code: str) -> list[str]:

@@ -16,6 +16,7 @@ from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.cell_talk import CellTalk, Listeners, Worker
+from warmcell.sessions.image import SessionImage
 
 T = TypeVar("T")
 
@@ -26,10 +27,10 @@ _calling_back: ContextVar[frozenset[str]] = ContextVar("_calling_back", default=
 class Interpreter:
     """Safe from many threads and event loops. Calls are served in turn; `close` ends what is under way."""
 
-    def __init__(self, worker: Worker, most_bytes: int) -> None:
+    def __init__(self, worker: Worker, most_bytes: int, cells: int = 0) -> None:
         self.id = secrets.token_hex(16)
         self._most_bytes = most_bytes
-        self._talk = CellTalk(worker)
+        self._talk = CellTalk(worker, cells)
         self._lock = Lock()
         self._over: SandboxError | None = None
         self._is_closed = False
@@ -42,6 +43,23 @@ class Interpreter:
 
     def look(self, timeout: float) -> Callable[[Run], dict[str, str]]:
         return lambda run: self._talk.variables(run, timeout)
+
+    def image(self, timeout: float, most_bytes: int, meanwhile: Callable[[], None]) -> Callable[[Run], SessionImage]:
+        """`meanwhile` is done while the session stands as the image shows it."""
+
+        def make(run: Run) -> SessionImage:
+            image = self._talk.image(run, timeout, most_bytes)
+            try:
+                meanwhile()
+            except BaseException:
+                image.close()
+                raise
+            return image
+
+        return make
+
+    def resumption(self, timeout: float, reseed: bool) -> Callable[[Run], None]:
+        return lambda run: self._talk.resume(run, timeout, reseed)
 
     def renewal(self, start: Callable[[], Worker]) -> Callable[[Run], None]:
         def renew(run: Run) -> None:

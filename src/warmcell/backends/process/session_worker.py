@@ -26,10 +26,18 @@ _REASON_SECONDS = 30.0
 class CagedWorker:
     """What `sessions.cell_talk` talks to. Everything about it goes through the cage's agent."""
 
-    def __init__(self, program: StartedProgram, owned: Descriptors, control: socket.socket, out: int, err: int) -> None:
+    def __init__(
+        self,
+        program: StartedProgram,
+        owned: Descriptors,
+        control: socket.socket,
+        out: int,
+        err: int,
+        image: int | None = None,
+    ) -> None:
         self._program = program
         self._owned = owned
-        self.control, self.stdout, self.stderr = control, out, err
+        self.control, self.stdout, self.stderr, self.image = control, out, err, image
         #: As the guest sees it.
         self.pid = program.pid
 
@@ -56,9 +64,19 @@ class CagedWorker:
 
 
 def start(
-    cage: LiveCage, language: str, config: ProcessConfig, cwd: str, env: Mapping[str, str] | None = None
+    cage: LiveCage,
+    language: str,
+    config: ProcessConfig,
+    cwd: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    is_forkable: bool = False,
+    image: int | None = None,
 ) -> CagedWorker:
-    """Blocks until it was started; it may not be ready yet for a while, which its first cell waits for."""
+    """Blocks until it was started; it may not be ready yet for a while, which its first cell waits for.
+
+    With `is_forkable` it can write its image; `image` is one that it can begin from, open for reading.
+    """
     with Descriptors() as owned:
         control, theirs = owned.socketpair(socket.SOCK_STREAM)
         stdin, no_input = owned.pipe()
@@ -66,12 +84,18 @@ def start(
         stderr, guests_stderr = owned.pipe()
         owned.close_only(no_input)
         guests = [stdin, guests_stdout, guests_stderr, theirs]
-        program = cage.start(**_how(language, config), cwd=cwd, env=env, descriptors=guests)
+        written = None
+        if is_forkable:
+            written, guests_image = owned.pipe()
+            os.set_blocking(written, False)
+            guests.append(guests_image)
+        given = guests if image is None else [*guests, image]
+        program = cage.start(**_how(language, config), cwd=cwd, env=env, descriptors=given)
         owned.close_only(*guests)
         if program.failure:
             owned.close()
             raise CommandNotFound(language, f"its interpreter cannot be started here: {os.strerror(program.failure)}")
-        return CagedWorker(program, owned, control, stdout, stderr)
+        return CagedWorker(program, owned, control, stdout, stderr, written)
 
 
 def _how(language: str, config: ProcessConfig) -> dict[str, Any]:

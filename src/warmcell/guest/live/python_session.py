@@ -14,10 +14,13 @@ import resource
 import sys
 from types import ModuleType
 
-from . import session_display, session_errors, session_magics, session_modules, session_streams
+from . import session_display, session_errors, session_image, session_magics, session_modules, session_streams
 from .session_channel import PIECE, Channel
 
-_CONTROL = 3
+#: The conversation; where the session may be forked, what its image is written to; in a branch, what it begins from.
+_CONTROL, _IMAGE_OUT, _IMAGE_IN = 3, 4, 5
+#: Out of the way: the branch's descriptors are to have the numbers that they had.
+_IMAGE_PLACE = 200
 _AWAIT = 0x2000  # PyCF_ALLOW_TOP_LEVEL_AWAIT of `ast`
 _FUTURES = 0
 for _name in __future__.all_feature_names:
@@ -28,15 +31,17 @@ _MOST_CHARACTERS, _LONGEST_VARIABLE = 64 * 1024, 1000
 
 def main():
     """Serves cells until the host is gone. Never returns."""
-    session = Session(Channel(_CONTROL))
+    image = session_image.set_aside(_IMAGE_IN, _IMAGE_PLACE)
+    session = Session(Channel(_CONTROL), image)
     gc.freeze()
     while True:
         session.serve_one()
 
 
 class Session:
-    def __init__(self, channel):
+    def __init__(self, channel, image=None):
         self._channel = channel
+        self._image = image
         self._interrupts = channel.interrupts
         self._count = 0
         self._flags = 0
@@ -54,6 +59,7 @@ class Session:
         builtins.clear_output = self._screen.clear_output
         builtins.__magic__ = session_magics.Magics(self._namespace, self._run_nested, session_streams.flush)
         self._interrupts.install()
+        self._descriptors = session_image.open_descriptors()
 
     def serve_one(self):
         self._let_tasks_run()
@@ -62,6 +68,11 @@ class Session:
             self._run_cell(request)
         elif request["op"] == "variables":
             self._tell_variables(request)
+        elif request["op"] in ("branch", "resume"):
+            work = self._write_image if request["op"] == "branch" else lambda: self._read_image(request["reseed"])
+            error = self._guarded(work, request["cell"])
+            told = None if error is None else session_errors.described(error)
+            self._channel.send(event="done", cell=request["cell"], error=told)
 
     def _run_cell(self, request):
         before = resource.getrusage(resource.RUSAGE_SELF)
@@ -170,6 +181,20 @@ class Session:
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             self._loop.remove_reader(self._channel.descriptor)
+
+    # ---- branches ----
+
+    def _write_image(self):
+        session_streams.flush()
+        descriptors = session_image.check(self._descriptors, self._loop)
+        about = {"count": self._count, "flags": self._flags}
+        session_image.write(session_image.ImagePipe(_IMAGE_OUT), self._namespace, about, descriptors)
+
+    def _read_image(self, reseed):
+        with open(self._image, "rb") as source:
+            self._descriptors.discard(self._image)
+            about = session_image.read(source, self._namespace, reseed)
+        self._count, self._flags = about["count"], about["flags"]
 
     # ---- looking at variables ----
 

@@ -1,0 +1,131 @@
+"""Open plain files of a session, for a branch of it: by path, at the same number and the same offset.
+
+The branch has its own copy of the file. What has no path of its own (pipes, sockets, deleted files) cannot be had
+twice, and is refused.
+"""
+
+import fcntl
+import io
+import os
+import stat
+import sys
+
+KINDS = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+_STANDARD = ("stdin", "stdout", "stderr", "__stdout__", "__stderr__")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+class CannotBranch(Exception):
+    """What it says is for the caller."""
+
+
+def reduced(file, carried):
+    """As `__reduce_ex__` would say it, if files had one."""
+    for name in _STANDARD:
+        if file is getattr(sys, name) or file is getattr(getattr(sys, name), "buffer", None):
+            return standard_stream, (name, file is not getattr(sys, name))
+    if file.closed:
+        return closed_file, (type(file) is io.TextIOWrapper,)
+    if type(file) is io.FileIO:
+        carried.add(file.fileno())
+        return reopened_raw, (described(file.fileno()), file.mode, file.name)
+    if type(file) is io.TextIOWrapper:
+        how = {"encoding": file.encoding, "errors": file.errors, "line_buffering": file.line_buffering}
+        return wrapped, (io.TextIOWrapper, file.buffer, how), file.tell(), None, None, go_to
+    if isinstance(file, (io.BufferedWriter, io.BufferedRandom)):
+        file.flush()
+    return wrapped, (type(file), file.raw, {}), file.tell(), None, None, go_to
+
+
+def described(descriptor):
+    """(number, path, flags, offset) of a plain file; `CannotBranch` for everything else."""
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    there = os.fstat(descriptor)
+    if path in _DEVICES:
+        return descriptor, path, fcntl.fcntl(descriptor, fcntl.F_GETFL), 0
+    if not stat.S_ISREG(there.st_mode):
+        raise CannotBranch(f"descriptor {descriptor} is open on {path}, which is no plain file")
+    try:
+        named = os.stat(path)
+    except OSError:
+        named = None
+    if named is None or (named.st_dev, named.st_ino) != (there.st_dev, there.st_ino):
+        raise CannotBranch(f"descriptor {descriptor} is open on a file that has been deleted or replaced: {path}")
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    return descriptor, path, flags, os.lseek(descriptor, 0, os.SEEK_CUR)
+
+
+def reopen(description):
+    descriptor, path, flags, offset = description
+    opened = os.open(path, flags | os.O_CLOEXEC)
+    if opened != descriptor:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(opened, descriptor, inheritable=False)
+            os.close(opened)
+        else:
+            raise CannotBranch(f"descriptor {descriptor}, of {path}, is another's in the branch")
+    if path not in _DEVICES:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+    return descriptor
+
+
+def reopened_raw(description, mode, name):
+    descriptor = reopen(description)
+    raw = io.FileIO(descriptor, mode.replace("x", "w"))
+    raw.name = name
+    return raw
+
+
+def wrapped(kind, inner, how):
+    return kind(inner, **how)
+
+
+def go_to(file, position):
+    file.seek(position)
+
+
+def standard_stream(name, is_buffer):
+    stream = getattr(sys, name)
+    return stream.buffer if is_buffer else stream
+
+
+def closed_file(is_text):
+    file = open(os.devnull) if is_text else open(os.devnull, "rb")
+    file.close()
+    return file
+
+
+# ---- what lies in private directories ----
+
+
+def entries(places):
+    """(path, mode, content) of everything in them: None for a directory, text for a link, bytes for a file."""
+    for place in places:
+        for directory, folders, names in os.walk(place):
+            for name in (*folders, *names):
+                path = os.path.join(directory, name)
+                found = os.lstat(path)
+                if stat.S_ISLNK(found.st_mode):
+                    yield path, 0, os.readlink(path)
+                elif stat.S_ISDIR(found.st_mode):
+                    yield path, stat.S_IMODE(found.st_mode), None
+                elif stat.S_ISREG(found.st_mode):
+                    with open(path, "rb") as file:
+                        yield path, stat.S_IMODE(found.st_mode), file.read()
+
+
+def put(path, mode, content):
+    """Over what the branch's own start may have left there."""
+    if content is None:
+        os.makedirs(path, exist_ok=True)
+    elif isinstance(content, str):
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(content, path)
+        return
+    else:
+        with open(path, "wb") as file:
+            file.write(content)
+    os.chmod(path, mode)
