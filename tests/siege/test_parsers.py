@@ -9,28 +9,40 @@ import asyncio
 import gzip
 import io
 import json
+import os
 import tarfile
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.net.hellos import real_hello, records
+from tests.unit.net.test_incoming_http import opened
 
 from warmcell.backends.wasm.frames import Decoder, ProtocolViolation, encode
 from warmcell.cage import plan as plans
 from warmcell.cage.refused_paths import read_note
-from warmcell.core.errors import SandboxError
+from warmcell.cage.wire import PacketCut
+from warmcell.core.errors import EnforcerFailed, SandboxError, SnapshotNotFound
 from warmcell.net.proxy.client_hello import HelloReader, NotTlsError
 from warmcell.net.proxy.request_head import HeadError, parse_head
 from warmcell.net.proxy.socks5 import SocksError, SocksHandshake
+from warmcell.runner.cell import Cell, CellLost
 from warmcell.workspace.archive.unpack import read_archive
 from warmcell.workspace.patch.parse import parse_patch
+from warmcell.workspace.root import Root
+from warmcell.workspace.snapshot import SnapshotStore
+
+
+#: How many times more than CI has the patience for; such a run takes a new road every time.
+TIMES = int(os.environ.get("WARMCELL_FUZZ_TIMES", "1"))
 
 
 class _Stream:
@@ -79,6 +91,69 @@ def _note(data: bytes) -> None:
         assert len(read_note(str(path))) <= 8
 
 
+def _http(data: bytes) -> None:
+    """As a server's answer, in so many reads."""
+    incoming, step = opened(), max(7, len(data) // 50)
+    for at in range(0, len(data), step):
+        incoming.feed(data[at : at + step])
+        while (event := incoming.next_event()) is not h11.NEED_DATA:
+            if event is h11.PAUSED or isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                return
+
+
+def _answer(count: int = 3) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Long: a%sb\r\n\r\n" % (b" " * 90)
+    return head + b"5;e=f\r\nhello\r\n" * count + b"0\r\nT: v\r\n\r\n"
+
+
+def _packet(data: bytes) -> None:
+    """What the supervisor hears from a cage."""
+    cell = Cell("native")
+    try:
+        os.write(cell._theirs[1], data or b" ")
+        cell.hear()
+    finally:
+        cell.close()
+
+
+def _report(count: int = 3) -> bytes:
+    denials = [["path", f"/etc/{number}"] for number in range(count)]
+    report = {"exit": 9, "verdict": "memory", "cpu": 0.5, "peak": 1 << 20, "limits": ["disk"], "denials": denials}
+    return json.dumps(report).encode()
+
+
+def _snapshot(data: bytes) -> None:
+    """Each line is something that a guest left: a directory, a link, a pipe or a file, by its first letter."""
+    with TemporaryDirectory() as directory, closing(SnapshotStore()) as store:
+        for line in data.split(b"\n"):
+            _leave(os.fsencode(directory), line)
+        with closing(Root(directory)) as root:
+            before = sorted(os.walk(directory))
+            snapshot = store.take(root)
+            store.restore(snapshot, root)
+            if not snapshot.skipped:
+                assert sorted(os.walk(directory)) == before
+
+
+def _leave(directory: bytes, line: bytes) -> None:
+    parts = [part for part in line[1:].replace(b"\0", b"").split(b"/") if part not in (b"", b".", b"..")]
+    path = os.path.join(directory, *parts)
+    with suppress(OSError):  # there already, or too long a name
+        os.makedirs(os.path.dirname(path) if parts else path, exist_ok=True)
+        if line.startswith(b"d"):
+            os.mkdir(path)
+        elif line.startswith(b"l"):
+            os.symlink(b"../../../etc", path)
+        elif line.startswith(b"p"):
+            os.mkfifo(path)
+        elif parts:
+            Path(os.fsdecode(path)).write_bytes(line)
+
+
+def _tree(count: int = 3) -> bytes:
+    return b"\n".join(b"fd%d/f\nd\xff%d\nll%d" % (number, number, number) for number in range(count))
+
+
 def _tar(count: int = 3) -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -120,11 +195,15 @@ class Parser:
     sample: Callable[[int], bytes]
     #: How many pieces are much: as many as its own bounds let pass.
     much: int = 0
+    examples: int = 150
 
 
 PARSERS = {
     "request head": Parser(parse_head, (HeadError,), _head, 240),
     "client hello": Parser(_hello, (NotTlsError,), lambda count: records(real_hello("host.example")[5:], count), 0),
+    "incoming http": Parser(_http, (h11.RemoteProtocolError,), _answer, 4000),
+    "packets of the cage": Parser(_packet, (CellLost, SandboxError, PacketCut), _report, 2400),
+    "snapshot": Parser(_snapshot, (SandboxError,), _tree, 96, examples=40),
     "socks": Parser(_socks, (SocksError,), lambda count: b"\x05\x01\x00\x05\x01\x00\x03\x04host\x01\xbb", 0),
     "worker frames": Parser(_frames, (ProtocolViolation,), _frame, 8000),
     "tar": Parser(read_archive, (SandboxError,), _tar, 2400),
@@ -162,7 +241,7 @@ def test_whatever_comes_is_read_or_refused_by_name(name: str) -> None:
     sample = parser.sample(3)
     parser.parse(sample)
 
-    @settings(max_examples=150, derandomize=True, database=None, deadline=None)
+    @settings(max_examples=parser.examples * TIMES, derandomize=TIMES == 1, database=None, deadline=None)
     @given(st.one_of(_like(sample), _like(sample), st.binary(max_size=300)))
     def attempt(data: bytes) -> None:
         try:
@@ -189,3 +268,29 @@ def _seconds(parser: Parser, data: bytes) -> float:
         parser.parse(data)
         taken.append(time.thread_time() - began)
     return min(taken)
+
+
+@settings(max_examples=150, derandomize=True, database=None, deadline=None)
+@given(st.one_of(st.text(max_size=40), st.text("0123456789abcdef/.", min_size=30, max_size=34)))
+def test_no_text_names_a_snapshot_that_was_not_taken(name: str) -> None:
+    with closing(SnapshotStore()) as store, pytest.raises(SnapshotNotFound):
+        store.delete(name)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"pid": 5},
+        {"pid": "x"},
+        {"failed": ["step"]},
+        {"failed": ["step", 10**40, "what"]},
+        {"failed": ["step", "what", 1]},
+        {"exit": "0"},
+        {"exit": 0, "denials": [["path"]]},
+        {"exit": 0, "cpu": None},
+    ],
+)
+def test_what_a_cage_never_says_is_our_failure(message: dict[str, object]) -> None:
+    with pytest.raises(EnforcerFailed, match="never says") as caught:
+        _packet(json.dumps(message).encode())
+    assert caught.value.fault == "host"

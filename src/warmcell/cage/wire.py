@@ -55,17 +55,20 @@ def _with_most_descriptors(send: Callable[[], int]) -> None:
 
 
 class PacketCut(OSError):
-    """Part of a packet did not arrive, and the rest of it is gone: most often too many descriptors are open here."""
+    """A packet, or part of it, is of no use and gone: most often too many descriptors are open here."""
 
 
 def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict[str, Any], List[int]]:
     """One message and the descriptors that came with it. An empty message is the end of the conversation."""
     payload, descriptors = receive_bytes(channel, most)
     try:
-        return (json.loads(payload) if payload else {}), descriptors
-    except ValueError:
-        close_all(descriptors)
-        raise
+        message = json.loads(payload) if payload else {}
+    except (ValueError, RecursionError):
+        message = None
+    if isinstance(message, dict):
+        return message, descriptors
+    close_all(descriptors)
+    raise PacketCut(errno.EBADMSG, "a packet was no message")
 
 
 def receive_bytes(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[bytes, List[int]]:

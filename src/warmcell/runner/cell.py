@@ -21,6 +21,15 @@ from warmcell.runner.cgroups import Group, GroupUsage
 from warmcell.runner.outcome import JOB_UNREAD
 
 _PATIENCE_MS = 5000
+#: What a report may have in it.
+_REPORT: dict[str, type | tuple[type, ...]] = {
+    "exit": int,
+    "verdict": str,
+    "cpu": (int, float),
+    "peak": int,
+    "denials": list,
+    "limits": list,
+}
 
 
 class CellLost(Exception):
@@ -109,17 +118,27 @@ class Cell:
         message, descriptors = self._receive()
         if not message:
             raise CellLost("the cell ended")
-        if "failed" in message:
-            raise self._failure(*message["failed"])
+        try:
+            failure = self._failure(*message["failed"]) if "failed" in message else None
+            if failure is None:
+                self._take(message, descriptors)
+        except (TypeError, ValueError, IndexError, OverflowError):
+            raise EnforcerFailed(self.enforcer, "the cage said what it never says") from None
+        if failure is not None:
+            raise failure
+
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "pid" in message:
-            self.number, self.pidfd = message["pid"], descriptors[0]
+            self.number, self.pidfd = int(message["pid"]), descriptors[0]
             # Where init only sleeps it ends, and everything with it, when the third is closed: by us or by our death.
             self._guest = descriptors[1] if len(descriptors) > 1 else -1
         elif "ready" in message:
             self._is_ready = True
             self.listener = descriptors[0] if descriptors else -1
-        else:
+        elif _is_report(message):
             self.report = message
+        else:
+            raise ValueError("no report")
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """A cell that ended with a word of ours unread makes the first attempt fail; what it said is still there."""
@@ -257,3 +276,10 @@ class Cell:
 
     def abandon(self) -> None:
         self._is_closed = True
+
+
+def _is_report(message: dict[str, Any]) -> bool:
+    if not all(isinstance(message[name], kind) for name, kind in _REPORT.items() if name in message):
+        return False
+    denials: list[object] = message.get("denials", [])
+    return all(isinstance(item, list) and [type(word) for word in item] == [str, str] for item in denials)
