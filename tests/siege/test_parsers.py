@@ -40,7 +40,6 @@ from warmcell.workspace.patch.parse import parse_patch
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotStore
 
-
 #: How many times more than CI has the patience for; such a run takes a new road every time.
 TIMES = int(os.environ.get("WARMCELL_FUZZ_TIMES", "1"))
 
