@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from warmcell.core.errors import SandboxError
@@ -30,11 +30,13 @@ class Held:
     def __init__(self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> None:
         self.id = secrets.token_hex(16)
         self.sandbox, self.tenant_id, self.metadata = sandbox, tenant.id, dict(metadata)
-        self.created = time.time()
+        self.created, self.longest = time.time(), tenant.lifetime
         self.expires = self.created + seconds
         #: What a protocol keeps with it.
         self.extras: dict[str, Any] = {}
         self.on_close: list[Callable[[], Any]] = []
+        #: In place of its end, the first time that its time is over.
+        self.on_expiry: Callable[[], Awaitable[None]] | None = None
 
     async def destroy(self) -> None:
         try:
@@ -76,6 +78,9 @@ class HeldSandboxes:
     def of(self, tenant: Tenant) -> list[Held]:
         return [held for held in self._held.values() if held.tenant_id == tenant.id]
 
+    def all(self) -> list[Held]:
+        return list(self._held.values())
+
     def prolong(self, held: Held, seconds: float, tenant: Tenant) -> None:
         """Counted from now; never past the longest life that the tenant's sandboxes have."""
         held.expires = min(time.time() + seconds, held.created + tenant.lifetime)
@@ -98,9 +103,17 @@ class HeldSandboxes:
         self._timers[key] = loop.call_later(max(0.0, held.expires - time.time()), self._expire, held)
 
     def _expire(self, held: Held) -> None:
-        task = asyncio.ensure_future(self.remove(held))
+        task = asyncio.ensure_future(self._expired(held))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+    async def _expired(self, held: Held) -> None:
+        if held.on_expiry is None or time.time() >= held.created + held.longest:
+            await self.remove(held)
+            return
+        await held.on_expiry()
+        held.expires = held.created + held.longest
+        self._set_timer(held)
 
 
 def _key(identity: str) -> bytes:

@@ -67,7 +67,7 @@ class Service:
         limits = asked_limits(Limits(disk_mb=tenant.disk_mb or None), self.policy)
         # A waiting cell for each sandbox that idles would cost more than it saves.
         config = replace(self._config, pool_size=1, pool_min=0)
-        return AsyncSandbox(policy=policy, limits=limits, config=config, track_changes=True, **options)
+        return AsyncSandbox(policy=policy, limits=limits, config=config, **options)
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, timeout: float | None = None) -> AsyncIterator[ProcessBackend]:

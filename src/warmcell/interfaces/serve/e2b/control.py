@@ -1,0 +1,221 @@
+"""E2B's control plane: sandboxes are made, found, paused, prolonged and killed here."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.core.errors import SandboxError
+from warmcell.core.types import check_env
+from warmcell.interfaces.serve.doors import door
+from warmcell.interfaces.serve.e2b.box import HOME, Box, box_of, rfc3339
+from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of
+from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
+from warmcell.interfaces.serve.service import Service, service_of
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.workspace.mount_points import MountPoint
+from warmcell.workspace.private_directory import PrivateDirectory
+
+ENVD_VERSION = "0.6.4"
+TEMPLATES = ("base", "code-interpreter-v1", "code-interpreter", "mcp-gateway")
+DEFAULT_SECONDS = 300
+PAGE = 100
+
+
+class Create(BaseModel):
+    """What we do not have (internet, volumes) is taken as it comes and not given: docs/server.md says so."""
+
+    templateID: str = "base"  # noqa: N815
+    timeout: int = 15
+    metadata: dict[str, str] | None = None
+    envVars: dict[str, str] | None = None  # noqa: N815
+    autoPause: bool | None = None  # noqa: N815
+    autoResume: dict[str, Any] | None = None  # noqa: N815
+
+
+class Timeout(BaseModel):
+    timeout: int = DEFAULT_SECONDS
+
+
+async def create(request: Request, tenant: Tenant) -> Response:
+    service = service_of(request)
+    body = parsed(await read_body(request, service.settings.max_body), Create)
+    if body.templateID not in TEMPLATES:
+        raise Refused(404, f"template '{body.templateID[:80]}' not found")
+    held = _made(service, tenant, body)
+    return answer(_handle(held), 201)
+
+
+def _made(service: Service, tenant: Tenant, body: Create) -> Held:
+    seconds = _seconds(body.timeout, tenant)
+    home = PrivateDirectory("work")
+    try:
+        env = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "true"}
+        env |= dict(check_env(body.envVars or {}, "envVars"))
+        options: dict[str, Any] = {"work_dir": home.path, "mounts": [MountPoint(home.path, HOME, writable=True)]}
+        options |= {"env": env, "track_changes": False}
+        held = service.held.add(lambda: service.make_sandbox(tenant, **options), tenant, seconds, body.metadata or {})
+    except BaseException:
+        home.close()
+        raise
+    held.on_close.append(home.close)
+    box = held.extras["e2b"] = Box(held, body.model_dump())
+    if box.auto_pause:
+        held.on_expiry = box.pause
+    return held
+
+
+def _seconds(seconds: int, tenant: Tenant) -> float:
+    if not 0 <= seconds <= tenant.lifetime:
+        raise Refused(400, f"Timeout cannot be greater than {tenant.lifetime // 3600} hours")
+    return float(max(seconds, 1))
+
+
+async def connect(request: Request, tenant: Tenant) -> Response:
+    service, held = service_of(request), _held(request, tenant)
+    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Timeout)
+    box = _box(held)
+    was_paused = box.is_paused
+    if was_paused:
+        await box.resume()
+        service.held.prolong(held, _seconds(body.timeout, tenant), tenant)
+    elif held.expires < time.time() + body.timeout:
+        service.held.prolong(held, _seconds(body.timeout, tenant), tenant)
+    return answer(_handle(held), 201 if was_paused else 200)
+
+
+async def kill(request: Request, tenant: Tenant) -> Response:
+    held = _held(request, tenant)
+    await service_of(request).held.remove(held)
+    return Response(status_code=204)
+
+
+async def info(request: Request, tenant: Tenant) -> Response:
+    return answer(_info(_held(request, tenant)))
+
+
+async def every(request: Request, tenant: Tenant) -> Response:
+    asked = request.query_params
+    found = [held for held in service_of(request).held.of(tenant) if box_of(held) is not None]
+    # Clients quote the pairs, and then the whole once more.
+    wanted = dict(parse_qsl(asked.get("metadata", ""))) or dict(parse_qsl(unquote(asked.get("metadata", ""))))
+    states = set(",".join(asked.getlist("state")).split(",")) - {""} or {"running", "paused"}
+    found = [held for held in found if wanted.items() <= held.metadata.items() and _state(held) in states]
+    if template := asked.get("template"):
+        found = [held for held in found if _box(held).template == template]
+    found.sort(key=lambda held: held.created, reverse=asked.get("order") != "asc")
+    begin = int(token) if (token := asked.get("nextToken", "")).isdigit() else 0
+    limit = min(PAGE, int(text) if (text := asked.get("limit", "")).isdigit() else PAGE)
+    headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
+    return answer([_info(held) for held in found[begin : begin + limit]], headers=headers)
+
+
+async def set_timeout(request: Request, tenant: Tenant) -> Response:
+    service, held = service_of(request), _held(request, tenant)
+    body = parsed(await read_body(request, service.settings.max_body), Timeout)
+    service.held.prolong(held, _seconds(body.timeout, tenant), tenant)
+    return Response(status_code=204)
+
+
+async def pause(request: Request, tenant: Tenant) -> Response:
+    held = _held(request, tenant)
+    await read_body(request, service_of(request).settings.max_body)
+    if _box(held).is_paused:
+        raise Refused(409, "the sandbox is paused already")
+    await _box(held).pause()
+    service_of(request).held.prolong(held, tenant.lifetime, tenant)
+    return Response(status_code=204)
+
+
+async def resume(request: Request, tenant: Tenant) -> Response:
+    held = _held(request, tenant)
+    if not _box(held).is_paused:
+        raise Refused(409, "the sandbox is not paused")
+    return await connect(request, tenant)
+
+
+async def metrics(request: Request, tenant: Tenant) -> Response:
+    _held(request, tenant)
+    return answer([])
+
+
+async def unsupported(request: Request, tenant: Tenant) -> Response:
+    raise Refused(501, "this server has no such thing; see docs/server.md")
+
+
+def _held(request: Request, tenant: Tenant) -> Held:
+    held = service_of(request).held.find(tenant, request.path_params["id"])
+    if box_of(held) is None:
+        raise SandboxNotFound("there is no such sandbox")
+    return held
+
+
+def _box(held: Held) -> Box:
+    box = box_of(held)
+    assert box is not None
+    return box
+
+
+def _state(held: Held) -> str:
+    return "paused" if _box(held).is_paused else "running"
+
+
+def _handle(held: Held) -> dict[str, Any]:
+    box = _box(held)
+    return {
+        "templateID": box.template,
+        "sandboxID": held.id,
+        "clientID": "warmcell",
+        "alias": box.template,
+        "envdVersion": ENVD_VERSION,
+        "envdAccessToken": box.token,
+        "trafficAccessToken": box.traffic_token,
+        "domain": None,
+    }
+
+
+def _info(held: Held) -> dict[str, Any]:
+    times = {"startedAt": rfc3339(held.created), "endAt": rfc3339(held.expires)}
+    sizes = {"cpuCount": 1, "memoryMB": 512, "diskSizeMB": 1024}
+    shown = {key: value for key, value in _handle(held).items() if key not in ("trafficAccessToken",)}
+    return {**shown, **times, **sizes, "metadata": held.metadata, "state": _state(held)}
+
+
+def e2b_refusal(error: Exception) -> Response:
+    status, message, headers = 500, str(error), {}
+    if isinstance(error, Refused):
+        status, message, headers = error.status, error.message, error.headers
+    elif isinstance(error, SandboxError):
+        status, message = status_of(error), error.message
+        status = 400 if status == 422 else status
+    else:
+        return refusal(error)
+    return answer({"code": status, "message": message}, status, headers)
+
+
+def routes() -> list[Any]:
+    made: list[Any] = []
+
+    def add(method: str, path: str, handler: Any) -> None:
+        made.append(door(method, path, handler, "sandbox", e2b_refusal))
+
+    for prefix in ("", "/v2"):
+        add("POST", f"{prefix}/sandboxes", create)
+        add("GET", f"{prefix}/sandboxes", every)
+        add("POST", f"{prefix}/sandboxes/{{id}}/connect", connect)
+    add("GET", "/sandboxes/{id}", info)
+    add("DELETE", "/sandboxes/{id}", kill)
+    add("POST", "/sandboxes/{id}/timeout", set_timeout)
+    add("POST", "/sandboxes/{id}/pause", pause)
+    add("POST", "/sandboxes/{id}/resume", resume)
+    add("GET", "/sandboxes/{id}/metrics", metrics)
+    for path in ("/sandboxes/{id}/fork", "/sandboxes/{id}/snapshots"):
+        add("POST", path, unsupported)
+    add("PUT", "/sandboxes/{id}/network", unsupported)
+    add("GET", "/snapshots", unsupported)
+    return made

@@ -1,0 +1,269 @@
+"""What E2B's clients find inside a sandbox, and here beside it: files by HTTP, processes and file system by Connect."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+import zlib
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.doors import door
+from warmcell.interfaces.serve.e2b import filesystem, process
+from warmcell.interfaces.serve.e2b.box import USERS, Box, FileError, box_of
+from warmcell.interfaces.serve.e2b.connect import (
+    STATUSES,
+    RpcError,
+    as_rpc_error,
+    rpc_refusal,
+    seconds_of,
+    stream_messages,
+    streamed,
+    unary_message,
+)
+from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, read_body, refusal, while_connected
+from warmcell.interfaces.serve.service import service_of
+from warmcell.interfaces.serve.tokens import Tenant
+
+_log = logging.getLogger("warmcell.serve")
+MAX_FILE = 64 << 20
+Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any]]]
+
+
+class NoSandbox(Exception):
+    """It was killed, paused or never there, or the secret is another's: one answer for all."""
+
+    def __init__(self, identity: str) -> None:
+        super().__init__(identity)
+        self.identity = identity
+
+
+async def box_for(request: Request) -> Box:
+    """The sandbox that the headers name, for whoever has its secret."""
+    identity = request.headers.get("e2b-sandbox-id", "")[:200]
+    box = box_of(service_of(request).held.find_any(identity))
+    if box is None or not box.knows(request.headers.get("x-access-token")):
+        raise NoSandbox(identity)
+    return await _awake(box)
+
+
+async def _awake(box: Box) -> Box:
+    if box.is_paused:
+        if not box.auto_resume:
+            raise NoSandbox(box.held.id)
+        await box.resume()
+    return box
+
+
+def _user(request: Request) -> str:
+    """Whoever is named is the one user that there is; a name that nobody has is refused."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    name = request.query_params.get("username") or ""
+    if kind.lower() == "basic" and not name:
+        try:
+            name = b64decode(value).decode().partition(":")[0]
+        except ValueError:
+            name = "?"
+    if name not in USERS:
+        raise RpcError("unauthenticated", f"there is no user '{name[:40]}'")
+    return name
+
+
+async def health(request: Request, tenant: Tenant) -> Response:
+    identity = request.headers.get("e2b-sandbox-id", "")[:200]
+    box = box_of(service_of(request).held.find_any(identity))
+    if box is None or box.is_paused:
+        raise NoSandbox(identity)
+    return Response(status_code=204)
+
+
+async def read(request: Request, tenant: Tenant) -> Response:
+    box, path = await _file_box(request, "read")
+    data = await box.files.read(path, MAX_FILE)
+    return Response(data, media_type="application/octet-stream")
+
+
+async def write(request: Request, tenant: Tenant) -> Response:
+    box, path = await _file_box(request, "write")
+    metadata = {
+        name.removeprefix("x-metadata-"): value
+        for name, value in request.headers.items()
+        if name.startswith("x-metadata-")
+    }
+    body = await read_body(request, MAX_FILE + (1 << 20))
+    written = []
+    for name, data in await _parts(request, path, body):
+        entry = await box.files.write(name, data, metadata)
+        row = {"path": entry["path"], "name": entry["name"], "type": "file"}
+        written.append(row | ({"metadata": entry["metadata"]} if entry.get("metadata") else {}))
+    return answer(written)
+
+
+async def _parts(request: Request, path: str, body: bytes) -> list[tuple[str, bytes]]:
+    if request.headers.get("content-encoding", "").lower() == "gzip":
+        body = _unpacked(body)
+    if not request.headers.get("content-type", "").startswith("multipart/"):
+        return [(path, body)]
+
+    async def stream() -> Any:
+        yield body
+
+    try:
+        form = await MultiPartParser(request.headers, stream(), max_files=1000, max_part_size=MAX_FILE).parse()
+    except MultiPartException as error:
+        raise RpcError("invalid_argument", f"the body is no form: {error.message}") from None
+    found = []
+    for part in form.getlist("file"):
+        if isinstance(part, UploadFile):
+            found.append((path or part.filename or "", await part.read()))
+    if any(not name for name, _ in found):
+        raise RpcError("invalid_argument", "path is needed")
+    return found
+
+
+def _unpacked(body: bytes) -> bytes:
+    """No more than a file may have, however much it says that it holds."""
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        data = unpacker.decompress(body, MAX_FILE + 1)
+    except zlib.error:
+        raise RpcError("invalid_argument", "the body is not gzip") from None
+    if len(data) > MAX_FILE:
+        raise RpcError("resource_exhausted", f"the file is larger than {MAX_FILE} bytes")
+    return data
+
+
+async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
+    """By the sandbox's secret, or by a URL that was signed with it: such a one names no sandbox."""
+    path, signature = request.query_params.get("path", ""), request.query_params.get("signature")
+    if signature is None or request.headers.get("x-access-token"):
+        box = await box_for(request)
+        _user(request)
+        return box, path
+    expiration = request.query_params.get("signature_expiration")
+    user = request.query_params.get("username") or ""
+    found = None
+    for held in service_of(request).held.all():
+        box_here = box_of(held)
+        if box_here is not None and hmac.compare_digest(
+            box_here.signed(path, operation, user, expiration), signature.encode("ascii", "replace").decode()
+        ):
+            found = box_here
+    if found is None:
+        raise Refused(401, "invalid signature")
+    if expiration is not None and (not expiration.isdigit() or int(expiration) < time.time()):
+        raise Refused(401, "signature is already expired")
+    return await _awake(found), path
+
+
+def envd_refusal(error: Exception) -> Response:
+    if isinstance(error, Refused):
+        return answer({"code": error.status, "message": error.message}, error.status, error.headers)
+    if isinstance(error, FileError) and error.errno in ("ENOSPC", "EDQUOT"):
+        return answer({"code": 507, "message": error.message}, 507)
+    told = as_rpc_error(error)
+    return answer({"code": STATUSES[told.code], "message": told.message}, STATUSES[told.code])
+
+
+def _not_there(error: NoSandbox) -> Response:
+    return answer({"sandboxId": error.identity, "message": "The sandbox was not found", "code": 502}, 502)
+
+
+def guarded(handler: Callable[[Request, Tenant], Awaitable[Response]], render: Callable[[Any], Response]) -> Any:
+    """What these clients hang everything on: a sandbox that is not there is exactly this 502."""
+
+    async def endpoint(request: Request, tenant: Tenant) -> Response:
+        try:
+            return await handler(request, tenant)
+        except NoSandbox as error:
+            return _not_there(error)
+        except ClientGone as error:
+            return refusal(error)
+        except (RpcError, SandboxError, Refused) as error:
+            return render(error)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            # The message's own shape: these clients' messages are read field by field.
+            _log.info("a message that is none: %s", error)
+            return render(RpcError("invalid_argument", "the message has another shape"))
+
+    return endpoint
+
+
+def unary(call: Unary) -> Any:
+    async def handler(request: Request, tenant: Tenant) -> Response:
+        box = await box_for(request)
+        _user(request)
+        message = await unary_message(request)
+        return answer(await while_connected(request, call(box, message)))  # type: ignore[arg-type]
+
+    return guarded(handler, lambda error: rpc_refusal(as_rpc_error(error)))
+
+
+def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
+    async def handler(request: Request, tenant: Tenant) -> Response:
+        box = await box_for(request)
+        _user(request)
+        messages = await stream_messages(request)
+        if not messages:
+            raise RpcError("invalid_argument", "a message is needed")
+        more = (seconds_of(request),) if with_seconds else ()
+        return streamed(begin(box, messages[0], *more))
+
+    return guarded(handler, lambda error: streamed(_raising(as_rpc_error(error))))
+
+
+async def _raising(error: RpcError) -> Any:
+    raise error
+    yield {}
+
+
+async def stream_input(request: Request, tenant: Tenant) -> Response:
+    box = await box_for(request)
+    messages = await stream_messages(request)
+
+    async def done() -> Any:
+        yield await process.stream_input(box, messages)
+
+    return streamed(done())
+
+
+UNARY = {
+    "process.Process/List": process.listed,
+    "process.Process/Update": process.update,
+    "process.Process/SendInput": process.send_input,
+    "process.Process/SendSignal": process.send_signal,
+    "process.Process/CloseStdin": process.close_stdin,
+    "filesystem.Filesystem/Stat": filesystem.stat,
+    "filesystem.Filesystem/MakeDir": filesystem.make_dir,
+    "filesystem.Filesystem/Move": filesystem.move,
+    "filesystem.Filesystem/ListDir": filesystem.list_dir,
+    "filesystem.Filesystem/Remove": filesystem.remove,
+    "filesystem.Filesystem/CreateWatcher": filesystem.create_watcher,
+    "filesystem.Filesystem/GetWatcherEvents": filesystem.watcher_events,
+    "filesystem.Filesystem/RemoveWatcher": filesystem.remove_watcher,
+}
+
+
+def routes() -> list[Any]:
+    """Their secret is the sandbox's, not the tenant's: hence no scope here."""
+    streams = {
+        "process.Process/Start": stream(process.start, with_seconds=True),
+        "process.Process/Connect": stream(process.attach),
+        "process.Process/StreamInput": guarded(stream_input, lambda error: streamed(_raising(as_rpc_error(error)))),
+        "filesystem.Filesystem/WatchDir": stream(filesystem.watch_dir),
+    }
+    calls = {name: unary(call) for name, call in UNARY.items()} | streams
+    return [
+        door("GET", "/health", guarded(health, envd_refusal), None),
+        door("GET", "/files", guarded(read, envd_refusal), None),
+        door("POST", "/files", guarded(write, envd_refusal), None),
+        *(door("POST", f"/{name}", call, None) for name, call in calls.items()),
+    ]
