@@ -166,7 +166,7 @@ def _add_judge(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
-    serve = _add(commands, "serve", "answer over HTTP: our own API, SandboxFusion, Piston")
+    serve = _add(commands, "serve", "answer over HTTP: our own API, E2B, SandboxFusion, Piston")
     serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
     serve.add_argument("--port", metavar="N", default="8000", help="default 8000; 0 takes a free one")
     serve.add_argument("--token", metavar="T", help="what clients must present (better: the variable WARMCELL_TOKEN)")

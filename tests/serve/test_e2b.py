@@ -1,0 +1,165 @@
+"""E2B's protocol on the wire: what its SDKs send, and what they make everything depend on. The SDKs themselves: scripts/test-e2b."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.conftest import Server, make_token
+
+
+class Box:
+    """One sandbox, as a client holds it."""
+
+    def __init__(self, client: httpx.Client, key: str = "any", **body: Any) -> None:
+        self.client, self.key = client, {"x-api-key": key}
+        made = client.post("/v2/sandboxes", json={"templateID": "base", "timeout": 120, **body}, headers=self.key)
+        assert made.status_code == 201, made.text
+        self.made = made.json()
+        self.id = self.made["sandboxID"]
+        self.headers = {"e2b-sandbox-id": self.id, "x-access-token": self.made["envdAccessToken"]}
+
+    def call(self, method: str, **message: Any) -> httpx.Response:
+        return self.client.post(f"/{method}", json=message, headers=self.headers)
+
+    def stream(self, method: str, headers: dict[str, str] | None = None, **message: Any) -> list[dict[str, Any]]:
+        data = json.dumps(message).encode()
+        sent = b"\0" + len(data).to_bytes(4, "big") + data
+        kind = {"content-type": "application/connect+json"}
+        answer = self.client.post(f"/{method}", content=sent, headers=self.headers | kind | (headers or {}))
+        assert answer.status_code == 200, answer.text
+        found, rest = [], answer.content
+        while rest:
+            size = int.from_bytes(rest[1:5], "big")
+            found.append(json.loads(rest[5 : 5 + size]) | ({"last": True} if rest[0] & 2 else {}))
+            rest = rest[5 + size :]
+        return found
+
+    def run(self, command: str, **more: Any) -> tuple[int, str, str]:
+        process = {"cmd": "/bin/bash", "args": ["-l", "-c", command], **more}
+        events = self.stream("process.Process/Start", process=process, stdin=False)
+        assert "pid" in events[0]["event"]["start"] and events[-1] == {"last": True}, events
+        texts = {"stdout": b"", "stderr": b""}
+        for event in events[1:-2]:
+            for name, data in event["event"].get("data", {}).items():
+                texts[name] += b64decode(data)
+        return events[-2]["event"]["end"]["exitCode"], texts["stdout"].decode(), texts["stderr"].decode()
+
+    def kill(self) -> int:
+        return self.client.delete(f"/sandboxes/{self.id}", headers=self.key).status_code
+
+
+@pytest.fixture(scope="module")
+def box(server: Server) -> Iterator[Box]:
+    made = Box(server.client, envVars={"A": "b"}, metadata={"x": "y z"})
+    yield made
+    made.kill()
+
+
+def test_commands(box: Box) -> None:
+    assert box.run("echo $A; pwd; echo e >&2; exit 3") == (3, "b\n/home/user\n", "e\n")
+    assert box.run("pwd; echo $B", cwd="/tmp", envs={"B": "c"}) == (0, "/tmp\nc\n", "")
+    refused = box.stream("process.Process/Start", process={"cmd": "true", "cwd": "/nowhere"})
+    assert refused[-1]["error"]["code"] == "invalid_argument"
+
+
+def test_a_command_past_its_time_is_told_so(box: Box) -> None:
+    process = {"cmd": "/bin/sleep", "args": ["300"]}
+    events = box.stream("process.Process/Start", {"connect-timeout-ms": "300"}, process=process)
+    assert events[-1]["error"]["code"] == "deadline_exceeded"
+    assert box.call("process.Process/List").json()["processes"] == []
+
+
+def test_files(box: Box) -> None:
+    where = {"path": "dir/a.bin", "username": "user"}
+    content = bytes(range(256)) * 2000  # more than one piece
+    kind = {"content-type": "application/octet-stream"}
+    written = box.client.post("/files", params=where, content=content, headers=box.headers | kind)
+    assert written.json() == [{"path": "/home/user/dir/a.bin", "name": "a.bin", "type": "file"}]
+    assert box.client.get("/files", params=where, headers=box.headers).content == content
+    several = {"file": ("/tmp/b.txt", b"b")}
+    assert box.client.post("/files", files=several, headers=box.headers).json()[0]["path"] == "/tmp/b.txt"
+    assert box.run("cat /tmp/b.txt; wc -c < dir/a.bin") == (0, "b512000\n", "")
+    assert box.client.get("/files", params={"path": "none"}, headers=box.headers).status_code == 404
+    assert box.client.get("/files", params={"path": "dir"}, headers=box.headers).status_code == 400
+    entry = box.call("filesystem.Filesystem/Stat", path="dir").json()["entry"]
+    assert (entry["type"], entry["path"], entry["owner"]) == ("FILE_TYPE_DIRECTORY", "/home/user/dir", "user")
+    names = [item["name"] for item in box.call("filesystem.Filesystem/ListDir", path=".", depth=2).json()["entries"]]
+    assert names == ["dir", "a.bin"]
+    assert box.call("filesystem.Filesystem/MakeDir", path="dir").status_code == 409
+    assert box.call("filesystem.Filesystem/Move", source="dir", destination="new").status_code == 200
+    assert box.call("filesystem.Filesystem/Remove", path="new").status_code == 200
+    assert box.call("filesystem.Filesystem/Stat", path="new").json()["code"] == "not_found"
+
+
+def test_a_directory_is_watched(box: Box) -> None:
+    box.call("filesystem.Filesystem/MakeDir", path="seen")
+    watcher = box.call("filesystem.Filesystem/CreateWatcher", path="seen").json()
+    box.run("echo x > seen/f; rm seen/f; echo y > seen/g")
+    events = box.call("filesystem.Filesystem/GetWatcherEvents", **watcher).json()["events"]
+    assert {"name": "g", "type": "EVENT_TYPE_CREATE"} in events
+    assert box.call("filesystem.Filesystem/RemoveWatcher", **watcher).status_code == 200
+    assert box.call("filesystem.Filesystem/GetWatcherEvents", **watcher).status_code == 404
+
+
+def test_sandboxes_are_found_by_what_they_were_given(box: Box) -> None:
+    query = {"metadata": "x%3Dy%2520z", "state": "running"}
+    found = box.client.get("/v2/sandboxes", params={"metadata": "x=y%20z", "state": "running"}).json()
+    assert [item["sandboxID"] for item in found] == [box.id], query
+    assert box.client.get("/v2/sandboxes", params={"metadata": "x=other"}).json() == []
+    assert box.client.get(f"/sandboxes/{box.id}").json()["state"] == "running"
+
+
+def test_a_paused_one_stands_still_and_goes_on(server: Server) -> None:
+    box = Box(server.client)
+    box.run("echo kept > f")
+    assert server.client.post(f"/sandboxes/{box.id}/pause", json={}).status_code == 204
+    assert server.client.post(f"/sandboxes/{box.id}/pause", json={}).status_code == 409
+    assert server.client.get("/health", headers=box.headers).status_code == 502
+    assert server.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60}).status_code == 201
+    assert server.client.get("/health", headers=box.headers).status_code == 204
+    assert box.run("cat f") == (0, "kept\n", "")
+    assert box.kill() == 204
+
+
+@pytest.mark.attack("S2-30")
+def test_nothing_of_a_sandbox_is_anothers(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    """Not by its id, not with another sandbox's secret, not by a URL signed with one, not when it is gone."""
+    file = tmp_path / "tokens.json"
+    keys = [make_token(file, name) for name in ("one", "two")]
+    with start_server("--tokens", str(file)) as server:
+        one, two = (Box(server.client, key) for key in keys)
+        one.run("echo secret > f")
+        assert server.client.get(f"/sandboxes/{one.id}", headers=two.key).status_code == 404
+        assert server.client.delete(f"/sandboxes/{one.id}", headers=two.key).status_code == 404
+        assert server.client.get("/v2/sandboxes").status_code == 401
+        assert len(server.client.get("/v2/sandboxes", headers=two.key).json()) == 1
+        gone = Box(server.client, keys[0])
+        assert gone.kill() == 204
+        crossed = {"e2b-sandbox-id": one.id, "x-access-token": two.headers["x-access-token"]}
+        for headers in (crossed, {"e2b-sandbox-id": one.id}, gone.headers, {}):
+            for path in ("/files?path=f", "/process.Process/List", "/filesystem.Filesystem/Stat"):
+                method = "GET" if "?" in path else "POST"
+                answer = server.client.request(method, path, headers=headers, json={"path": "f"})
+                assert answer.status_code == 502, (headers, path, answer.text)
+                assert answer.json()["message"] == "The sandbox was not found"
+        signed = server.client.get("/files", params={"path": "f", "signature": "v1_" + "A" * 43})
+        assert signed.status_code == 401
+        assert one.run("cat f") == (0, "secret\n", "")
+
+
+@pytest.mark.attack("PT-15")
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 50_000, b'{"process": 3, "path": 7}', b"\xff"])
+def test_messages_that_are_none_are_the_callers_fault(box: Box, body: bytes) -> None:
+    for name in ("process.Process/SendInput", "process.Process/SendSignal", "filesystem.Filesystem/Move"):
+        answer = box.client.post(f"/{name}", content=body, headers=box.headers | {"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+    raw = box.client.post("/process.Process/Start", content=body, headers=box.headers)
+    assert raw.status_code == 200 and b"invalid_argument" in raw.content
+    made = box.client.post("/v2/sandboxes", content=body + b"!", headers={"content-type": "application/json"})
+    assert made.status_code == 400
