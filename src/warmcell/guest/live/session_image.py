@@ -61,7 +61,7 @@ def check(own_descriptors, loop):
         if sys.modules["asyncio"].all_tasks(loop):
             raise CannotBranch("it has asyncio tasks that are not done")
         loop.close()
-    others = trees.members(os.getpid(), os.environ.get(trees.MARK, ""))
+    others = trees.started_by_us()
     if others:
         raise CannotBranch(f"it has started processes that still run: {', '.join(map(str, sorted(others)))}")
     found = open_descriptors() - own_descriptors

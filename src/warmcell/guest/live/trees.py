@@ -24,6 +24,11 @@ def kill(leader, mark):
     _signal(found, signal.SIGKILL)
 
 
+def started_by_us():
+    """What this process has started and still runs."""
+    return _look(os.getpid(), os.environ.get(MARK) or "no mark")[0]
+
+
 def _look(leader, mark):
     """Who belongs to it, and whether that is all: who is in the middle of an exec shows no environment."""
     parents, sessions = {}, {}
