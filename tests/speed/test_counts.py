@@ -22,7 +22,7 @@ RUNS = 40
 HELLO = ExecRequest(Language.PYTHON, "print(1)", 60)
 MOST_SYSTEM_CALLS = 540 if is_root() else 480  # 500 with a control group, 440 without
 MOST_PROCESSES = 2  # the guest and its init
-MOST_FAULTS = {"guests and inits": 730, "zygote": 190, "manager": 20}  # 530 (690 for those that rehearse), 160, 4
+MOST_FAULTS = {"guests and inits": 690, "zygote": 155, "manager": 20}  # 475 (640 for those that rehearse), 130, 4
 MOST_BYTES = {"supervisor": 500, "manager": 8_000, "zygote": 500}  # 120, 5,600, 0; sockets are not counted
 
 PROGRAM = """

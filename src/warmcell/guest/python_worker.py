@@ -306,11 +306,14 @@ def _is_end_unnoticed():
     """Whether all that is left to do is to flush the standard streams; and if so, does it."""
     if sys.gettrace() is not None or sys.getprofile() is not None or gc.get_debug() or gc.callbacks:
         return False
-    if threading.active_count() > 1 or _exit_functions() != _start["exit_functions"]:
+    # Without asking for locks that nobody else can hold, and without calling what has nothing to do.
+    if len(threading._active) + len(threading._limbo) > 1 or _exit_functions() != _start["exit_functions"]:
         return False
     try:
-        threading._shutdown()
-        atexit._run_exitfuncs()
+        if threading._threading_atexits:
+            threading._shutdown()
+        if atexit._ncallbacks():
+            atexit._run_exitfuncs()
         if (id(sys.stdout), id(sys.stderr)) != _start["streams"] or _is_anything_noticed():
             return False
         sys.stdout.flush()

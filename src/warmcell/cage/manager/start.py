@@ -14,7 +14,7 @@ from .zygote_child import ZygoteChild
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, List
 
 
 def main(control_descriptor: int) -> Callable[[], None]:
@@ -30,6 +30,7 @@ def main(control_descriptor: int) -> Callable[[], None]:
         zygote = ZygoteChild(order, not_for_it=[control.fileno(), supervisor])
         if zygote.become is not None:
             control.detach()
+            _kept.append((control, order, zygote))
             return zygote.become
         from .serve import Manager  # its zygote loads what it needs at the same time
 
@@ -40,3 +41,7 @@ def main(control_descriptor: int) -> Callable[[], None]:
     send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
     manager.serve()
     os._exit(0)
+
+
+#: In a guest: what it has no more use for. Freeing it would write to, and so copy, every page that it lies on.
+_kept: List[object] = []
