@@ -142,6 +142,23 @@ def _add_sh(commands: argparse._SubParsersAction[Parser]) -> None:
     sh.set_defaults(handler=_later("shell", "sh"))
 
 
+def _add_shell(commands: argparse._SubParsersAction[Parser]) -> None:
+    shell = _add(commands, "shell", "open an interactive shell in a sandbox", epilog=EXIT_STATUSES)
+    shell.add_argument("directory", metavar="DIR", nargs="?", help="what it sees as /work (default: an empty one)")
+    shell.add_argument("--write", action="store_true", help="let it change DIR")
+    shell.add_argument("--memory", metavar="MB", help="memory that all its processes may use together")
+    shell.add_argument("--policy", metavar="FILE", help="what it may do, as a .toml or .json file")
+    shell.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
+    shell.add_argument(
+        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
+    )
+    shell.add_argument(
+        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
+    )
+    shell.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    shell.set_defaults(handler=_later("interactive", "shell"))
+
+
 def _add_judge(commands: argparse._SubParsersAction[Parser]) -> None:
     epilog = "exit status: 0 every case was accepted; 1 one was not; 125 one could not be judged; 2 wrong usage"
     judge = _add(commands, "judge", "run a program on many cases and check what it prints", epilog=epilog)
@@ -249,6 +266,7 @@ def _add_completion(commands: argparse._SubParsersAction[Parser]) -> None:
 _COMMANDS = {
     "run": _add_run,
     "sh": _add_sh,
+    "shell": _add_shell,
     "judge": _add_judge,
     "serve": _add_serve,
     "token": _add_token,
