@@ -41,3 +41,8 @@ def test_an_attack_of_the_second_siege_is_part_of_a_promise() -> None:
 def test_tests_name_only_what_exists() -> None:
     assert set(_FOUND.claims) - requirements.promises() == set()
     assert {identity for identity, nodes in _FOUND.attacks.items() if nodes} <= requirements.catalogue()
+
+
+def test_the_page_about_the_cage_says_how_each_hole_of_the_second_siege_was_closed() -> None:
+    page = (requirements.ROOT / "docs" / "cage.md").read_text()
+    assert [number for number in requirements.ATTACKS["S2"].split() if f"S2-{number}" not in page] == []
