@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
 
 import pytest
 
+from warmcell.cage.plan import Watch
 from warmcell.cage.watching.loop import Loop, _Cell
 
 
@@ -18,10 +18,9 @@ def test_a_descriptor_whose_number_was_used_before_is_still_waited_for() -> None
     with ours, theirs:
         loop = Loop(theirs)
         begun, go = os.pipe()
-        nothing: Any = None
         for number in (1, 2):  # the first has begun, and what it had waited on was called by the same number
             files = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
-            loop._cells[number] = _Cell(files[0], begun, files[1], files[2], nothing)
+            loop._cells[number] = _Cell(Watch(), 0, files[0], begun, files[1], files[2])
         loop._waiting[begun] = 2
         loop._poll.register(begun)
         loop._forget(1)

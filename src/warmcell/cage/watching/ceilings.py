@@ -28,6 +28,14 @@ _LONGEST_LOOK = (0.25, 1.0)
 _MOST_LISTINGS = 4
 
 
+def pause_before_look(watch: Watch, used: int = 0) -> float:
+    """How long it is safe not to look at a tree that uses so much. Pure."""
+    pause = _SLOWEST_CPU_LOOK if watch.cpu_seconds else _SLOWEST_LOOK
+    if not watch.memory_bytes:
+        return pause
+    return min(pause, max((watch.memory_bytes - used) / _FASTEST_GROWTH, _FASTEST_LOOK))
+
+
 class Tree(NamedTuple):
     """The processes in question, and where the kernel tells of them."""
 
@@ -59,13 +67,8 @@ class Ceilings:
 
     def begin(self) -> float:
         """When the guest's code begins; returns how long it is safe not to look."""
-        return min(self._pause(0), self._disk.begin()) if self._disk else self._pause(0)
-
-    def _pause(self, used: int) -> float:
-        pause = _SLOWEST_CPU_LOOK if self._watch.cpu_seconds else _SLOWEST_LOOK
-        if not self._watch.memory_bytes:
-            return pause
-        return min(pause, max((self._watch.memory_bytes - used) / _FASTEST_GROWTH, _FASTEST_LOOK))
+        pause = pause_before_look(self._watch)
+        return min(pause, self._disk.begin()) if self._disk else pause
 
     def look(self) -> float:
         """Compares use with the ceilings; returns how long it is safe not to look."""
@@ -73,7 +76,7 @@ class Ceilings:
         used = self._look_at_what_is_held(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
-        return min(self._pause(used), self._look_at_tasks(pids), self._look_at_disk(pids))
+        return min(pause_before_look(self._watch, used), self._look_at_tasks(pids), self._look_at_disk(pids))
 
     def _look_at_disk(self, pids: List[int]) -> float:
         if self._disk is None:

@@ -13,27 +13,43 @@ from ..linux.namespaces import CLONE_NEWIPC
 from ..linux.owned import close_all
 from ..linux.syscalls import call
 from ..plan import Watch
-from ..records import NamedTuple
 from ..wire import receive_packet, send_packet
 from . import usage
-from .ceilings import Ceilings, Tree, processes_in
+from .ceilings import Ceilings, Tree, pause_before_look, processes_in
 from .locks import Locks, is_in_namespace_of
 from .patience import Patience
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Set
+    from typing import Any, Dict, List, Optional, Set
 
 #: For everybody in a cell to be gone after its init was killed.
 _LAST_MOMENT_MS = 500
 
 
-class _Cell(NamedTuple):
-    init: int
-    go: int
-    processes: int
-    scratch: int
-    ceilings: Ceilings
+class _Cell:
+    """What is known of one. How to look at it is found out when it is first looked at: most runs end before that."""
+
+    __slots__ = ("_ceilings", "_most_tasks", "go", "init", "processes", "scratch", "watch")
+
+    def __init__(self, watch: Watch, most_tasks: int, init: int, go: int, processes: int, scratch: int) -> None:
+        self.watch, self._most_tasks = watch, most_tasks
+        self.init, self.go, self.processes, self.scratch = init, go, processes, scratch
+        self._ceilings: Optional[Ceilings] = None
+
+    @property
+    def ceilings(self) -> Ceilings:
+        if self._ceilings is None:
+            proc = f"/proc/self/fd/{self.processes}"
+            locks = Locks(partial(_is_in, proc), os.fstat(self.scratch).st_dev)
+            stores = partial(_stores, self.init, proc, self.scratch, locks)
+            tree = Tree(proc, partial(processes_in, proc), stores, self.watch.disk_paths)
+            self._ceilings = Ceilings(self.watch, tree, self._most_tasks)
+        return self._ceilings
+
+    def begin(self) -> float:
+        """When its guest's code begins; returns how long it is safe not to look."""
+        return self.ceilings.begin() if self.watch.disk_bytes else pause_before_look(self.watch)
 
     def close(self) -> None:
         close_all([self.init, self.processes, self.scratch])
@@ -80,19 +96,15 @@ class Loop:
         return True
 
     def _add(self, number: int, watch: Watch, most_tasks: int, descriptors: List[int]) -> None:
-        init, go, processes, scratch = descriptors
-        proc = f"/proc/self/fd/{processes}"
-        stores = partial(_stores, init, proc, scratch, Locks(partial(_is_in, proc), os.fstat(scratch).st_dev))
-        tree = Tree(proc, partial(processes_in, proc), stores, watch.disk_paths)
-        self._cells[number] = _Cell(init, go, processes, scratch, Ceilings(watch, tree, most_tasks))
-        self._waiting[go] = number
-        self._poll.register(go, select.POLLIN)
+        cell = self._cells[number] = _Cell(watch, most_tasks, *descriptors)
+        self._waiting[cell.go] = number
+        self._poll.register(cell.go, select.POLLIN)
 
     def _begin(self, go: int) -> None:
         number = self._waiting.pop(go)
         self._poll.unregister(go)
         os.close(go)
-        self._due[number] = time.monotonic() + self._cells[number].ceilings.begin()
+        self._due[number] = time.monotonic() + self._cells[number].begin()
 
     def _look(self, number: int) -> None:
         cell = self._cells[number]
