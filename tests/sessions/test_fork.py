@@ -124,6 +124,7 @@ def test_a_branch_has_everything_and_shares_nothing(session: Session) -> None:
     branch = session.fork()
     with branch.sandbox:
         assert branch.id != session.id and branch.sandbox.id != session.sandbox.id
+        assert branch.sandbox.diff() == []
         look = "x, h.read(), os.read(n, 9), h.fileno(), os.getcwd(), os.environ['WORD'], open('/tmp/link').read(), closed.closed"
         expected = "([1], 'ld', b'd', {}, '/work/deep', 'kept', 'old', True)"
         number = value(session, "h.fileno()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest
@@ -23,6 +24,9 @@ async def branch_of(session: AsyncSession, reseed: bool) -> AsyncSession:
     _check(session, sandbox, reseed)
     sandbox._operations.check_open()
     child = AsyncSandbox(**sandbox._settings)
+    # Made while the image is written. Who needs it is told whether it could be.
+    cage = asyncio.ensure_future(child._operations.run(child._live_side().cage()))
+    cage.add_done_callback(lambda made: made.cancelled() or made.exception())
     try:
         image = await session._interpreter.run(
             session._interpreter.image(

@@ -10,11 +10,12 @@ import builtins
 import gc
 import inspect
 import linecache
+import os
 import resource
 import sys
 from types import ModuleType
 
-from . import session_display, session_errors, session_image, session_magics, session_modules, session_streams
+from . import session_display, session_errors, session_magics, session_modules, session_streams
 from .session_channel import PIECE, Channel
 
 #: The conversation; where the session may be forked, what its image is written to; in a branch, what it begins from.
@@ -31,7 +32,7 @@ _MOST_CHARACTERS, _LONGEST_VARIABLE = 64 * 1024, 1000
 
 def main():
     """Serves cells until the host is gone. Never returns."""
-    image = session_image.set_aside(_IMAGE_IN, _IMAGE_PLACE)
+    image = _set_aside(_IMAGE_IN, _IMAGE_PLACE)
     session = Session(Channel(_CONTROL), image)
     gc.freeze()
     while True:
@@ -59,7 +60,7 @@ class Session:
         builtins.clear_output = self._screen.clear_output
         builtins.__magic__ = session_magics.Magics(self._namespace, self._run_nested, session_streams.flush)
         self._interrupts.install()
-        self._descriptors = session_image.open_descriptors()
+        self._descriptors = _open_descriptors()
 
     def serve_one(self):
         self._let_tasks_run()
@@ -185,12 +186,16 @@ class Session:
     # ---- branches ----
 
     def _write_image(self):
+        from . import session_image
+
         session_streams.flush()
-        descriptors = session_image.check(self._descriptors, self._loop)
+        descriptors = session_image.check(_open_descriptors() - self._descriptors, self._loop)
         about = {"count": self._count, "flags": self._flags}
         session_image.write(session_image.ImagePipe(_IMAGE_OUT), self._namespace, about, descriptors)
 
     def _read_image(self, reseed):
+        from . import session_image
+
         with open(self._image, "rb") as source:
             self._descriptors.discard(self._image)
             about = session_image.read(source, self._namespace, reseed)
@@ -213,6 +218,21 @@ class Session:
                 if room < 0:
                     return
                 found[name] = text
+
+
+def _set_aside(descriptor, place):
+    """Moves it to `place`; None where there is none."""
+    try:
+        os.dup2(descriptor, place, inheritable=False)
+    except OSError:
+        return None
+    os.close(descriptor)
+    return place
+
+
+def _open_descriptors():
+    """Without the one that looks."""
+    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
 
 
 def _expression(statement):

@@ -39,21 +39,14 @@ class ImagePipe(io.RawIOBase):
         return size
 
 
-def set_aside(descriptor, place):
-    """Moves it to `place`; None where there is none."""
-    try:
-        os.dup2(descriptor, place, inheritable=False)
-    except OSError:
-        return None
-    os.close(descriptor)
-    return place
-
-
 # ---- writing ----
 
 
-def check(own_descriptors, loop):
-    """Refuses what two interpreters cannot each have for themselves. Gives the descriptors that are the guest's."""
+def check(descriptors, loop):
+    """Refuses what two interpreters cannot each have for themselves. Gives the descriptors that go along.
+
+    `loop` is the session's own, which makes another when it needs one.
+    """
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
     if threads or len(sys._current_frames()) > 1:
         raise CannotBranch(f"it has other threads: {', '.join(threads) or 'without names'}")
@@ -61,19 +54,17 @@ def check(own_descriptors, loop):
         if sys.modules["asyncio"].all_tasks(loop):
             raise CannotBranch("it has asyncio tasks that are not done")
         loop.close()
+        descriptors = {number for number in descriptors if _is_open(number)}
     others = trees.started_by_us()
     if others:
         raise CannotBranch(f"it has started processes that still run: {', '.join(map(str, sorted(others)))}")
-    found = open_descriptors() - own_descriptors
-    for descriptor in found:
+    for descriptor in descriptors:
         session_files.described(descriptor)
-    return found
+    return descriptors
 
 
-def open_descriptors():
-    """Without the one that looks."""
-    numbers = {int(name) for name in os.listdir("/proc/self/fd")}
-    return {number for number in numbers if os.path.lexists(f"/proc/self/fd/{number}")}
+def _is_open(descriptor):
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
 
 
 def write(out, namespace, about, descriptors):
