@@ -107,6 +107,30 @@ def test_a_directory_is_watched(box: Box) -> None:
     assert box.call("filesystem.Filesystem/GetWatcherEvents", **watcher).status_code == 404
 
 
+def test_cells_remember(box: Box) -> None:
+    secret = {"e2b-sandbox-id": box.id, "e2b-traffic-access-token": box.made["trafficAccessToken"]}
+
+    def run(code: str, **more: Any) -> list[dict[str, Any]]:
+        answer = box.client.post("/execute", json={"code": code, **more}, headers=box.headers)
+        assert answer.status_code == 200, answer.text
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    assert run("x = 'abc'")[-1] == {"type": "end_of_execution"}
+    [result] = [item for item in run("print(1); x") if item["type"] == "result"]
+    assert (result["text"], result["is_main_result"]) == ("abc", True)
+    [error] = [item for item in run("1/0") if item["type"] == "error"]
+    assert error["name"] == "ZeroDivisionError"
+    texts = [item["text"] for item in run("import os; print(os.environ.get('Q'))", env_vars={"Q": "q"})[:1]]
+    assert texts == ["q\n"] and run("print(os.environ.get('Q'))")[0]["text"] == "None\n"
+    context = box.client.post("/contexts", json={"language": "bash"}, headers=secret).json()
+    assert run("echo $((6*7))", context_id=context["id"])[0]["text"] == "42\n"
+    assert context in box.client.get("/contexts", headers=secret).json()
+    assert box.client.delete(f"/contexts/{context['id']}", headers=secret).status_code == 204
+    gone = {"code": "1", "context_id": context["id"]}
+    assert box.client.post("/execute", json=gone, headers=box.headers).status_code == 404
+    assert box.client.get("/contexts", headers={"e2b-sandbox-id": box.id}).status_code == 502
+
+
 def test_sandboxes_are_found_by_what_they_were_given(box: Box) -> None:
     query = {"metadata": "x%3Dy%2520z", "state": "running"}
     found = box.client.get("/v2/sandboxes", params={"metadata": "x=y%20z", "state": "running"}).json()

@@ -80,6 +80,24 @@ def test_compiling_is_a_step_of_its_own(server: Server) -> None:
     assert (late["compile_result"]["status"], late["run_result"]) == ("TimeLimitExceeded", None)
 
 
+def test_a_notebook(server: Server) -> None:
+    cells = ["a = 1", "print(a); a + 1", "1/0", "import sys; sys.stderr.write('e'); open('out', 'w').write('o')"]
+    body = {"cells": cells, "files": {"in": "aQ=="}, "fetch_files": ["out", "none"]}
+    found = server.client.post("/run_jupyter", json=body).json()
+    assert (found["status"], found["driver"]["status"]) == ("Success", "Finished")
+    assert [cell["stdout"] for cell in found["cells"]] == ["", "1\n", "", ""]
+    assert found["cells"][1]["display"][0]["text/plain"] == "2"
+    assert found["cells"][2]["error"][0]["ename"] == "ZeroDivisionError"
+    assert found["cells"][3]["stderr"] == "e" and found["files"] == {"out": "bw=="}
+
+
+def test_a_notebook_that_overstays(server: Server) -> None:
+    body = {"cells": ["print(1)", "import time; time.sleep(60)", "print(2)"], "total_timeout": 3}
+    found = server.client.post("/run_jupyter", json=body).json()
+    assert (found["status"], found["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
+    assert len(found["cells"]) <= 1
+
+
 @pytest.mark.attack("PT-15")
 @pytest.mark.parametrize(
     "body",

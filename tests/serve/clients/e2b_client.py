@@ -54,7 +54,26 @@ async def many_at_once() -> None:
     assert found == [f"{number}\n" for number in range(10)]
 
 
+def cells() -> None:
+    from e2b_code_interpreter import Sandbox as Interpreter
+
+    with Interpreter.create(timeout=120) as sandbox:
+        sandbox.run_code("x = 20")
+        assert sandbox.run_code("print('hi'); 2 * x + 2").text == "42"
+        assert sandbox.run_code("1/0").error.name == "ZeroDivisionError"
+        context = sandbox.create_code_context(language="javascript")
+        assert sandbox.run_code("6 * 7", context=context).text == "42"
+        assert sandbox.run_code("x", context=sandbox.create_code_context()).error.name == "NameError"
+        try:
+            sandbox.run_code("import time; time.sleep(60)", timeout=2)
+            raise AssertionError("it is told as a failure")
+        except TimeoutException:
+            pass
+        assert sandbox.run_code("x").text == "20"
+
+
 commands_and_files()
+cells()
 asyncio.run(many_at_once())
 print(f"e2b {version('e2b')}: ok", flush=True)
 os._exit(0)  # its own threads may abort an interpreter that is taken apart

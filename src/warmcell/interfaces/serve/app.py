@@ -11,9 +11,9 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from warmcell.interfaces.serve import fusion, native, openapi, piston, sandboxes
+from warmcell.interfaces.serve import fusion, fusion_jupyter, native, openapi, piston, sandboxes
 from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
-from warmcell.interfaces.serve.e2b import control, envd
+from warmcell.interfaces.serve.e2b import control, envd, interpreter
 from warmcell.interfaces.serve.measured import Measured
 from warmcell.interfaces.serve.service import Service
 
@@ -35,7 +35,16 @@ def make_app(service: Service) -> Starlette:
     measured = Measured()
     own = [*native.routes(), *sandboxes.routes(), *measured.routes()]
     app = Starlette(
-        routes=[*own, *openapi.routes(own), *fusion.routes(), *piston.routes(), *control.routes(), *envd.routes()],
+        routes=[
+            *own,
+            *openapi.routes(own),
+            *fusion.routes(),
+            *fusion_jupyter.routes(),
+            *piston.routes(),
+            *control.routes(),
+            *envd.routes(),
+            *interpreter.routes(),
+        ],
         lifespan=lifespan,
         middleware=[Middleware(FromElsewhere, settings=service.settings)],
         exception_handlers={404: not_found, 405: wrong_method},

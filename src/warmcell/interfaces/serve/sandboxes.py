@@ -25,7 +25,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
     service = service_of(request)
     body = await read_model(request, CreateBody, service.settings.max_body)
     check_time(body.timeout, service.settings.max_timeout)
-    options = {"env": body.env, "timeout": body.timeout}
+    options: dict[str, Any] = {"env": body.env, "timeout": body.timeout}
     held = service.held.add(lambda: service.make_sandbox(tenant, **options), tenant, body.lifetime, body.metadata)
     return answer(_plain(held), 201)
 

@@ -61,10 +61,10 @@ class Service:
         found = map(str, self.backend.capabilities().supported_languages)
         return [name for own in found for name in (own, *find_language(own).aliases)]
 
-    def make_sandbox(self, tenant: Tenant, **options: Any) -> AsyncSandbox:
+    def make_sandbox(self, tenant: Tenant, limits: Limits | None = None, **options: Any) -> AsyncSandbox:
         """With the ceiling of this moment, which it keeps."""
         policy = ceiling(self.policy)
-        limits = asked_limits(Limits(disk_mb=tenant.disk_mb or None), self.policy)
+        limits = asked_limits((limits or Limits()).capped_by(Limits(disk_mb=tenant.disk_mb or None)), self.policy)
         # A waiting cell for each sandbox that idles would cost more than it saves.
         config = replace(self._config, pool_size=1, pool_min=0)
         return AsyncSandbox(policy=policy, limits=limits, config=config, **options)

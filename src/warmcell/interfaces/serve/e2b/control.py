@@ -106,6 +106,8 @@ async def every(request: Request, tenant: Tenant) -> Response:
     wanted = dict(parse_qsl(asked.get("metadata", ""))) or dict(parse_qsl(unquote(asked.get("metadata", ""))))
     states = set(",".join(asked.getlist("state")).split(",")) - {""} or {"running", "paused"}
     found = [held for held in found if wanted.items() <= held.metadata.items() and _state(held) in states]
+    if after := asked.get("startedAfter"):
+        found = [held for held in found if rfc3339(held.created) > after.replace("+00:00", "Z")]
     if template := asked.get("template"):
         found = [held for held in found if _box(held).template == template]
     found.sort(key=lambda held: held.created, reverse=asked.get("order") != "asc")

@@ -52,10 +52,10 @@ async def box_for(request: Request) -> Box:
     box = box_of(service_of(request).held.find_any(identity))
     if box is None or not box.knows(request.headers.get("x-access-token")):
         raise NoSandbox(identity)
-    return await _awake(box)
+    return await awake(box)
 
 
-async def _awake(box: Box) -> Box:
+async def awake(box: Box) -> Box:
     if box.is_paused:
         if not box.auto_resume:
             raise NoSandbox(box.held.id)
@@ -161,7 +161,7 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
         raise Refused(401, "invalid signature")
     if expiration is not None and (not expiration.isdigit() or int(expiration) < time.time()):
         raise Refused(401, "signature is already expired")
-    return await _awake(found), path
+    return await awake(found), path
 
 
 def envd_refusal(error: Exception) -> Response:
