@@ -1,0 +1,260 @@
+"""Whatever a worker sends, the host neither believes it nor waits for it: events, marks, and whole conversations."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warmcell import CellResult, errors
+from warmcell.lifetime.run import Run
+from warmcell.sessions.cell_events import Display, Done, content_of, parse
+from warmcell.sessions.cell_record import CellRecord
+from warmcell.sessions.cell_results import CellError, DisplayData
+from warmcell.sessions.cell_talk import CellTalk, Listeners
+from warmcell.sessions.frames import Decoder, FrameError, encode
+from warmcell.sessions.marked_stream import MarkedStream
+
+_text = st.text(st.characters(exclude_categories=()), max_size=20)  # with halves of surrogate pairs
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_text, inner, max_size=4),
+    max_leaves=20,
+)
+_names = st.sampled_from(
+    [
+        "event",
+        "mime",
+        "text",
+        "result",
+        "id",
+        "update",
+        "mark",
+        "ask",
+        "prompt",
+        "cell",
+        "error",
+        "cpu",
+        "peak",
+        "value",
+        "names",
+    ]
+)
+_kinds = st.sampled_from(["piece", "display", "clear", "input", "done", "variables", "other", ""])
+_messages = st.builds(
+    lambda kind, rest: {**rest, "event": kind}, _kinds | _json, st.dictionaries(_names, _json, max_size=8)
+)
+
+
+@given(_messages)
+@settings(max_examples=100)
+def test_an_event_is_sound_or_refused(message: dict[str, Any]) -> None:
+    try:
+        event = parse(message)
+    except FrameError:
+        return
+    json.dumps(asdict(event), ensure_ascii=False, allow_nan=False).encode()  # nothing that cannot be shown or stored
+
+
+@given(st.binary(max_size=200) | st.builds(lambda data: struct.pack("!I", len(data)) + data, st.binary(max_size=200)))
+def test_bytes_that_are_no_frames_are_refused(data: bytes) -> None:
+    try:
+        messages = Decoder().feed(data)
+    except FrameError:
+        return
+    assert all(isinstance(message, dict) for message in messages)
+
+
+def test_sizes_depths_and_counts_are_bounded() -> None:
+    with pytest.raises(FrameError):
+        Decoder().feed(struct.pack("!I", (1 << 20) + 1))
+    with pytest.raises(FrameError):
+        Decoder().feed(struct.pack("!I", 100_000) + b"[" * 100_000)
+    with pytest.raises(FrameError):
+        parse({"event": "display", "mime": {str(n): "" for n in range(33)}})
+    deep, wide = "{" + '"a":{' * 200 + "}" * 201, '{"a":[' + "[]," * 250_000 + "0]}"
+    assert content_of("application/json", deep) == deep
+    assert content_of("application/json", wide) == wide
+    assert content_of("application/json", '{"a": NaN, "b": "\\ud800"}') == {"a": None, "b": "?"}
+    assert content_of("application/json", "[1]") == "[1]"
+    assert content_of("application/json", '{"a": 1' + "0" * 5000 + "}") == '{"a": 1' + "0" * 5000 + "}"
+
+
+def test_displays_beyond_the_bounds_are_dropped_and_said() -> None:
+    record = CellRecord(1000)
+    for _ in range(1500):
+        record.add_display(Display({"text/plain": "x"}, False, None, False))
+    result = record.result(Done(1, None), 1, 0.0)
+    assert len(result.outputs) == 1000 and result.outputs_truncated
+
+
+@given(st.lists(st.binary(max_size=30) | st.integers(1, 4), max_size=12), st.integers(1, 7))
+def test_marks_are_found_however_the_bytes_come(parts: list[bytes | int], step: int) -> None:
+    """Whatever lies between: text is told whole and in order, and no mark is told as text."""
+    begin = b"\0\2token:"
+    written = b"".join(part if isinstance(part, bytes) else begin + b"%d\3" % part for part in parts)
+    text = b"".join(part for part in parts if isinstance(part, bytes))
+    stream = MarkedStream(begin)
+    told = b"".join(stream.feed(written[start : start + step]) for start in range(0, len(written), step))
+    for number in (1, 2, 3, 4):
+        told += stream.reach(number)
+        told += stream.feed(b"")
+    told += stream.rest()
+    if begin not in text:
+        assert told == text
+
+
+def test_a_mark_divides_before_from_after() -> None:
+    stream = MarkedStream(b"<m:")
+    assert stream.feed(b"before<m:1\3after<m:2\3end") == b"before"
+    assert stream.reach(1) == b"" and stream.feed(b"") == b"after"
+    assert stream.reach(2) == b"" and stream.feed(b"!<m") == b"end!"
+    assert stream.rest() == b"<m"
+    held = MarkedStream(b"<m:")
+    assert len(held.feed(b"<m:9\3" + b"x" * (2 << 20))) == 2 << 20  # nobody asks for it: not kept for ever
+
+
+# ---- conversations with somebody who is no worker ----
+
+
+class Pretender:
+    """A worker whose every word is the test's."""
+
+    def __init__(self) -> None:
+        self.control, self.theirs = socket.socketpair()
+        self.stdout, self.writes_stdout = os.pipe()
+        self.stderr, self.writes_stderr = os.pipe()
+        self.is_killed = False
+
+    def interrupt(self) -> None: ...
+
+    def kill(self) -> None:
+        if not self.is_killed:
+            self.is_killed = True
+            self.theirs.shutdown(socket.SHUT_RDWR)
+
+    def reason(self) -> str:
+        return "it hung up"
+
+    def close(self) -> None:
+        self.kill()
+        for descriptor in (self.stdout, self.stderr, self.writes_stdout, self.writes_stderr):
+            os.close(descriptor)
+        self.control.close()
+        self.theirs.close()
+
+
+def _converse(says: Callable[[Pretender], None], timeout: float = 5.0, **listeners: Any) -> CellResult:
+    pretender = Pretender()
+    talk = CellTalk(pretender)
+    thread = threading.Thread(target=lambda: _say(says, pretender))
+    thread.start()
+    try:
+        return talk.run(Run(), "code", timeout, Listeners(**listeners), 1000)
+    finally:
+        talk.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def _say(says: Callable[[Pretender], None], pretender: Pretender) -> None:
+    try:
+        says(pretender)
+    except OSError:
+        return  # the host has hung up, which is its right
+
+
+def _done(cell: int = 1, **more: Any) -> bytes:
+    return encode({"event": "done", "cell": cell, "error": None, **more})
+
+
+@given(
+    st.lists(
+        st.binary(max_size=60)
+        | _messages.map(lambda m: json.dumps(m).encode()).map(lambda d: struct.pack("!I", len(d)) + d),
+        max_size=6,
+    )
+)
+@settings(max_examples=40)
+def test_no_conversation_confuses_the_host(says: list[bytes]) -> None:
+    def speak(pretender: Pretender) -> None:
+        pretender.theirs.sendall(b"".join(says) + _done())
+        pretender.theirs.shutdown(socket.SHUT_WR)
+
+    try:
+        result = _converse(speak, on_input=lambda prompt: "x")
+    except errors.SessionEnded as error:
+        assert error.fault == "guest"
+        return
+    json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_the_end_of_another_cell_is_not_this_ones() -> None:
+    def speak(pretender: Pretender) -> None:
+        pretender.theirs.sendall(_done(0) + _done(2) + _done(1, value="right"))
+
+    assert _converse(speak).value == "right"
+
+
+def test_silence_lasts_no_longer_than_the_cells_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.sessions.cell_talk.GRACE_SECONDS", 0.2)
+    began = time.monotonic()
+    with pytest.raises(errors.SessionEnded, match="killed"):
+        _converse(lambda pretender: None, timeout=0.2)
+    assert time.monotonic() - began < 20
+
+
+def test_a_flood_of_everything_ends_with_the_cells_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.sessions.cell_talk.GRACE_SECONDS", 0.2)
+    flood = (
+        encode({"event": "display", "mime": {"text/plain": "x" * 1000}, "result": False, "id": None, "mark": 0}) * 100
+    )
+
+    def speak(pretender: Pretender) -> None:
+        while not pretender.is_killed:
+            pretender.theirs.sendall(flood)
+            os.write(pretender.writes_stdout, b"y" * 1000)
+
+    with pytest.raises(errors.SessionEnded, match="killed") as caught:
+        _converse(speak, timeout=0.3)
+    assert caught.value.result is not None and len(caught.value.result.stdout) <= 1000
+
+
+def test_closed_streams_do_not_spin_or_stall() -> None:
+    def speak(pretender: Pretender) -> None:
+        os.dup2(os.open("/dev/null", os.O_WRONLY), pretender.writes_stdout)  # the pipe has no writer any more
+        time.sleep(0.2)
+        pretender.theirs.sendall(_done())
+
+    assert _converse(speak).ok
+
+
+def test_hanging_up_is_the_end_and_its_reason_is_told() -> None:
+    with pytest.raises(errors.SessionEnded, match="it hung up"):
+        _converse(lambda pretender: pretender.theirs.shutdown(socket.SHUT_RDWR))
+
+
+def test_a_guests_html_does_not_run_in_the_callers_notebook() -> None:
+    script = "<script>alert(1)</script>"
+    result = CellResult(
+        stdout=script,
+        outputs=[
+            DisplayData({"text/html": script}),
+            DisplayData({"image/png": '"><script>'}),
+            DisplayData({"text/plain": script}),
+        ],
+        error=CellError("E", "m", script),
+    )
+    shown = result._repr_html_()
+    assert "<script" not in shown
+    assert "<iframe sandbox " in shown and "allow-scripts" not in shown
