@@ -149,6 +149,19 @@ def test_processes_that_a_cell_started_go_on_and_end_with_the_session(sandbox: S
     assert sandbox.read_text("beat") == before
 
 
+def test_a_session_that_begins_while_others_end(sandbox: Sandbox) -> None:
+    """A worker is a fork of the agent in the middle of its turn: what the agent had left to tell is not for it."""
+    for _ in range(12):
+        ending = [sandbox.session(language) for language in ("python", "command")]
+        threads = [threading.Thread(target=session.close) for session in ending]
+        for thread in threads:
+            thread.start()
+        with sandbox.session() as session:
+            assert session.run("1").value == "1"
+        for thread in threads:
+            thread.join()
+
+
 @pytest.mark.attack("PT-13")
 def test_two_calls_at_once_are_served_in_turn(session: Session) -> None:
     results: list[str | None] = []

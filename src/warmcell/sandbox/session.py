@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.sandbox.blocking import Sandbox
 
+_NOBODY = Listeners()
+#: So short that none of the checks of a request can refuse it for its length.
+_SHORT_CODE = 1 << 16
 OnDisplay = Callable[[DisplayData], object]
 OnInput = Callable[[str], object]
 
@@ -183,6 +186,9 @@ class Session:
 
 
 def _checked_code(code: object) -> str:
+    """As in any request."""
+    if isinstance(code, str) and code.isascii() and "\0" not in code and len(code) < _SHORT_CODE and code.strip():
+        return code
     request = ExecRequest(Language.PYTHON, code, 1.0)  # type: ignore[arg-type]
     assert isinstance(request.code, str)
     return request.code
@@ -191,6 +197,8 @@ def _checked_code(code: object) -> str:
 def _checked(
     on_stdout: object, on_stderr: object, on_display: object, on_input: object, lift: Callable[[Any], Any]
 ) -> Listeners:
+    if on_stdout is on_stderr is on_display is on_input is None:
+        return _NOBODY
     given = {"on_stdout": on_stdout, "on_stderr": on_stderr, "on_display": on_display, "on_input": on_input}
     for name, callback in given.items():
         if callback is not None and not callable(callback):

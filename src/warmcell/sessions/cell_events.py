@@ -63,6 +63,8 @@ class Done:
     cpu_time: float = 0.0
     peak_memory: int = 0
     value: str | None = None
+    #: The value of the last line, where it is short.
+    result: dict[str, str] | None = None
     names: dict[str, str] | None = None
 
 
@@ -96,6 +98,7 @@ def _done(message: dict[str, Any]) -> Done:
         min(max(_figure(message.get("cpu", 0.0)), 0.0), _MOST_SECONDS),
         int(min(max(_figure(message.get("peak", 0)), 0.0), _MOST_PEAK)),
         None if value is None else _text(message, "value"),
+        None if message.get("result") is None else _texts(message, "result"),
     )
 
 

@@ -8,6 +8,7 @@ from warmcell.core.types import ExecResult, Usage
 from warmcell.sessions.cell_events import Display, Done, Piece, content_of
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
+_DECODER = codecs.getincrementaldecoder("utf-8")
 _MOST_DISPLAYS = 1000
 _MOST_DISPLAY_CHARACTERS = 32 * 1024 * 1024
 _MOST_TYPES = 64
@@ -18,7 +19,7 @@ class StreamText:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = self._room = most_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _DECODER("replace")
         self._parts: list[str] = []
         self.is_truncated = False
 

@@ -106,6 +106,8 @@ class CellTalk:
         self._lock = Lock()
         self._is_under_way = False
         self._wants_interrupt = False
+        self._is_woken = False
+        self._has_unsent = False
         #: What every later exchange raises; why somebody else wanted the end.
         self._ended: SandboxError | None = None
         self._wanted_end: SandboxError | None = None
@@ -187,7 +189,7 @@ class CellTalk:
         with self._lock:
             if self._is_under_way:
                 self._wants_interrupt = True
-                os.eventfd_write(self._wake, 1)
+                self._wake_up()
 
     def end(self, error: SandboxError) -> None:
         """Ends the worker; `error` is what an exchange under way raises, and every later one."""
@@ -247,8 +249,9 @@ class CellTalk:
     def _as_under_way(self) -> Iterator[None]:
         with self._lock:
             self._is_under_way, self._wants_interrupt = True, False
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._wake)  # a wish that came for the last one
+            if self._is_woken:  # by a wish that was for the last one
+                self._is_woken = False
+                os.eventfd_read(self._wake)
         try:
             yield
         finally:
@@ -256,6 +259,7 @@ class CellTalk:
                 self._is_under_way = False
 
     def _wake_up(self) -> None:
+        self._is_woken = True
         os.eventfd_write(self._wake, 1)
 
     def _take_turn(self, run: Run, cell: _Cell) -> None:
@@ -319,6 +323,7 @@ class CellTalk:
     # ---- what comes in ----
 
     def _hear_wish(self, run: Run, cell: _Cell) -> None:
+        self._is_woken = False
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         if run.is_cancelled:
@@ -353,16 +358,21 @@ class CellTalk:
         else:
             self._tell_texts(run, cell, lambda stream: stream.rest(), isinstance(event, Done))
         if isinstance(event, Display):
-            shown = cell.record.add_display(event)
-            if shown is not None:
-                self._tell(run, cell, cell.listeners.on_display, shown)
+            self._take_display(run, cell, event)
         elif isinstance(event, Clear):
             cell.record.clear()
         elif isinstance(event, Question):
             self._answer(run, cell, event)
         elif event.cell == cell.number:
+            if event.result is not None:
+                self._take_display(run, cell, Display(event.result, True, None, False))
             cell.done = event
         self._tell_texts(run, cell, lambda stream: stream.feed(b""))
+
+    def _take_display(self, run: Run, cell: _Cell, display: Display) -> None:
+        shown = cell.record.add_display(display)
+        if shown is not None:
+            self._tell(run, cell, cell.listeners.on_display, shown)
 
     def _answer(self, run: Run, cell: _Cell, question: Question) -> None:
         """The time that a person takes to answer is not the cell's."""
@@ -432,7 +442,9 @@ class CellTalk:
         with suppress(OSError):
             while self._outgoing:
                 del self._outgoing[: control.send(self._outgoing, socket.MSG_NOSIGNAL)]
-        self._poll.modify(control.fileno(), select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        if bool(self._outgoing) != self._has_unsent:
+            self._has_unsent = bool(self._outgoing)
+            self._poll.modify(control.fileno(), select.POLLIN | (select.POLLOUT if self._has_unsent else 0))
 
 
 def _refuse_image(cell: _Cell, image: SessionImage) -> None:

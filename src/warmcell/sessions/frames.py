@@ -8,6 +8,7 @@ from typing import Any
 
 MOST_BYTES = 1 << 20
 _LENGTH = struct.Struct("!I")
+_TEXT_OF = json.JSONEncoder(separators=(",", ":")).encode  # made once: `dumps` would make one for every message
 
 
 class FrameError(Exception):
@@ -20,7 +21,7 @@ class FrameTooLong(ValueError):
 
 def encode(message: dict[str, Any]) -> bytes:
     """`FrameTooLong` where it does not fit: that is the caller's, not the guest's."""
-    payload = json.dumps(message, separators=(",", ":")).encode()
+    payload = _TEXT_OF(message).encode()
     if len(payload) > MOST_BYTES:
         raise FrameTooLong(f"{len(payload)} bytes are more than the {MOST_BYTES} of one message")
     return _LENGTH.pack(len(payload)) + payload

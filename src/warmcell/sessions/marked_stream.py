@@ -25,6 +25,8 @@ class MarkedStream:
     def feed(self, data: bytes) -> bytes:
         """What may be told by now: all up to the next mark that nobody has asked for yet."""
         self._buffer += data
+        if not self._buffer:
+            return b""
         told = self._until(lambda number: number > self._reached)
         return told + self.rest() if len(self._buffer) > _MOST_HELD else told
 
@@ -36,6 +38,8 @@ class MarkedStream:
 
     def rest(self) -> bytes:
         """Everything, without the marks."""
+        if not self._buffer:
+            return b""
         told = self._until(lambda number: False)
         told += bytes(self._buffer)  # the beginning of a mark that was never ended
         self._buffer.clear()

@@ -46,6 +46,7 @@ class Session:
         self._interrupts = channel.interrupts
         self._count = 0
         self._flags = 0
+        self._result = None
         self._loop = None
         self._module = ModuleType("__main__")
         self._namespace = self._module.__dict__
@@ -78,6 +79,7 @@ class Session:
     def _run_cell(self, request):
         before = resource.getrusage(resource.RUSAGE_SELF)
         self._count += 1
+        self._result = None
         self._screen.begin_cell()
         self._streams.begin_cell(request["mark"])
         error = self._guarded(lambda: self._evaluate(request["code"]), request["cell"])
@@ -106,7 +108,7 @@ class Session:
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         self._channel.send(
-            event="done", cell=request["cell"], error=told, count=self._count, cpu=cpu, peak=after.ru_maxrss * 1024
+            event="done", cell=request["cell"], error=told, result=self._result, cpu=cpu, peak=after.ru_maxrss * 1024
         )
 
     # ---- one cell ----
@@ -117,7 +119,7 @@ class Session:
         value = self._execute(source, filename)
         if value is not None and not source.rstrip().endswith(";"):
             builtins._ = value
-            self._screen.show_value(value, is_result=True)
+            self._result = self._screen.result(value)
         self._screen.show_figures()
 
     def _execute(self, source, filename):
@@ -128,9 +130,9 @@ class Session:
             last = builtins.compile(  # before anything runs, so that all of the cell is known to be sound
                 _expression(tree.body.pop()), filename, "eval", self._flags | _AWAIT, dont_inherit=True
             )
-        body = compile(tree, filename, "exec", self._flags | _AWAIT, dont_inherit=True)
-        self._flags |= body.co_flags & _FUTURES
         if tree.body:
+            body = compile(tree, filename, "exec", self._flags | _AWAIT, dont_inherit=True)
+            self._flags |= body.co_flags & _FUTURES
             self._carry_out(body)
         return None if last is None else self._carry_out(last)
 

@@ -4,10 +4,10 @@ A frame is four bytes of length and JSON. The host decides what to believe; here
 worker itself speaks: not a process that the guest forked, and not a thread in the middle of another's frame.
 """
 
+import _signal  # `signal` makes enums of everything, which takes longer than the rest of a small cell
 import json
 import os
 import select
-import signal
 import struct
 import threading
 
@@ -20,29 +20,29 @@ class Interrupts:
     """SIGINT: raised where the guest's code runs, kept until the end of a frame, and nothing at all between cells."""
 
     def __init__(self):
-        self._is_allowed = False
+        self.is_allowed = False
         self._held = 0
         self._is_waiting = False
         self._owner = os.getpid()
 
     def install(self):
         """Before every cell: the last one may have set its own handler, or none."""
-        if signal.getsignal(signal.SIGINT) != self._hear:
-            signal.signal(signal.SIGINT, self._hear)
+        if _signal.getsignal(_signal.SIGINT) != self._hear:
+            _signal.signal(_signal.SIGINT, self._hear)
 
     def allow(self):
         self._is_waiting = False
-        self._is_allowed = True
+        self.is_allowed = True
 
     def forbid(self):
-        self._is_allowed = False
+        self.is_allowed = False
 
     def _hear(self, number, frame):
         if os.getpid() != self._owner:
             raise KeyboardInterrupt
         if self._held:
             self._is_waiting = True
-        elif self._is_allowed:
+        elif self.is_allowed:
             raise KeyboardInterrupt
 
     def __enter__(self):
@@ -53,7 +53,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return
         self._held -= 1
-        if self._is_waiting and not self._held and self._is_allowed:
+        if self._is_waiting and not self._held and self.is_allowed:
             self._is_waiting = False
             raise KeyboardInterrupt
 
@@ -67,6 +67,7 @@ class Channel:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._asked = 0
+        self._buffer = bytearray()
         self._ready = select.poll()
         self._ready.register(descriptor, select.POLLIN)
         os.set_inheritable(descriptor, False)
@@ -97,33 +98,43 @@ class Channel:
         """The next message of the host. Waiting for it can be interrupted, reading it cannot."""
         pieces = []
         while True:
-            self._ready.poll()
-            with self.interrupts:
-                (size,) = _LENGTH.unpack(self._read(4))
-                message = json.loads(self._read(size))
-            if message["op"] != "piece":
+            message = self._taken()
+            if message is None:
+                self._read()
+            elif message["op"] == "piece":
+                pieces.append(message["text"])
+            else:
                 break
-            pieces.append(message["text"])
         if pieces:
             message["code"] = "".join([*pieces, message["code"]])
         return message
 
     def check_interrupted(self, cell):
         """A signal that came before the cell could hear it was ignored; the host said first which cell it meant."""
-        if self._ready.poll(0):
+        if self._buffer or self._ready.poll(0):
             message = self.receive()
             if message["op"] == "interrupt" and message["cell"] == cell:
                 raise KeyboardInterrupt
 
-    def _read(self, size):
-        pieces = []
-        while size:
-            piece = os.read(self.descriptor, min(size, 1 << 20))
-            if not piece:
+    def _taken(self):
+        """A message that is there as a whole, or None."""
+        if len(self._buffer) < 4:
+            return None
+        end = 4 + _LENGTH.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        message = json.loads(self._buffer[4:end])
+        del self._buffer[:end]
+        return message
+
+    def _read(self):
+        if self.interrupts.is_allowed:
+            self._ready.poll()
+        with self.interrupts:
+            data = os.read(self.descriptor, 1 << 16)
+            if not data:
                 os._exit(0)  # the host is gone
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+            self._buffer += data
 
     def ask(self, prompt):
         """A line from whoever called the session, or None."""

@@ -22,8 +22,14 @@ _METHODS = (
 _PLOTLY = "application/vnd.plotly.v1+json"
 
 
+#: What has no other form than its text.
+_PLAIN = frozenset([int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(len)])
+
+
 def bundle(value):
     """MIME types to texts, as they go over the wire: binary in base64, JSON as its text."""
+    if type(value) in _PLAIN:
+        return _texts({"text/plain": repr(value)})
     found = {}
     if not isinstance(value, type):
         found.update(_special(value))
@@ -127,7 +133,7 @@ class Screen:
         """
         if not self._channel.is_ours:
             return
-        mark = self._streams.mark() if not is_result else self._streams.flush() or 0
+        mark = self._mark(is_result)
         short = {}
         for name, text in mime.items():
             if len(text) <= _SHORT:
@@ -140,9 +146,24 @@ class Screen:
             mark=mark,
         )  # fmt: skip
 
+    def _mark(self, is_result):
+        if not is_result:
+            return self._streams.mark()
+        self._streams.flush()
+        return 0
+
     def show_value(self, value, **how):
         self._shown.add(id(value))
         self.show(bundle(value), **how)
+
+    def result(self, value):
+        """For the cell's last frame, where it fits into it and nothing else is to come after it; else it is shown."""
+        self._shown.add(id(value))
+        mime = bundle(value)
+        if "matplotlib._pylab_helpers" not in sys.modules and all(len(text) <= _SHORT for text in mime.values()):
+            return mime
+        self.show(mime, is_result=True)
+        return None
 
     def display(self, *values, display_id=None, raw=False, clear=False, include=None, exclude=None, metadata=None, **_):
         """Shows values in the richest forms they have. With `display_id`, what is shown can be replaced later."""

@@ -77,12 +77,18 @@ class Streams:
 
 
 def flush():
-    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-    for stream in {id(stream): stream for stream in streams}.values():
-        try:
-            stream.flush()
-        except Exception:  # the guest's own object, or closed: it has nothing left to say
-            continue
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+    if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
+        _flush(sys.__stdout__)
+        _flush(sys.__stderr__)
+
+
+def _flush(stream):
+    try:
+        stream.flush()
+    except Exception:  # the guest's own object, or closed: it has nothing left to say
+        pass
 
 
 def end_fork(error):

@@ -175,7 +175,7 @@ class ShellSession:
     def _tell_variables(self, request):
         found, room = {}, _MOST_CHARACTERS
         for name, value in self._declarations().items():
-            if name in self._own_names or name.startswith(("_", "BASH", "FUNCNAME", "PIPESTATUS")):
+            if name in self._own_names or name.startswith(("_", "BASH", "FUNCNAME", "OLDPWD", "PIPESTATUS")):
                 continue
             value = value if len(value) <= _LONGEST_VARIABLE else value[: _LONGEST_VARIABLE - 3] + "..."
             room -= len(name) + len(value)
