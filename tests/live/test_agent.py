@@ -39,7 +39,7 @@ def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
     ours, theirs = socket.socketpair()
     hears, says = socket.socketpair()
     with ours, theirs, hears, says:
-        request = {"id": 1, "op": "start", "worker": "probe", "cwd": "/", "env": {}, "descriptors": 4}
+        request = {"id": 1, "op": "start", "mark": "1", "worker": "probe", "cwd": "/", "env": {}, "descriptors": 4}
         null = os.open(os.devnull, os.O_RDWR)
         socket.send_fds(ours, [encode(request)], [null, null, null, says.fileno()])
         says.close()

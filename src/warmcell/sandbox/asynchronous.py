@@ -30,9 +30,11 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.sandbox.backend_adapters import (
+    Guest,
     GuestConfig,
     GuestFactory,
     Job,
+    ProcessGuest,
     check_process_settings,
     checked_argv,
     language_for,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
     from warmcell.sandbox.live import LiveSide
+    from warmcell.sandbox.live_runs import LiveRuns
     from warmcell.sandbox.ports import AsyncExposedPort
     from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
     from warmcell.sandbox.session import AsyncSession
@@ -95,6 +98,7 @@ class AsyncSandbox:
     called twice; every other method raises `SandboxDestroyed` afterwards. `guest_factory` is the seam for tests.
 
     `backend` is a name, or a `ProcessBackend` whose configuration, enforcer and policy are to hold here too.
+    With `live`, exec, sh and run go into the live cage of `spawn` too, and share its processes, /tmp and loopback.
     `work_path="host"` shows the work directory where it is on the host, so that absolute paths in it are true. With
     `forkable`, its Python sessions can be forked.
     """
@@ -114,6 +118,7 @@ class AsyncSandbox:
         config: ProcessConfig | None = None,
         enforcer: str | SandboxEnforcer = "auto",
         limits: Limits | None = None,
+        live: bool = False,
         idle_timeout: float | None = None,
         work_path: str = WORK,
         forkable: bool = False,
@@ -134,6 +139,7 @@ class AsyncSandbox:
             "policy": policy,
             "config": config,
             "enforcer": enforcer,
+            "live": bool(live),
             "idle_timeout": None if idle_timeout is None else check_timeout(idle_timeout, "idle_timeout"),
             "work_path": work_path,
             "forkable": check_forkable(forkable, work_path),
@@ -145,6 +151,7 @@ class AsyncSandbox:
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
         self._live: LiveSide | None = None
+        self._live_runs: LiveRuns | None = None
         #: What ends with the sandbox and is no operation: exposed ports, and watches as long as somebody has them.
         self._watches: weakref.WeakSet[Door] = weakref.WeakSet()
         self._ports: set[Door] = set()
@@ -157,6 +164,9 @@ class AsyncSandbox:
         except BaseException:
             self._workspace.close()
             raise
+        if live and not getattr(self._guest, "has_live_cage", False):
+            self._workspace.close()
+            raise no_live_cage(self._backend_name)
         if events.listeners:
             events.emit("sandbox.made", self.id, {"backend": self._backend_name})
 
@@ -192,7 +202,7 @@ class AsyncSandbox:
         """
         argv = checked_argv(command, args)
         follow = following(on_stdout, on_stderr)
-        return await self._run(functools.partial(self._guest.command, argv), cwd, stdin, timeout, follow)
+        return await self._run(functools.partial(self._ways().command, argv), cwd, stdin, timeout, follow)
 
     async def sh(
         self,
@@ -219,7 +229,7 @@ class AsyncSandbox:
     ) -> ExecResult:
         """`sh` for who wants the very bytes: `follow` goes through the events of the run and returns its result."""
         ExecRequest(Language.COMMAND, check_text("script", script), 1.0)
-        return await self._run(functools.partial(self._guest.script, script), cwd, stdin, timeout, follow)
+        return await self._run(functools.partial(self._ways().script, script), cwd, stdin, timeout, follow)
 
     async def run(
         self,
@@ -234,7 +244,7 @@ class AsyncSandbox:
         """Runs source text in the work directory."""
         request = ExecRequest(language_for(self._backend_name, language), code, 1.0)
         follow = following(on_stdout, on_stderr)
-        call = functools.partial(self._guest.code, code, request.language)
+        call = functools.partial(self._ways().code, code, request.language)
         return await self._run(call, None, stdin, timeout, follow)
 
     async def exec_python(
@@ -316,6 +326,19 @@ class AsyncSandbox:
         """For what else lives there: the cage of this sandbox that stays, made now if there is none."""
         await self.start()
         return await self._operations.run(self._live_side().cage())
+
+    def _ways(self) -> Guest | LiveRuns:
+        """How things are run here: each in a cage of its own, or all in the live one."""
+        if not self._settings["live"]:
+            return self._guest
+        if self._live_runs is None:
+            from warmcell.sandbox.live_runs import LiveRuns
+
+            guest = self._guest
+            assert isinstance(guest, ProcessGuest)  # looked at when the sandbox was made
+            output_bytes = effective_limits(self._settings["policy"] or SandboxPolicy()).output_bytes
+            self._live_runs = LiveRuns(guest, self._live_side(), output_bytes)
+        return self._live_runs
 
     def _live_side(self) -> LiveSide:
         if self._live is None:

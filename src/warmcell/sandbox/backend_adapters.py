@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from warmcell.backends.output_callbacks import Follow
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.backends.process.live import LiveCage
+    from warmcell.backends.process.live_program import LiveProgram
     from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
     from warmcell.core.output_events import StreamEvent
     from warmcell.languages.config import ProcessConfig
@@ -146,7 +147,7 @@ class ProcessGuest:
         execute = await self._direct_way()
         if execute is None:
             return await self._command_by_shell(argv, job)
-        request = self._request(command_line(argv), Language.COMMAND, job)
+        request = self.request(command_line(argv), Language.COMMAND, job)
         if job.follow is not None:
             return await job.follow(self._way_to_hear("stream_command")(argv, job.cwd, request))
         return await execute(argv, job.cwd, request)
@@ -173,7 +174,7 @@ class ProcessGuest:
         return await self._shell(in_directory(script, job.cwd, self._config.work_path), job)
 
     async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
-        request = self._request(code, language, job)
+        request = self.request(code, language, job)
         if job.follow is not None:
             return await job.follow(self._way_to_hear("stream")(request))
         return await self._backend.execute(request)
@@ -186,7 +187,7 @@ class ProcessGuest:
             raise InvalidRequest(reason, field="on_stdout", hint="leave on_stdout and on_stderr out")
         return way
 
-    def _request(self, code: str | bytes, language: Language | str, job: Job) -> ExecRequest:
+    def request(self, code: str | bytes, language: Language | str, job: Job) -> ExecRequest:
         return ExecRequest(language, code, job.timeout, job.stdin, self._config.memory_limit_mb, self._config.env)
 
     async def tools(self) -> list[str]:
@@ -217,6 +218,15 @@ class ProcessGuest:
             env=config.env, memory_limit_mb=config.memory_limit_mb, idle_timeout=config.idle_timeout
         )
         return cage
+
+    async def live_program(self, request: ExecRequest) -> LiveProgram | ExecResult:
+        """For who starts it in the live cage."""
+        opens: Callable[[ExecRequest], Awaitable[LiveProgram | ExecResult]] | None = getattr(
+            self._backend, "live_program", None
+        )
+        if opens is None:
+            raise no_live_cage(self._backend.name)
+        return await opens(request)
 
     async def aclose(self) -> None:
         if self._is_ours:

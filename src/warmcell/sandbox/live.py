@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest, SessionEnded
 from warmcell.core.types import check_env, check_text, check_timeout
+from warmcell.languages.shell import find_shell
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.operations import Operations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _RING_BYTES = 1 << 20
 _ATTEMPTS = 3
 RingFactory = Callable[[], Ring]
+#: A command line, or what makes it out of the directory that its files are in.
+Argv = Sequence[str] | Callable[[str], Sequence[str]]
 
 
 def _ring() -> Ring:
@@ -58,7 +61,7 @@ class LiveSide:
 
     async def start(
         self,
-        argv: Sequence[str],
+        argv: Argv,
         cwd: str,
         *,
         command: str = "",
@@ -67,11 +70,12 @@ class LiveSide:
         stdin: bool = True,
         timeout: float | None = None,
         ring: RingFactory = _ring,
+        files: Mapping[str, bytes] | None = None,
     ) -> AsyncProcess:
         """In a new cage where the old one ended in this very moment for want of anything to do."""
         for attempt in range(_ATTEMPTS):
             cage = await self.cage()
-            begin = partial(_begun, cage, argv, cwd, command, env, pty, stdin, ring)
+            begin = partial(_begun, cage, argv, cwd, command, env, pty, stdin, ring, files)
             try:
                 process = await in_thread(partial(self._kept, begin, timeout))
                 return AsyncProcess(process, self._operations)
@@ -108,13 +112,14 @@ class LiveSide:
 
 def _begun(
     cage: LiveCage,
-    argv: Sequence[str],
+    argv: Argv,
     cwd: str,
     command: str,
     env: Mapping[str, str] | None,
     pty: PtySize | None,
     stdin: bool,
     ring: RingFactory,
+    files: Mapping[str, bytes] | None,
 ) -> LiveProcess:
     """Pipes of the host's, whose other ends the guest gets: no open file is shared with it."""
     with Descriptors() as owned, Descriptors() as theirs:
@@ -123,9 +128,11 @@ def _begun(
         else:
             streams, ends = _plain_streams(cage, owned, theirs, ring, stdin)
         size = None if pty is None else (pty.cols, pty.rows)
-        program = cage.start(argv, cwd=cwd, env=env, descriptors=ends, pty=size)
+        place = cage.new_code_dir() if callable(argv) else ""
+        words = argv(place) if callable(argv) else argv
+        program = cage.start(words, cwd=cwd, env=env, descriptors=ends, pty=size, files=files, code_dir=place)
         theirs.close()
-    return LiveProcess(cage.loop, program, command or " ".join(argv), cwd, streams)
+    return LiveProcess(cage.loop, program, command or " ".join(words), cwd, streams)
 
 
 def _pipe(owned: Descriptors, theirs: Descriptors, *, inward: bool) -> tuple[int, int]:
@@ -165,7 +172,7 @@ def checked_command(command: object) -> tuple[list[str], str]:
         text = check_text("command", command)
         if not text.strip():
             raise InvalidRequest("is empty", field="command")
-        return ["sh", "-c", text], text
+        return [find_shell(), "-c", text], text
     if not isinstance(command, Sequence) or isinstance(command, bytes) or not command:
         raise InvalidRequest(
             "must be text for the shell, or a list of a program and its arguments",

@@ -114,6 +114,15 @@ class AsyncProcess:
 
         await self._operations.run(gone())
 
+    def kill_soon(self) -> None:
+        """`kill` without waiting for it."""
+        self._process.program.kill_soon()
+
+    @property
+    def start_failure(self) -> int:
+        """exec's errno, where there was nothing to execute."""
+        return self._process.program.failure
+
     async def _ask(self, ask: Callable[[], None]) -> None:
         if not self._process.is_running:
             self._operations.check_open()

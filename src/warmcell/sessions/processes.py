@@ -36,6 +36,7 @@ class Program(Protocol):
     """What a live cage gives for what it started."""
 
     pid: int
+    failure: int
 
     @property
     def ended(self) -> Future[Any]:

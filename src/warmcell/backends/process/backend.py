@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from warmcell.backends import built
     from warmcell.backends.many import Requests
     from warmcell.backends.process.live import LiveCage
+    from warmcell.backends.process.live_program import LiveProgram
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.core.outcomes import Outcome
     from warmcell.core.output_events import StreamEvent
@@ -202,7 +203,7 @@ class ProcessBackend:
         try:
             return self._launcher.run(self._planned(program, request, run, listener=listener))
         except NotStarted as failure:
-            raise _command_refusal(program.argv[0], failure) from None
+            raise command_refusal(program.argv[0], failure) from None
 
     def _execute(self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
         return self._launcher.run(self._planned(self._prepared(request), request, run, stdin, listener))
@@ -267,6 +268,13 @@ class ProcessBackend:
         cage = await self._runs.run(lambda run: self._launcher.live_cage(effective, terms, run))
         self._cages.add(cage)
         return cage
+
+    async def live_program(self, request: ExecRequest) -> LiveProgram | ExecResult:
+        """What `execute` would run, to be started in a live cage; or the result, where it does not compile."""
+        plan = self._planned
+        return await self._runs.run(
+            lambda run: self._launcher.live_program(plan(self._prepared(request), request, run))
+        )
 
     async def build(self, request: ExecRequest) -> built.Program:
         """Compiles the program, or checks its syntax, once. Raises `BuildFailed` with what the compiler said.
@@ -345,7 +353,7 @@ def _check_work_path(work_path: str, policy: SandboxPolicy) -> None:
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 
-def _command_refusal(command: str, failure: NotStarted) -> SandboxError:
+def command_refusal(command: str, failure: NotStarted) -> SandboxError:
     """What exec's errno means to who named the command."""
     if failure.errno in _NOT_THERE:
         return CommandNotFound(command)

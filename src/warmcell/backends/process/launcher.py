@@ -38,6 +38,7 @@ from warmcell.runner.pump import Bounds, Pump
 if TYPE_CHECKING:
     from warmcell.backends.process.live import LiveCage
     from warmcell.backends.process.live_making import LiveTerms
+    from warmcell.backends.process.live_program import LiveProgram
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
@@ -283,6 +284,19 @@ class Launcher:
             return scarcity.retried(begin, run, self._config.queue_timeout, own=self.pool)
         except OSError as error:
             raise host_failure(error, "start the live cage") from error
+
+    def live_program(self, launch: Launch) -> LiveProgram | ExecResult:
+        """What is to be started in a live cage, built first where the language needs it; or the compiler's words."""
+        from warmcell.backends.process.live_program import live_program
+
+        try:
+            if launch.program.build is None:
+                return live_program(launch)
+            with ExitStack() as cleanup:
+                built = self._built(launch, cleanup)
+                return built if isinstance(built, ExecResult) else live_program(built)
+        except OSError as error:
+            raise host_failure(error) from error
 
     def _live_world(self, limits: EffectiveLimits, shown: tuple[str, ...]) -> World:
         from warmcell.backends.process.live_making import LiveWorld, check

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -25,7 +26,7 @@ from warmcell.core.records import dataclass
 from warmcell.core.types import EffectiveLimits, Enforced, ExecResult
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own_until_exit
-from warmcell.policy.places import WORK_DIR
+from warmcell.policy.places import CODE_DIR, WORK_DIR
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.sessions.conversation import Conversation, ConversationOver, Message
 from warmcell.sessions.frames import FrameTooLong
@@ -127,7 +128,7 @@ class LiveCage:
         self.ended: Future[CageEnd] = Future()
         self.ended.set_running_or_notify_cancel()
         self._programs: dict[int, StartedProgram] = {}
-        self._marks = count(1)
+        self._marks, self._code_dirs = count(1), count(1)
         self._last_words = bytearray()
         self._is_closing = False
         self._is_ready = False
@@ -170,11 +171,14 @@ class LiveCage:
         env: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         pty: tuple[int, int] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        code_dir: str = "",
     ) -> StartedProgram:
         """Starts a program, or a worker of ours: `guest/live/<worker>.py`, whose `main()` runs in a fork of the agent.
 
         `descriptors` become its 0, 1, 2 and so on: the guest's ends of what the caller made, and keeps or closes. With
-        `pty` (columns, rows) there are two, for what is typed and what is shown. Blocks until it was started.
+        `pty` (columns, rows) there are two, for what is typed and what is shown. `files` are there while it runs, in
+        `code_dir`, which is one of `new_code_dir()`. Blocks until it was started.
         """
         mark = str(next(self._marks))
         fields: dict[str, Any] = {"cwd": cwd, "env": self.environment(env), "mark": mark}
@@ -182,12 +186,26 @@ class LiveCage:
         if pty is not None:
             fields["pty"] = list(pty)
         started: list[StartedProgram] = []
-        answer = self._answer("start", descriptors, lambda answer: self._begun(answer, mark, started), **fields)
+        if files:
+            fields.update(files=list(files), code_dir=code_dir)
+        with Descriptors() as sent:
+            contents = [sent.opened(partial(_memory_file, content)) for content in (files or {}).values()]
+            answer = self._answer_to_start(mark, [*descriptors, *contents], started, fields)
+            sent.close()
         if "error" in answer:
             raise _refusal(answer, cwd)
         if not started:
             raise self._why_over()
         return started[0]
+
+    def new_code_dir(self) -> str:
+        """A place in the cage for files of one program."""
+        return f"{CODE_DIR}/runs/{next(self._code_dirs)}"
+
+    def _answer_to_start(
+        self, mark: str, descriptors: Sequence[int], started: list[StartedProgram], fields: dict[str, Any]
+    ) -> Message:
+        return self._answer("start", descriptors, lambda answer: self._begun(answer, mark, started), **fields)
 
     def connect(self, port: int) -> socket.socket:
         """A connection to that port of the cage's own loopback; `ConnectionError` where nobody takes it."""
@@ -338,6 +356,20 @@ class LiveCage:
             while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
                 self._cell.hear()
         return self._cell.report or {}
+
+
+def _memory_file(content: bytes) -> int:
+    """A descriptor to read it from, which nobody else has."""
+    descriptor = os.memfd_create("warmcell", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _is_seconds(value: object) -> bool:

@@ -8,6 +8,7 @@ import array
 import errno
 import importlib
 import os
+import shutil
 import signal
 import socket
 
@@ -44,6 +45,8 @@ class Started:
         #: The way out of its terminal, which must be empty before its end is told.
         self.output = None
         self.relay = None
+        #: Where its files are, which go with it.
+        self.code_dir = ""
 
 
 class Agent:
@@ -141,6 +144,11 @@ class Agent:
 
     def _op_start(self, request, given):
         started = Started(request["mark"])
+        files = request.get("files", [])
+        given, contents = given[: len(given) - len(files)], given[len(given) - len(files) :]
+        if files:
+            started.code_dir = request["code_dir"]
+            starting.write_files(started.code_dir, files, contents)
         env = starting.environment(request["env"], started.mark)
         os.chdir(request["cwd"])
         try:
@@ -249,6 +257,8 @@ class Agent:
                 return
             started = self._started.pop(pid, None)
             if started is not None:
+                if started.code_dir:
+                    shutil.rmtree(started.code_dir, ignore_errors=True)
                 if started.output is not None:
                     started.output.take_all()
                     started.relay.turn()
