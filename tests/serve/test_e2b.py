@@ -151,6 +151,29 @@ def test_a_paused_one_stands_still_and_goes_on(server: Server) -> None:
     assert box.kill() == 204
 
 
+def test_snapshots_and_forks_have_the_files(server: Server) -> None:
+    box = Box(server.client)
+    box.run("mkdir d; echo one > d/f; ln -s d/f link")
+    snapshot = server.client.post(f"/sandboxes/{box.id}/snapshots", json={"name": "named"}).json()
+    box.run("echo two > d/f")
+    made = Box(server.client, templateID=snapshot["snapshotID"])
+    assert made.run("cat link") == (0, "one\n", "")
+    [fork] = server.client.post(f"/sandboxes/{box.id}/fork", json={"count": 1, "timeout": 60}).json()
+    assert fork["sandbox"]["sandboxID"] not in (box.id, made.id)
+    assert snapshot in server.client.get("/snapshots", params={"sandboxID": box.id}).json()
+    assert server.client.delete(f"/templates/{snapshot['snapshotID']}").status_code == 204
+    assert server.client.delete(f"/templates/{snapshot['snapshotID']}").status_code == 404
+    for identity in (box.id, made.id, fork["sandbox"]["sandboxID"]):
+        assert server.client.delete(f"/sandboxes/{identity}").status_code == 204
+
+
+def test_a_terminal(box: Box) -> None:
+    process = {"cmd": "/bin/bash", "args": ["-c", "stty size; tty"]}
+    events = box.stream("process.Process/Start", process=process, pty={"size": {"cols": 100, "rows": 30}})
+    shown = b"".join(b64decode(event["event"]["data"]["pty"]) for event in events if "data" in event.get("event", {}))
+    assert b"30 100" in shown and b"/dev/pts/" in shown
+
+
 @pytest.mark.attack("S2-30")
 def test_nothing_of_a_sandbox_is_anothers(start_server: Callable[..., Any], tmp_path: Path) -> None:
     """Not by its id, not with another sandbox's secret, not by a URL signed with one, not when it is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,7 +44,9 @@ class Held:
             await self.sandbox.destroy()
         finally:
             for call in self.on_close:
-                call()
+                ended = call()
+                if inspect.isawaitable(ended):
+                    await ended
 
 
 class HeldSandboxes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,6 +40,9 @@ class Service:
         self._retired: set[asyncio.Task[None]] = set()
         self._under_way: dict[ProcessBackend, int] = {}
         self.held = HeldSandboxes()
+        #: What a protocol keeps beside sandboxes.
+        self.extras: dict[str, Any] = {}
+        self.on_close: list[Callable[[], Awaitable[None]]] = []
         self.queue = TenantQueue(self._config.most_at_once, settings.max_waiting)
 
     def tenant(self, token: str | None) -> Tenant | None:
@@ -102,6 +105,8 @@ class Service:
         for task in self._retired:
             task.cancel()
         await self.held.aclose()
+        for call in self.on_close:
+            await call()
         for backend in {self.backend, *self._under_way}:
             await backend.aclose()
 

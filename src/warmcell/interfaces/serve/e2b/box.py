@@ -143,6 +143,8 @@ class Box:
         self.started: dict[int, tuple[dict[str, Any], str | None, AsyncProcess]] = {}
         self.watchers: dict[str, Any] = {}
         self.extras: dict[str, Any] = {}
+        #: As its client asked for it; a fork is made in the same way.
+        self.asked: Any = None
 
     def knows(self, token: str | None) -> bool:
         return hmac.compare_digest((token or "").encode(), self.token.encode())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, unquote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,10 +15,12 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.types import check_env
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.e2b.box import HOME, Box, box_of, rfc3339
+from warmcell.interfaces.serve.e2b.snapshots import Snapshots, copied
 from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of
 from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
 
@@ -42,19 +45,28 @@ class Timeout(BaseModel):
     timeout: int = DEFAULT_SECONDS
 
 
+class Fork(BaseModel):
+    count: Annotated[int, Field(ge=1, le=20)] = 1
+    timeout: int = DEFAULT_SECONDS
+
+
+class Named(BaseModel):
+    name: str | None = None
+
+
 async def create(request: Request, tenant: Tenant) -> Response:
     service = service_of(request)
     body = parsed(await read_body(request, service.settings.max_body), Create)
-    if body.templateID not in TEMPLATES:
+    snapshot = snapshots_of(service).find(tenant, body.templateID)
+    if body.templateID not in TEMPLATES and snapshot is None:
         raise Refused(404, f"template '{body.templateID[:80]}' not found")
-    held = _made(service, tenant, body)
-    return answer(_handle(held), 201)
+    home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
+    return answer(_handle(_made(service, tenant, body, home)), 201)
 
 
-def _made(service: Service, tenant: Tenant, body: Create) -> Held:
-    seconds = _seconds(body.timeout, tenant)
-    home = PrivateDirectory("work")
+def _made(service: Service, tenant: Tenant, body: Create, home: PrivateDirectory) -> Held:
     try:
+        seconds = _seconds(body.timeout, tenant)
         env = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "true"}
         env |= dict(check_env(body.envVars or {}, "envVars"))
         options: dict[str, Any] = {"work_dir": home.path, "mounts": [MountPoint(home.path, HOME, writable=True)]}
@@ -63,8 +75,9 @@ def _made(service: Service, tenant: Tenant, body: Create) -> Held:
     except BaseException:
         home.close()
         raise
-    held.on_close.append(home.close)
+    held.on_close.append(lambda: in_thread(home.close))
     box = held.extras["e2b"] = Box(held, body.model_dump())
+    box.asked = body
     if box.auto_pause:
         held.on_expiry = box.pause
     return held
@@ -107,7 +120,7 @@ async def every(request: Request, tenant: Tenant) -> Response:
     states = set(",".join(asked.getlist("state")).split(",")) - {""} or {"running", "paused"}
     found = [held for held in found if wanted.items() <= held.metadata.items() and _state(held) in states]
     if after := asked.get("startedAfter"):
-        found = [held for held in found if rfc3339(held.created) > after.replace("+00:00", "Z")]
+        found = [held for held in found if held.created >= _moment(after)]
     if template := asked.get("template"):
         found = [held for held in found if _box(held).template == template]
     found.sort(key=lambda held: held.created, reverse=asked.get("order") != "asc")
@@ -142,12 +155,66 @@ async def resume(request: Request, tenant: Tenant) -> Response:
 
 
 async def metrics(request: Request, tenant: Tenant) -> Response:
+    """None are kept."""
     _held(request, tenant)
     return answer([])
 
 
+async def fork(request: Request, tenant: Tenant) -> Response:
+    """New sandboxes with the same files. What runs is not in them."""
+    service, held = service_of(request), _held(request, tenant)
+    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Fork)
+    forks: list[dict[str, Any]] = []
+    for _ in range(body.count):
+        try:
+            asked = _box(held).asked.model_copy(update={"timeout": body.timeout, "metadata": held.metadata})
+            home = await copied(held.sandbox.work_dir, tenant)
+            forks.append({"sandbox": _handle(_made(service, tenant, asked, home))})
+        except Refused as error:
+            forks.append({"error": {"code": error.status, "message": error.message}})
+    return answer(forks, 201)
+
+
+async def take_snapshot(request: Request, tenant: Tenant) -> Response:
+    service, held = service_of(request), _held(request, tenant)
+    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Named)
+    made = await snapshots_of(service).take(tenant, held.id, held.sandbox.work_dir, body.name)
+    return answer(made.plain(), 201)
+
+
+async def every_snapshot(request: Request, tenant: Tenant) -> Response:
+    source, name = request.query_params.get("sandboxID"), request.query_params.get("name")
+    found = snapshots_of(service_of(request)).of(tenant)
+    kept = [item for item in found if source in (None, item.source) and (not name or name in (item.id, *item.names))]
+    return answer([item.plain() for item in kept])
+
+
+async def remove_snapshot(request: Request, tenant: Tenant) -> Response:
+    snapshots = snapshots_of(service_of(request))
+    found = snapshots.find(tenant, request.path_params["id"])
+    if found is None:
+        raise Refused(404, "there is no such snapshot")
+    await snapshots.remove(found)
+    return Response(status_code=204)
+
+
+def snapshots_of(service: Service) -> Snapshots:
+    if "e2b" not in service.extras:
+        made = service.extras["e2b"] = Snapshots()
+        service.on_close.append(made.aclose)
+    found: Snapshots = service.extras["e2b"]
+    return found
+
+
 async def unsupported(request: Request, tenant: Tenant) -> Response:
     raise Refused(501, "this server has no such thing; see docs/server.md")
+
+
+def _moment(text: str) -> float:
+    try:  # a plus sign that was not quoted has become a space; what they were told is cut to microseconds
+        return datetime.fromisoformat(text.replace(" ", "+")).timestamp() - 1e-6
+    except ValueError:
+        raise Refused(400, "startedAfter is no moment") from None
 
 
 def _held(request: Request, tenant: Tenant) -> Held:
@@ -216,8 +283,9 @@ def routes() -> list[Any]:
     add("POST", "/sandboxes/{id}/pause", pause)
     add("POST", "/sandboxes/{id}/resume", resume)
     add("GET", "/sandboxes/{id}/metrics", metrics)
-    for path in ("/sandboxes/{id}/fork", "/sandboxes/{id}/snapshots"):
-        add("POST", path, unsupported)
+    add("POST", "/sandboxes/{id}/fork", fork)
+    add("POST", "/sandboxes/{id}/snapshots", take_snapshot)
+    add("GET", "/snapshots", every_snapshot)
+    add("DELETE", "/templates/{id:path}", remove_snapshot)
     add("PUT", "/sandboxes/{id}/network", unsupported)
-    add("GET", "/snapshots", unsupported)
     return made
