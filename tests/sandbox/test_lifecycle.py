@@ -237,6 +237,9 @@ OPERATIONS = {
     "spawn": ("ls",),
     "processes": (),
     "attach": (2,),
+    "session": (),
+    "expose": (8000,),
+    "watch": (),
     "available_tools": (),
     "fetch": ("http://127.0.0.1/",),
     "read_file": ("a",),
@@ -271,7 +274,7 @@ def test_everything_after_destroy_is_refused(factory: Factory, name: str) -> Non
 
 def test_that_test_knows_every_operation() -> None:
     public = {name for name in vars(AsyncSandbox) if not name.startswith("_")}
-    assert public - {"work_dir", "start", "destroy", "capabilities", "tools"} == set(OPERATIONS)
+    assert public - {"work_dir", "start", "destroy", "capabilities", "tools", "follow_sh"} == set(OPERATIONS)
 
 
 @pytest.mark.attack("PT-13")
