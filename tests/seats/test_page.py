@@ -1,0 +1,62 @@
+"""The snippets of docs/integrations.md, each where its framework is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/integrations.md").read_text(encoding="utf-8")
+FRAMEWORKS = {
+    "deepagents": "deepagents",
+    "pydantic-ai": "pydantic_ai",
+    "inspect-ai": "inspect_ai",
+    "smolagents": "smolagents",
+    "openai-agents": "agents",
+    "langchain": "langchain_core",
+    "autogen": "autogen_core",
+    "google-adk": "google.adk",
+}
+SNIPPETS = dict(re.findall(r"^## [^\n]*\(`warmcell\[([\w-]+)\]`\)$.*?^```python\n(.*?)^```$", PAGE, re.M | re.S))
+
+
+def is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_every_seat_is_on_the_page_and_has_an_extra() -> None:
+    assert set(SNIPPETS) == set(FRAMEWORKS)
+    files = {path.stem for path in (ROOT / "src/warmcell/interfaces/seats").glob("*.py")}
+    assert {extra.replace("-", "_") for extra in FRAMEWORKS} == files - {"__init__", "missing", "cage_commands"}
+    extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{extra} = \[", extras, re.M) for extra in FRAMEWORKS)
+
+
+@pytest.mark.parametrize("extra", FRAMEWORKS)
+def test_a_snippet_runs(extra: str, tmp_path: Path) -> None:
+    if not is_installed(FRAMEWORKS[extra]):
+        pytest.skip(f"{extra} is not installed: scripts/test-seats runs this")
+    script = tmp_path / "snippet.py"
+    script.write_text(SNIPPETS[extra], encoding="utf-8")
+    ended = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.search("42|hello|warmcell|run_code", ended.stdout)
+
+
+@pytest.mark.parametrize("extra", FRAMEWORKS)
+def test_without_its_framework_a_seat_names_the_extra(extra: str) -> None:
+    code = (
+        f"import sys; sys.modules[{FRAMEWORKS[extra]!r}] = None; sys.modules['PIL'] = None\n"
+        f"import warmcell.interfaces.seats.{extra.replace('-', '_')}"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert f"pip install 'warmcell[{extra}]'" in ended.stderr
