@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.sessions.bare import LIVE, Cells, python_worker
@@ -227,6 +228,20 @@ def test_figures_of_matplotlib_and_plotly(own: Cells) -> None:
     assert pictures("figure('one'); made = figure('two')") == ["PNG:one", "PNG:two"]
     plot = own("BaseFigure()").outputs[0].mime
     assert plot["application/vnd.plotly.v1+json"] == {"data": [{"y": [1, 2]}], "layout": {}}
+
+
+def test_show_of_a_plotly_figure_is_a_display(own: Cells, tmp_path: Path) -> None:
+    (tmp_path / "plotly").mkdir()
+    (tmp_path / "plotly/__init__.py").touch()
+    (tmp_path / "plotly/basedatatypes.py").write_text(
+        "class BaseFigure:\n"
+        "    def to_json(self): return '{}'\n"
+        "    def show(self): raise OSError('there is no browser')\n"
+    )
+    result = own(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom plotly.basedatatypes import BaseFigure\nBaseFigure().show()"
+    )
+    assert result.error is None and "application/vnd.plotly.v1+json" in result.outputs[0].mime
 
 
 def test_real_matplotlib_and_pandas(own: Cells) -> None:

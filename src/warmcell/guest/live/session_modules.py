@@ -1,6 +1,7 @@
 """Modules that code written for notebooks imports, where the real ones are not installed or would need a notebook."""
 
 import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -12,6 +13,7 @@ def install(screen):
     """Looked at last: whatever is installed comes first."""
     os.environ.setdefault("MPLBACKEND", f"module://{_FIGURES}")
     sys.meta_path.append(_Finder(screen))
+    sys.meta_path.insert(0, _PlotlyFinder(screen))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -27,6 +29,29 @@ class _Finder(importlib.abc.MetaPathFinder):
         if maker is None:
             return None
         return importlib.util.spec_from_loader(name, _Loader(maker), is_package=name == "IPython")
+
+
+class _PlotlyFinder(importlib.abc.MetaPathFinder):
+    """`figure.show()` of plotly opens a browser, of which there is none here: it is shown like any other value."""
+
+    def __init__(self, screen):
+        self._screen = screen
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "plotly.basedatatypes":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = self._adapted(spec.loader.exec_module)
+        return spec
+
+    def _adapted(self, execute):
+        def exec_module(module):
+            execute(module)
+            if hasattr(module, "BaseFigure"):
+                module.BaseFigure.show = lambda figure, *args, **kwargs: self._screen.display(figure) and None
+
+        return exec_module
 
 
 class _Loader(importlib.abc.Loader):
