@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from warmcell import AsyncSandbox, CellResult, Sandbox, Session, errors
+from warmcell import AsyncSandbox, CellResult, Limits, MountPoint, Sandbox, Session, errors
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -219,6 +219,29 @@ def test_who_did_not_ask_for_it_is_told_how(sandbox: Sandbox, tmp_path: Path) ->
         sandbox.session("python").fork(reseed="yes")  # type: ignore[arg-type]
 
 
+def test_private_files_and_what_is_mounted_among_them(tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("the caller's")
+    tmp_path.chmod(0o755)
+    mount = MountPoint(tmp_path, "/tmp/inner/data", writable=False)
+    with Sandbox(forkable=True, timeout=120, mounts=[mount], limits=Limits(memory_mb=128)) as sandbox:
+        session = sandbox.session("python")
+        do(
+            session,
+            "import os\nopen('/tmp/inner/own', 'w').write('mine')\nos.mkdir('/tmp/d'); open('/tmp/d/f', 'w').close()\nos.chmod('/tmp/d', 0o500); os.mkfifo('/tmp/fifo')",
+        )
+        branch = session.fork()
+        with branch.sandbox:
+            assert value(branch, "open('/tmp/inner/own').read(), open('/tmp/inner/data/given').read()") == (
+                "('mine', \"the caller's\")"
+            )
+            assert value(
+                branch, "os.listdir('/tmp/d'), oct(os.stat('/tmp/d').st_mode), os.path.exists('/tmp/fifo')"
+            ) == ("(['f'], '0o40500', False)")
+        do(session, "open('/tmp/holes', 'w').truncate(200 << 20)")
+        with pytest.raises(errors.InvalidRequest, match="take more than 128 MB"):
+            session.fork()
+
+
 def test_async() -> None:
     async def fork() -> str | None:
         async with AsyncSandbox(forkable=True, timeout=120) as sandbox:
@@ -253,8 +276,6 @@ except OSError as error: os.environ["RAN"] += " " + type(error).__name__
 
 
 def test_an_image_without_end_is_refused_within_bounds() -> None:
-    from warmcell import Limits
-
     with Sandbox(forkable=True, timeout=120, limits=Limits(memory_mb=64)) as sandbox:
         session = sandbox.session("python")
         do(

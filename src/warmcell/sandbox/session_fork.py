@@ -17,34 +17,38 @@ if TYPE_CHECKING:
 
 
 async def branch_of(session: AsyncSession, reseed: bool) -> AsyncSession:
-    """The session's turn is held while its image is written and its files are copied, so that they belong together."""
     from warmcell.sandbox.asynchronous import AsyncSandbox
+    from warmcell.sessions.image import SessionImage
 
     sandbox = session.sandbox
     _check(session, sandbox, reseed)
     sandbox._operations.check_open()
     child = AsyncSandbox(**sandbox._settings)
-    # Made while the image is written. Who needs it is told whether it could be.
-    cage = asyncio.ensure_future(child._operations.run(child._live_side().cage()))
-    cage.add_done_callback(lambda made: made.cancelled() or made.exception())
+    image = SessionImage(_most_bytes(sandbox))
     try:
-        image = await session._interpreter.run(
-            session._interpreter.image(
-                session._timeout, _most_bytes(sandbox), lambda: sandbox._workspace.copy_to(child._workspace)
-            )
-        )
+        # The cage is made while the image is written. Who needs it is told whether it could be.
+        cage = asyncio.ensure_future(child._operations.run(child._live_side().cage()))
+        cage.add_done_callback(lambda made: made.cancelled() or made.exception())
+        await _take_picture(session, child, image)
         return await _grown(session, child, image, reseed)
     except BaseException:
         await child.destroy()
         raise
+    finally:
+        image.close()
+
+
+async def _take_picture(session: AsyncSession, child: AsyncSandbox, image: SessionImage) -> None:
+    """The session's turn is held while its files are copied, so that they belong to its variables."""
+    source = session.sandbox._workspace
+    await session._interpreter.run(
+        session._interpreter.picture(session._timeout, image, lambda: source.copy_to(child._workspace))
+    )
 
 
 async def _grown(session: AsyncSession, child: AsyncSandbox, image: SessionImage, reseed: bool) -> AsyncSession:
-    try:
-        await child.start()
-        branch = await child._open_session(session.language, None, session._env, image)
-    finally:
-        image.close()
+    await child.start()
+    branch = await child._open_session(session.language, None, session._env, image)
     await branch._interpreter.run(branch._interpreter.resumption(session._timeout, reseed))
     return branch
 

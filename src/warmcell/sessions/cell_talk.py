@@ -142,20 +142,14 @@ class CellTalk:
         assert cell.done is not None
         return cell.done.names or {}
 
-    def image(self, run: Run, timeout: float, most_bytes: int) -> SessionImage:
-        """All of the session as bytes; `InvalidRequest` with the worker's own reason where it cannot be had."""
+    def fill(self, run: Run, timeout: float, image: SessionImage) -> None:
+        """With all of the session; `InvalidRequest` with the worker's own reason where that cannot be had."""
         assert self._worker.image is not None
-        image = SessionImage(most_bytes)
-        try:
-            with self._poured_into(image, self._worker.image):
-                cell = self._exchange(run, "branch", [], timeout, Listeners(), 0)
-            self._cells -= 1
-            _refuse_image(cell, image)
-        except BaseException:
-            image.close()
-            raise
+        with self._poured_into(image, self._worker.image):
+            cell = self._exchange(run, "branch", [], timeout, Listeners(), 0)
+        self._cells -= 1
+        _refuse_image(cell, image)
         image.cells = self._cells
-        return image
 
     @contextmanager
     def _poured_into(self, image: SessionImage, pipe: int) -> Iterator[None]:

@@ -44,19 +44,14 @@ class Interpreter:
     def look(self, timeout: float) -> Callable[[Run], dict[str, str]]:
         return lambda run: self._talk.variables(run, timeout)
 
-    def image(self, timeout: float, most_bytes: int, meanwhile: Callable[[], None]) -> Callable[[Run], SessionImage]:
+    def picture(self, timeout: float, image: SessionImage, meanwhile: Callable[[], None]) -> Callable[[Run], None]:
         """`meanwhile` is done while the session stands as the image shows it."""
 
-        def make(run: Run) -> SessionImage:
-            image = self._talk.image(run, timeout, most_bytes)
-            try:
-                meanwhile()
-            except BaseException:
-                image.close()
-                raise
-            return image
+        def fill(run: Run) -> None:
+            self._talk.fill(run, timeout, image)
+            meanwhile()
 
-        return make
+        return fill
 
     def resumption(self, timeout: float, reseed: bool) -> Callable[[Run], None]:
         return lambda run: self._talk.resume(run, timeout, reseed)

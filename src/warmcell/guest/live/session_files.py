@@ -15,6 +15,9 @@ _STANDARD = ("stdin", "stdout", "stderr", "__stdout__", "__stderr__")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
+_PIECE = 1 << 20
+
+
 class CannotBranch(Exception):
     """What it says is for the caller."""
 
@@ -101,31 +104,53 @@ def closed_file(is_text):
 
 
 def entries(places):
-    """(path, mode, content) of everything in them: None for a directory, text for a link, bytes for a file."""
+    """(path, mode, content) of everything in them: None for a directory, text for a link, bytes for a file.
+
+    Files begin empty, and further pieces have no mode: with holes they may be larger than memory.
+    What is mounted there is the caller's, and is in the branch already.
+    """
     for place in places:
+        device = os.stat(place).st_dev
         for directory, folders, names in os.walk(place):
+            folders[:] = [name for name in folders if os.lstat(os.path.join(directory, name)).st_dev == device]
             for name in (*folders, *names):
                 path = os.path.join(directory, name)
                 found = os.lstat(path)
+                if found.st_dev != device:
+                    continue
                 if stat.S_ISLNK(found.st_mode):
                     yield path, 0, os.readlink(path)
                 elif stat.S_ISDIR(found.st_mode):
                     yield path, stat.S_IMODE(found.st_mode), None
                 elif stat.S_ISREG(found.st_mode):
-                    with open(path, "rb") as file:
-                        yield path, stat.S_IMODE(found.st_mode), file.read()
+                    yield path, stat.S_IMODE(found.st_mode), b""
+                    yield from _pieces(path)
+
+
+def _pieces(path):
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            yield path, None, piece
 
 
 def put(path, mode, content):
     """Over what the branch's own start may have left there."""
     if content is None:
         os.makedirs(path, exist_ok=True)
-    elif isinstance(content, str):
+        return
+    if isinstance(content, str):
         if os.path.lexists(path):
             os.unlink(path)
         os.symlink(content, path)
         return
-    else:
-        with open(path, "wb") as file:
-            file.write(content)
-    os.chmod(path, mode)
+    with open(path, "ab" if mode is None else "wb") as file:
+        file.write(content)
+    if mode is not None:
+        os.chmod(path, mode | stat.S_IWUSR)
+
+
+def set_modes(modes):
+    """When all is written: what may not be written to must be filled first, and the inner ones come first."""
+    for path in reversed(modes):
+        if os.stat(path).st_mode & 0o7777 != modes[path]:
+            os.chmod(path, modes[path])

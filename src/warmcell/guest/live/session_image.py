@@ -135,8 +135,13 @@ def _blamed(variables, modules, error):
 def read(source, namespace, reseed):
     """Takes the place of the session that was written. Gives what `about` was."""
     about = _loaded(source)
+    modes = {}
     while (entry := _loaded(source)) is not _END:
-        session_files.put(*entry)
+        path, mode, content = entry
+        session_files.put(path, mode, content)
+        if mode:
+            modes[path] = mode
+    session_files.set_modes(modes)
     _stand_there(about)
     modules, variables = _loaded(source)
     for name, state in modules.items():
