@@ -79,6 +79,11 @@ class CellMaker:
     def is_complete(self) -> bool:
         return not self._is_caging or self._inits.is_complete
 
+    def prepare_first(self) -> None:
+        """Makes what the first cell will most likely want, while there is time."""
+        if self._is_caging:
+            self._inits.make_ahead("loopback")
+
     def complete(self) -> None:
         """Makes what the next cell can have ready-made."""
         self._inits.complete()

@@ -54,6 +54,7 @@ class Manager:
             # What a bare guest leaves behind when it killed its own keeper comes to us.
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, order.get("spares", False))
+        self._maker.prepare_first()
         zygote.await_ready()
 
     def _remember(self, pid: int, keeps: object) -> None:

@@ -51,8 +51,11 @@ class SleepingInits:
         return self._make(network)
 
     def complete(self) -> None:
-        """Makes one that is missing. If that fails, whoever needs it is told why."""
-        network = self._missing.pop()
+        """Makes one that is missing."""
+        self.make_ahead(self._missing.pop())
+
+    def make_ahead(self, network: str) -> None:
+        """If that fails, whoever needs it is told why."""
         try:
             self._spare[network] = self._make(network)
         except (CageError, OSError):
