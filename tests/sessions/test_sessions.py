@@ -307,6 +307,24 @@ async def test_async_interrupt_and_restart_while_a_cell_runs() -> None:
         assert (await session.run("2")).value == "2"
 
 
+def test_a_fork_of_the_host_program_has_no_part_in_it(session: Session) -> None:
+    session.run("x = 1")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            session.run("x = 2")
+        except errors.SessionEnded as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as told:
+        assert "forked" in told.read()
+    os.waitpid(pid, 0)
+    assert session.run("x").value == "1"
+
+
 _HOST = """
 import os, sys
 from warmcell import Sandbox

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError, SessionEnded
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors
-from warmcell.lifetime.ownership import Lock
+from warmcell.lifetime.ownership import Lock, own
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
 from warmcell.sessions.cell_record import CellRecord, StreamText
@@ -128,6 +128,12 @@ class CellTalk:
         self._mark = f"\0\2{secrets.token_hex(8)}:"
         self._streams = {descriptor: MarkedStream(self._mark.encode()) for descriptor in (worker.stdout, worker.stderr)}
         self._open_streams = [worker.stdout, worker.stderr]
+        own(self)
+
+    def abandon(self) -> None:
+        """In a fork: the worker goes on talking to the original."""
+        self._ended = SessionEnded("it belongs to the program that this one was forked from")
+        self._is_under_way = False
 
     def run(self, run: Run, code: str, timeout: float, listeners: Listeners, most_bytes: int) -> CellResult:
         """Carries out one cell. What the cell raised is in its result; what ended it is raised."""
