@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -259,6 +260,24 @@ def test_the_async_twin() -> None:
             assert len(await sandbox.processes()) == 21
 
     asyncio.run(scenario())
+
+
+def test_who_is_cancelled_while_it_starts_something_leaves_nothing_running() -> None:
+    async def scenario() -> None:
+        async with AsyncSandbox() as sandbox:
+            await (await sandbox.spawn("true")).wait(30)
+            for turns in range(12):
+                task = asyncio.ensure_future(sandbox.spawn("exec sleep 3456"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await (await task).kill()
+            count = "grep -lsx sleep /proc/[0-9]*/comm | wc -l"
+            while (await (await sandbox.spawn(count)).wait(30)).stdout != "0\n":
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest, SessionEnded
@@ -75,21 +74,15 @@ class LiveSide:
         """In a new cage where the old one ended in this very moment for want of anything to do."""
         for attempt in range(_ATTEMPTS):
             cage = await self.cage()
-            begin = partial(_begun, cage, argv, cwd, command, env, pty, stdin, ring, files)
             try:
-                process = await in_thread(partial(self._kept, begin, timeout))
+                process = await _begun(cage, argv, cwd, command, env, pty, stdin, ring, files)
+                self.table.add(process)
+                process.begin(timeout)
                 return AsyncProcess(process, self._operations)
             except SessionEnded:
                 if attempt == _ATTEMPTS - 1 or not cage.was_idle:
                     raise
         raise AssertionError("unreachable")
-
-    def _kept(self, begin: Callable[[], LiveProcess], timeout: float | None) -> LiveProcess:
-        """In the table before anybody can be cancelled: what runs is listed."""
-        process = begin()
-        self.table.add(process)
-        process.begin(timeout)
-        return process
 
     def list(self) -> list[ProcessInfo]:
         return [AsyncProcess(process, self._operations).info for process in self.table.all()]
@@ -110,7 +103,7 @@ class LiveSide:
             await in_thread(cage.close)
 
 
-def _begun(
+async def _begun(
     cage: LiveCage,
     argv: Argv,
     cwd: str,
@@ -130,7 +123,9 @@ def _begun(
         size = None if pty is None else (pty.cols, pty.rows)
         place = cage.new_code_dir() if callable(argv) else ""
         words = argv(place) if callable(argv) else argv
-        program = cage.start(words, cwd=cwd, env=env, descriptors=ends, pty=size, files=files, code_dir=place)
+        program = await cage.start_soon(
+            words, cwd=cwd, env=env, descriptors=ends, pty=size, files=files, code_dir=place
+        )
         theirs.close()
     return LiveProcess(cage.loop, program, command or " ".join(words), cwd, streams)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
@@ -13,19 +14,18 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from warmcell.backends.process.live_ends import IDLE, CageEnd, Ending, end_of, refusal
 from warmcell.backends.process.world import World
 from warmcell.core.errors import (
-    ExecutionFailed,
-    ExecutionTimeout,
     InvalidRequest,
-    MemoryExceeded,
     SandboxError,
     SessionEnded,
 )
 from warmcell.core.records import dataclass
-from warmcell.core.types import EffectiveLimits, Enforced, ExecResult
+from warmcell.core.types import Enforced, ExecResult
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own_until_exit
+from warmcell.lifetime.threads import in_thread
 from warmcell.policy.places import CODE_DIR, WORK_DIR
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.sessions.conversation import Conversation, ConversationOver, Message
@@ -35,37 +35,8 @@ from warmcell.sessions.loop import READ, Loop
 _ANSWER_SECONDS = 60.0
 _LAST_WORDS_MS = 10_000
 _MOST_LAST_WORDS = 4096
-IDLE = "it was idle for longer than idle_timeout"
 _MOST_PEAK = 1 << 62
 _FORGED = "something in it spoke in the agent's name"
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a program of the live cage ended, as the agent tells: `status` is what wait() gave."""
-
-    status: int
-    cpu_time: float
-    peak_memory: int
-
-
-@dataclass(frozen=True, slots=True)
-class CageEnd:
-    """Why a live cage is no more. `limit`: the one that it met, "memory", "cpu" or "disk", or ""."""
-
-    reason: str
-    limit: str = ""
-
-    def error(self) -> SandboxError:
-        return SessionEnded(self.reason)
-
-    def error_with(self, result: ExecResult, limits: EffectiveLimits) -> SandboxError:
-        """As for a run that met the same limit."""
-        if self.limit == "memory":
-            return MemoryExceeded(limits.memory_mb, result)
-        if self.limit == "cpu":
-            return ExecutionTimeout(limits.cpu_seconds or 0.0, result, clock="cpu")
-        return self.error()
 
 
 class StartedProgram:
@@ -104,6 +75,19 @@ class StartedProgram:
 
     def resize(self, columns: int, rows: int) -> None:
         self._cage.ask_of(self.pid, "resize", pty=[columns, rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A start that was asked for. `started` has the program from the moment that the answer is there."""
+
+    answer: Future[Message]
+    started: list[StartedProgram]
+    cwd: str
+
+    def kill_soon(self) -> None:
+        for program in self.started:
+            program.kill_soon()
 
 
 class LiveCage:
@@ -162,7 +146,26 @@ class LiveCage:
         """What a program of this cage finds in its environment."""
         return {**self._env, **(env or {})}
 
-    def start(
+    def start(self, argv: Sequence[str] | None = None, **options: Any) -> StartedProgram:
+        """`begin_starting` for who can wait: blocks until it was started."""
+        starting = self.begin_starting(argv, **options)
+        return self._started(starting, self._await(starting.answer))
+
+    async def start_soon(self, argv: Sequence[str], **options: Any) -> StartedProgram:
+        """The same for event loops. Who is cancelled meanwhile leaves nothing running."""
+        starting = self.begin_starting(argv, **options)
+        answer = asyncio.wrap_future(starting.answer)
+        try:
+            await asyncio.wait_for(asyncio.shield(answer), _ANSWER_SECONDS)
+        except asyncio.CancelledError:
+            starting.answer.add_done_callback(lambda _: starting.kill_soon())
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that none warns
+            raise
+        except (ConversationOver, TimeoutError):
+            await in_thread(lambda: self._await(starting.answer, 0))  # which says why
+        return self._started(starting, answer.result())
+
+    def begin_starting(
         self,
         argv: Sequence[str] | None = None,
         *,
@@ -173,39 +176,39 @@ class LiveCage:
         pty: tuple[int, int] | None = None,
         files: Mapping[str, bytes] | None = None,
         code_dir: str = "",
-    ) -> StartedProgram:
-        """Starts a program, or a worker of ours: `guest/live/<worker>.py`, whose `main()` runs in a fork of the agent.
+    ) -> Starting:
+        """A program, or a worker of ours: `guest/live/<worker>.py`, whose `main()` runs in a fork of the agent.
 
         `descriptors` become its 0, 1, 2 and so on: the guest's ends of what the caller made, and keeps or closes. With
         `pty` (columns, rows) there are two, for what is typed and what is shown. `files` are there while it runs, in
-        `code_dir`, which is one of `new_code_dir()`. Blocks until it was started.
+        `code_dir`, which is one of `new_code_dir()`.
         """
         mark = str(next(self._marks))
         fields: dict[str, Any] = {"cwd": cwd, "env": self.environment(env), "mark": mark}
         fields.update({"worker": worker} if worker else {"argv": list(argv or ())})
         if pty is not None:
             fields["pty"] = list(pty)
-        started: list[StartedProgram] = []
         if files:
             fields.update(files=list(files), code_dir=code_dir)
+        started: list[StartedProgram] = []
         with Descriptors() as sent:
             contents = [sent.opened(partial(_memory_file, content)) for content in (files or {}).values()]
-            answer = self._answer_to_start(mark, [*descriptors, *contents], started, fields)
+            answer = self._ask(
+                "start", [*descriptors, *contents], lambda answer: self._begun(answer, mark, started), **fields
+            )
             sent.close()
+        return Starting(answer, started, cwd)
+
+    def _started(self, starting: Starting, answer: Message) -> StartedProgram:
         if "error" in answer:
-            raise _refusal(answer, cwd)
-        if not started:
+            raise refusal(answer, starting.cwd)
+        if not starting.started:
             raise self._why_over()
-        return started[0]
+        return starting.started[0]
 
     def new_code_dir(self) -> str:
         """A place in the cage for files of one program."""
         return f"{CODE_DIR}/runs/{next(self._code_dirs)}"
-
-    def _answer_to_start(
-        self, mark: str, descriptors: Sequence[int], started: list[StartedProgram], fields: dict[str, Any]
-    ) -> Message:
-        return self._answer("start", descriptors, lambda answer: self._begun(answer, mark, started), **fields)
 
     def connect(self, port: int) -> socket.socket:
         """A connection to that port of the cage's own loopback; `ConnectionError` where nobody takes it."""
@@ -248,20 +251,27 @@ class LiveCage:
         self._is_closing = True
         self._programs = {}
 
-    def _answer(
+    def _answer(self, op: str, descriptors: Sequence[int] = (), **fields: Any) -> Message:
+        return self._await(self._ask(op, descriptors, **fields))
+
+    def _ask(
         self,
         op: str,
         descriptors: Sequence[int] = (),
         on_answer: Callable[[Message], None] | None = None,
         **fields: Any,
-    ) -> Message:
-        if self.loop.is_own_thread():
-            raise RuntimeError("the live cage's own thread cannot wait for it")
+    ) -> Future[Message]:
         self._calls += 1
         try:
-            return self._conversation.ask(op, descriptors, on_answer, **fields).result(_ANSWER_SECONDS)
+            return self._conversation.ask(op, descriptors, on_answer, **fields)
         except FrameTooLong as error:
             raise InvalidRequest(f"too much for one message: {error}", field="env or args") from None
+
+    def _await(self, answer: Future[Message], seconds: float | None = None) -> Message:
+        if self.loop.is_own_thread():
+            raise RuntimeError("the live cage's own thread cannot wait for it")
+        try:
+            return answer.result(_ANSWER_SECONDS if seconds is None else seconds)
         except ConversationOver:
             raise self._why_over() from None
         except NoAnswer:
@@ -346,7 +356,7 @@ class LiveCage:
         self._cleanup.close()
         if not reason and cell.group_usage is not None and cell.group_usage.memory_kills:
             report = {**report, "verdict": "memory"}
-        return _end_of(report, reason, self._last_words.decode("utf-8", "replace").strip())
+        return end_of(report, reason, self._last_words.decode("utf-8", "replace").strip())
 
     def _report(self) -> dict[str, Any]:
         """Whoever reaped the agent says a moment later how it ended."""
@@ -374,25 +384,3 @@ def _memory_file(content: bytes) -> int:
 
 def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < 1e12
-
-
-def _end_of(report: dict[str, Any], reason: str, last_words: str) -> CageEnd:
-    if reason:
-        return CageEnd(reason)
-    verdict = report.get("verdict", "")
-    if verdict:
-        return CageEnd(f"the live cage went over its limit of {verdict}", verdict)
-    status = report.get("exit")
-    if status is not None and os.WIFSIGNALED(status):
-        return CageEnd(f"its agent was killed by signal {os.WTERMSIG(status)}")
-    return CageEnd("its agent ended" + (f": {last_words.splitlines()[-1]}" if last_words else ""))
-
-
-def _refusal(answer: Message, cwd: str) -> SandboxError:
-    number, reason = answer.get("errno"), str(answer.get("error"))[:200]
-    if number in (2, 20):
-        return InvalidRequest(f"no such directory in the sandbox: {cwd}", field="cwd")
-    if number in (11, 12, 24):
-        hint = "end some, or raise Limits(processes=..., memory_mb=..., open_files=...)"
-        return ExecutionFailed(f"the live cage has no room for another process: {reason}", hint=hint)
-    return ExecutionFailed(f"could not start it: {reason}")

@@ -10,7 +10,8 @@ from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import suppress
 from typing import Any
 
-from warmcell.backends.process.live import Ending, LiveCage, StartedProgram
+from warmcell.backends.process.live import LiveCage, StartedProgram
+from warmcell.backends.process.live_ends import Ending
 from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError, SessionEnded
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
