@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from warmcell.errors import SessionNotFound as SessionNotFound
     from warmcell.errors import SessionTimeout as SessionTimeout
     from warmcell.errors import SnapshotNotFound as SnapshotNotFound
+    from warmcell.interfaces.recording import Recorder as Recorder
     from warmcell.interfaces.tool import SandboxTool as SandboxTool
     from warmcell.judging.judge import ajudge as ajudge
     from warmcell.judging.judge import judge as judge
@@ -139,6 +140,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SessionTimeout",
         "SnapshotNotFound",
     ),
+    "warmcell.interfaces.recording": ("Recorder",),
     "warmcell.interfaces.tool": ("SandboxTool",),
     "warmcell.judging.judge": ("ajudge", "judge"),
     "warmcell.judging.verdicts": ("Case", "Verdict"),

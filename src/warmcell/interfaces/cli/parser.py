@@ -123,6 +123,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run.add_argument("--backend", metavar="NAME", help="process, wasm or an installed one (default: by language)")
     run.add_argument("--enforcer", metavar="NAME", default="auto", help="default auto; 'none' runs without a cage")
     run.add_argument("--audit", metavar="FILE", help="append what was run, refused and reached to this file, as JSON")
+    run.add_argument("--record", metavar="FILE", help="add this run to FILE, for 'warmcell replay'")
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
     run.set_defaults(handler=_later("run", "run"))
 
@@ -257,6 +258,15 @@ def _add_audit(commands: argparse._SubParsersAction[Parser]) -> None:
     audit.set_defaults(handler=_later("audit", "audit"))
 
 
+def _add_replay(commands: argparse._SubParsersAction[Parser]) -> None:
+    epilog = "exit status: 0 every run came out as recorded; 1 one did not; 125 warmcell's failure; 2 wrong usage"
+    replay = _add(commands, "replay", "run again what '--record FILE' wrote, and say what differs", epilog=epilog)
+    replay.add_argument("file", metavar="FILE")
+    replay.add_argument("--trust", action="store_true", help="also runs that were allowed host paths or a network")
+    replay.add_argument("--json", action="store_true", help="print the differences as JSON, a line for each run")
+    replay.set_defaults(handler=_later("replay", "replay"))
+
+
 def _add_completion(commands: argparse._SubParsersAction[Parser]) -> None:
     completion = _add(commands, "completion", "print a completion script for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
@@ -274,5 +284,6 @@ _COMMANDS = {
     "doctor": _add_doctor,
     "bench": _add_bench,
     "audit": _add_audit,
+    "replay": _add_replay,
     "completion": _add_completion,
 }

@@ -65,5 +65,6 @@ def _defaults() -> SimpleNamespace:
         backend=None,
         enforcer="auto",
         audit=None,
+        record=None,
         json=False,
     )

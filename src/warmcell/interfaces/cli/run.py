@@ -28,7 +28,7 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     source = choose(arguments.target, arguments.source, code)
     policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
     backend = _backend_name(arguments, source.language.backend, policy)
-    request = _request(arguments, source, backend)
+    request = _request(arguments, source, "recorded" if arguments.record else backend)
     doing = "compiling and running" if source.language.is_compiled else "running"
     progress = Progress(f"{doing} {source.language.name}")
     output = None if arguments.json else PassThrough(progress.stop)
@@ -36,17 +36,33 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
         with audited(arguments.audit), progress:
             if backend == "process":
                 outcome: ExecResult | SandboxError
-                outcome = _run_process(request, arguments.enforcer, policy, guest_stdin(source), output)
+                stdin = -1 if arguments.record else guest_stdin(source)
+                outcome = _run_process(request, arguments.enforcer, policy, stdin, output)
             else:
                 outcome = _run_by_name(backend, request, output)
     except SandboxError as error:
         outcome = error
     except OutputLost as lost:
         raise lost.error from None
+    if arguments.record is not None:
+        _record(arguments, request, outcome, backend, policy)
     if output is None:
         return finish(outcome, True, _about(source, backend))
     _write_rest(output)
     return finish(outcome, False, is_printed=output.has_heard)
+
+
+def _record(
+    arguments: Namespace | SimpleNamespace,
+    request: ExecRequest,
+    outcome: ExecResult | SandboxError,
+    backend: str,
+    policy: SandboxPolicy | None,
+) -> None:
+    from warmcell.interfaces.recording import recorded, write
+
+    enforcer = None if arguments.enforcer == "none" else arguments.enforcer
+    write(arguments.record, recorded(request, outcome, backend=backend, enforcer=enforcer, policy=policy))
 
 
 def audited(file: str | None) -> AbstractContextManager[object]:
@@ -101,7 +117,7 @@ def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: st
             source.language.name,
             code,
             timeout,
-            # The process backend passes our stdin on as it comes; the others want all of it first.
+            # The process backend passes our stdin on as it comes; the others, and a recording, want all of it first.
             stdin=None if backend == "process" else read_guest_stdin(source, timeout),
             memory_limit_mb=memory,
             env=env,

@@ -1,0 +1,183 @@
+"""Runs on record: what went in, under which policy, what came out, by which versions. One JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Limits
+from warmcell.interfaces.cli.render import to_plain
+from warmcell.policy.model import SandboxPolicy
+
+if TYPE_CHECKING:
+    from warmcell.core.contracts import SandboxBackend
+
+FORMAT = 1
+MAX_LINE_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One run as it was. `outcome` is what `warmcell run --json` prints; `versions` says what ran it."""
+
+    request: ExecRequest
+    outcome: Mapping[str, Any]
+    backend: str = "process"
+    enforcer: str | None = "auto"
+    policy: SandboxPolicy | None = None
+    versions: Mapping[str, str] | None = None
+
+
+class Recorder:
+    """A backend that runs everything by another one and writes it down. The caller closes that one.
+
+    The file is made for its owner alone: it holds code, input and environment. `policy` is what the other backend was
+    made with, so that a replay can be; a backend does not tell.
+    """
+
+    def __init__(self, backend: SandboxBackend, path: str | os.PathLike[str], *, policy: SandboxPolicy | None = None):
+        self._backend = backend
+        self._path = os.fspath(path)
+        self._policy = policy
+        self.name = backend.name
+
+    def capabilities(self) -> BackendCapabilities:
+        return self._backend.capabilities()
+
+    async def execute(self, request: ExecRequest) -> ExecResult:
+        try:
+            result = await self._backend.execute(request)
+        except SandboxError as error:
+            self._write(request, error)
+            raise
+        self._write(request, result)
+        return result
+
+    def _write(self, request: ExecRequest, outcome: ExecResult | SandboxError) -> None:
+        write(self._path, recorded(request, outcome, backend=self.name, policy=self._policy))
+
+    async def aclose(self) -> None:
+        """The other backend is its owner's."""
+
+
+def recorded(
+    request: ExecRequest,
+    outcome: ExecResult | SandboxError,
+    *,
+    backend: str = "process",
+    enforcer: str | None = "auto",
+    policy: SandboxPolicy | None = None,
+) -> Recording:
+    return Recording(request, to_plain(outcome), backend, enforcer, policy, current_versions(backend, request))
+
+
+def current_versions(backend: str, request: ExecRequest) -> dict[str, str]:
+    """What could explain a difference: Warmcell, this host, and what runs the language."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("warmcell")
+    except PackageNotFoundError:
+        own = "unknown"
+    found = {"warmcell": own, "kernel": platform.release(), "machine": platform.machine()}
+    if backend == "process":
+        from warmcell.languages.config import ProcessConfig
+        from warmcell.languages.registry import language_version
+
+        try:
+            found[str(request.language)] = language_version(str(request.language), ProcessConfig())
+        except SandboxError:  # there is none, and the outcome says so
+            found[str(request.language)] = "none"
+    return found
+
+
+def write(path: str, recording: Recording) -> None:
+    """Adds one to the file, in one write, so that several writers do not mix."""
+    plain = {
+        "format": FORMAT,
+        "backend": recording.backend,
+        "enforcer": recording.enforcer,
+        "policy": None if recording.policy is None else json.loads(recording.policy.to_json()),
+        "versions": dict(recording.versions or {}),
+        "request": _request_to_plain(recording.request),
+        "outcome": dict(recording.outcome),
+    }
+    line = json.dumps(plain, ensure_ascii=True, default=str).encode() + b"\n"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "ab", buffering=0) as file:
+            file.write(line)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {path!r}: {(error.strerror or '').lower()}", field="record") from None
+
+
+def read(path: str) -> Iterator[Recording]:
+    """Those of a file, one after another; `InvalidRequest` names the line that is none."""
+    try:
+        with open(path, "rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                yield _recording(line, f"line {number}")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path!r}: {(error.strerror or '').lower()}", field="record") from None
+
+
+def _recording(line: bytes, where: str) -> Recording:
+    if len(line) > MAX_LINE_BYTES:
+        raise InvalidRequest(f"is longer than {MAX_LINE_BYTES} bytes", field=where)
+    try:
+        plain = json.loads(line)
+        if plain["format"] != FORMAT:
+            raise InvalidRequest(f"is of format {str(plain['format'])[:20]}, not {FORMAT}", field=where)
+        policy = None if plain["policy"] is None else SandboxPolicy.from_json(json.dumps(plain["policy"]))
+        request = _request_from_plain(plain["request"])
+        outcome, versions = dict(plain["outcome"]), {str(k): str(v) for k, v in plain["versions"].items()}
+        enforcer = None if plain["enforcer"] is None else str(plain["enforcer"])
+        return Recording(request, outcome, str(plain["backend"]), enforcer, policy, versions)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidRequest(f"is no recording ({type(error).__name__})", field=where) from None
+
+
+def _request_to_plain(request: ExecRequest) -> dict[str, Any]:
+    return {
+        "language": str(request.language),
+        "code": _to_plain(request.code),
+        "timeout": request.timeout,
+        "stdin": None if request.stdin is None else _to_plain(request.stdin),
+        "memory_limit_mb": request.memory_limit_mb,
+        "env": dict(request.env),
+        "limits": None if request.limits is None else asdict(request.limits),
+        "args": list(request.args),
+        "files": {path: _to_plain(content) for path, content in request.files.items()},
+        "fetch_files": list(request.fetch_files),
+    }
+
+
+def _request_from_plain(plain: Mapping[str, Any]) -> ExecRequest:
+    return ExecRequest(
+        plain["language"],
+        _from_plain(plain["code"]),
+        plain["timeout"],
+        stdin=None if plain["stdin"] is None else _from_plain(plain["stdin"]),
+        memory_limit_mb=plain["memory_limit_mb"],
+        env=plain["env"],
+        limits=None if plain["limits"] is None else Limits(**plain["limits"]),
+        args=tuple(plain["args"]),
+        files={path: _from_plain(content) for path, content in plain["files"].items()},
+        fetch_files=tuple(plain["fetch_files"]),
+    )
+
+
+def _to_plain(content: str | bytes) -> str | dict[str, str]:
+    return content if isinstance(content, str) else {"base64": b64encode(content).decode()}
+
+
+def _from_plain(content: Any) -> str | bytes:
+    return content if isinstance(content, str) else b64decode(content["base64"], validate=True)
