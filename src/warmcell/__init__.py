@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from warmcell.errors import SessionNotFound as SessionNotFound
     from warmcell.errors import SessionTimeout as SessionTimeout
     from warmcell.errors import SnapshotNotFound as SnapshotNotFound
+    from warmcell.interfaces.client.blocking import AsyncClient as AsyncClient
+    from warmcell.interfaces.client.blocking import Client as Client
     from warmcell.interfaces.recording import Recorder as Recorder
     from warmcell.interfaces.tool import SandboxTool as SandboxTool
     from warmcell.judging.judge import ajudge as ajudge
@@ -140,6 +142,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SessionTimeout",
         "SnapshotNotFound",
     ),
+    "warmcell.interfaces.client.blocking": ("AsyncClient", "Client"),
     "warmcell.interfaces.recording": ("Recorder",),
     "warmcell.interfaces.tool": ("SandboxTool",),
     "warmcell.judging.judge": ("ajudge", "judge"),

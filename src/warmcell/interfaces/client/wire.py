@@ -1,0 +1,90 @@
+"""Requests to JSON, and results and errors back from it. Pure module."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Any
+
+from warmcell import errors
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError
+from warmcell.core.types import Denial, Enforced, ExecRequest, ExecResult, Usage
+
+_KINDS: dict[str, type[SandboxError]] = {
+    kind.code: kind
+    for name in errors.__all__
+    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, SandboxError)
+}
+
+
+def content(data: str | bytes) -> str | dict[str, str]:
+    """Bytes are said as such; text stays text."""
+    return data if isinstance(data, str) else {"base64": b64encode(data).decode()}
+
+
+def plain_request(request: ExecRequest) -> dict[str, Any]:
+    limits = request.limits
+    said = {} if limits is None else {name: getattr(limits, name) for name in limits.__slots__}
+    return {
+        "language": str(request.language),
+        "code": request.code,
+        "timeout": request.timeout,
+        "stdin": None if request.stdin is None else content(request.stdin),
+        "memory_limit_mb": request.memory_limit_mb,
+        "env": dict(request.env),
+        "limits": {name: value for name, value in said.items() if value is not None} or None,
+        "args": list(request.args),
+        "files": {path: content(data) for path, data in request.files.items()},
+        "fetch_files": list(request.fetch_files),
+    }
+
+
+def outcome(plain: dict[str, Any]) -> ExecResult:
+    """The result, or raised what ended the run, with the partial result where there is one."""
+    result = result_from(plain) if "exit_code" in plain else None
+    if plain.get("error"):
+        raise error_from(plain["error"], result)
+    return result or ExecResult()
+
+
+def result_from(plain: dict[str, Any]) -> ExecResult:
+    raw = {name: _bytes(plain, name) for name in ("stdout", "stderr")}
+    return ExecResult(
+        stdout=plain["stdout"],
+        stderr=plain["stderr"],
+        exit_code=plain["exit_code"],
+        signal=plain["signal"],
+        duration=plain["duration"],
+        stdout_bytes=raw["stdout"],
+        stderr_bytes=raw["stderr"],
+        stdout_truncated=plain["stdout_truncated"],
+        stderr_truncated=plain["stderr_truncated"],
+        usage=_record(Usage, plain["usage"]),
+        enforced=_record(Enforced, plain["enforced"]),
+        outputs=plain["outputs"],
+        denials=[_record(Denial, item) for item in plain["denials"]],
+        queued=plain["queued"],
+        files={path: b64decode(data) for path, data in plain["files"].items()},
+    )
+
+
+def _bytes(plain: dict[str, Any], name: str) -> bytes:
+    encoded = plain.get(f"{name}_base64")
+    text: str = plain[name]
+    return text.encode("utf-8", "surrogatepass") if encoded is None else b64decode(encoded)
+
+
+def _record(kind: Any, plain: dict[str, Any]) -> Any:
+    """What a newer server says beside what we know is left out."""
+    return kind(**{name: plain[name] for name in kind.__slots__ if name in plain})
+
+
+def error_from(plain: dict[str, Any], result: ExecResult | None = None) -> SandboxError:
+    """The same kind of error, with the same words, whose fault and whether to try again."""
+    kind = _KINDS.get(plain["code"], ExecutionFailed)
+    error = kind.__new__(kind)
+    Exception.__init__(error, plain["message"])
+    error.message, error.hint = plain["message"], plain.get("hint")
+    error.fault, error.retryable = plain.get("fault", "host"), bool(plain.get("retryable"))
+    if isinstance(error, ExecutionTimeout | MemoryExceeded | FuelExhausted):
+        error.result = result
+    return error

@@ -1,0 +1,66 @@
+"""Client and AsyncClient: the library's own words, over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+from tests.serve.conftest import Server
+
+from warmcell import (
+    AsyncClient,
+    BackendUnavailable,
+    Client,
+    ExecRequest,
+    ExecutionTimeout,
+    InvalidRequest,
+    SandboxBackend,
+    SandboxError,
+    SessionNotFound,
+)
+from warmcell.core.output_events import OutputEvent, ResultEvent
+
+
+async def test_a_client_is_a_backend(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        assert isinstance(client, SandboxBackend)
+        code = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()); open('f', 'w').write('x')"
+        request = ExecRequest("python", code, 30, stdin=b"\xff\0", files={"a": b"\xfe"}, fetch_files=["f"])
+        result = await client.execute(request)
+        assert (result.stdout_bytes, result.exit_code, result.files) == (b"\xff\0", 0, {"f": b"x"})
+        assert result.enforced.isolation_class == "process+sandbox"
+        assert "python" in client.capabilities().supported_languages
+        events = [event async for event in client.stream(ExecRequest("python", "print(1)", 30))]
+        assert isinstance(events[0], OutputEvent) and events[0].data == b"1\n"
+        assert isinstance(events[-1], ResultEvent) and events[-1].result.stdout == "1\n"
+
+
+def test_errors_are_the_same_errors(server: Server) -> None:
+    with Client(server.url) as client:
+        with pytest.raises(ExecutionTimeout, match="timed out") as late:
+            client.execute(ExecRequest("python", "print('so far', flush=True)\nwhile True: pass", 1))
+        assert late.value.result is not None and late.value.result.stdout == "so far\n"
+        assert (late.value.fault, late.value.retryable) == ("guest", False)
+        with pytest.raises(InvalidRequest, match="klingon"):
+            client.execute(ExecRequest("klingon", "x", 1))
+
+
+def test_a_sandbox_over_there(server: Server) -> None:
+    with Client(server.url) as client, client.sandbox(env={"A": "b"}) as sandbox:
+        sandbox.write_file("dir/a b.txt", "text")
+        assert sandbox.sh("cat 'dir/a b.txt'; echo $A").stdout == "textb\n"
+        assert sandbox.exec("cat", ["-"], stdin=b"in").stdout == "in"
+        assert sandbox.run("print(open('dir/a b.txt').read())").stdout == "text\n"
+        assert [entry.name for entry in sandbox.list_dir("dir")] == ["a b.txt"]
+        assert sandbox.read_text("dir/a b.txt") == "text"
+        sandbox.remove("dir")
+        with pytest.raises(FileNotFoundError):
+            sandbox.read_file("dir/a b.txt")
+        sandbox.destroy()
+        with pytest.raises(SessionNotFound):
+            sandbox.sh("true")
+    with pytest.raises(BackendUnavailable, match="closed"):
+        sandbox.sh("true")
+
+
+def test_nobody_there_is_said() -> None:
+    with Client("http://127.0.0.1:9") as client, pytest.raises(SandboxError, match="could not be reached"):
+        client.execute(ExecRequest("python", "1", 1))
