@@ -5,14 +5,16 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from typing import Any
 
-from warmcell import errors
+from warmcell.core import errors as core_errors
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError
 from warmcell.core.types import Denial, Enforced, ExecRequest, ExecResult, Usage
+from warmcell.workspace import errors as workspace_errors
 
 _KINDS: dict[str, type[SandboxError]] = {
     kind.code: kind
-    for name in errors.__all__
-    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, SandboxError)
+    for module in (core_errors, workspace_errors)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, SandboxError)
 }
 
 
