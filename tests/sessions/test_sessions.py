@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -305,6 +306,18 @@ async def test_async_interrupt_and_restart_while_a_cell_runs() -> None:
         with pytest.raises(errors.SessionEnded, match="restarted"):
             await task
         assert (await session.run("2")).value == "2"
+
+
+def test_a_session_that_nobody_closes_ends_with_the_sandbox() -> None:
+    with Sandbox(timeout=60) as sandbox:
+        sandbox.session().run("1")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with Sandbox(timeout=60) as sandbox:
+            sandbox.session().run("1")
+            sandbox.session("command")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_fork_of_the_host_program_has_no_part_in_it(session: Session) -> None:

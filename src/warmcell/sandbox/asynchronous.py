@@ -147,7 +147,8 @@ class AsyncSandbox:
             "guest_factory": guest_factory,
         }
         self._operations = Operations()
-        self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
+        #: Held until they are closed: one that its caller forgets still has a process and descriptors.
+        self._sessions: set[AsyncSession] = set()
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
         self._live: LiveSide | None = None
@@ -377,7 +378,7 @@ class AsyncSandbox:
         session = AsyncSession(
             self, name, own_env, starter, worker, self._settings["timeout"], most_bytes, image.cells if image else 0
         )
-        self._sessions.add(session)
+        self._sessions = {other for other in self._sessions if not other.is_closed} | {session}
         return session
 
     async def expose(self, port: int, host_port: int = 0) -> AsyncExposedPort:

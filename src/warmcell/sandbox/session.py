@@ -51,6 +51,11 @@ class AsyncSession:
         self._interpreter = Interpreter(worker, most_bytes, cells)
 
     @property
+    def is_closed(self) -> bool:
+        """For good; what has only ended can be restarted."""
+        return self._interpreter.is_closed
+
+    @property
     def id(self) -> str:
         """128 random bits in hexadecimal."""
         return self._interpreter.id

@@ -33,7 +33,7 @@ class Interpreter:
         self._talk = CellTalk(worker, cells)
         self._lock = Lock()
         self._over: SandboxError | None = None
-        self._is_closed = False
+        self.is_closed = False
         self._runs = Runs("session", 1, MAX_TIMEOUT)
 
     # ---- calls: each as work for a `Run`, which the blocking and the async form carry out in their own ways ----
@@ -127,7 +127,7 @@ class Interpreter:
     def _finish(self) -> None:
         """By whoever is last: no exchange is under way."""
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 return
-            self._is_closed = True
+            self.is_closed = True
         self._talk.close()
