@@ -19,7 +19,7 @@ from warmcell.lifetime.ownership import own, undisturbed_by_forks
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
 #: What this package makes in the directory for temporary files is called `warmcell-<kind>-<random>`.
-_KINDS = ("bench", "builds", "doctor", "go", "probe", "run", "snapshots", "tmp", "work")
+_KINDS = ("bench", "builds", "doctor", "go", "packages", "probe", "run", "snapshots", "tmp", "work")
 UNFINISHED_BUILDS = (".build-", ".keep-")
 UNFINISHED_LIBRARIES = (".go-",)
 PREFIXES = tuple(f"warmcell-{kind}-" for kind in _KINDS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from warmcell.backends.output_callbacks import Follow, OnText, Texts, following
 from warmcell.core import events
-from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SandboxDestroyed
+from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SandboxDestroyed, SessionBusy
 from warmcell.core.types import (
     BackendCapabilities,
     ExecRequest,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
     from warmcell.sandbox.live import LiveSide
     from warmcell.sandbox.live_runs import LiveRuns
+    from warmcell.sandbox.packages import Packages
     from warmcell.sandbox.ports import AsyncExposedPort
     from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
     from warmcell.sandbox.session import AsyncSession
@@ -153,6 +154,8 @@ class AsyncSandbox:
         self._client: SafeClient | None = None
         self._live: LiveSide | None = None
         self._live_runs: LiveRuns | None = None
+        self._packages: Packages | None = None
+        self._former_guests: list[Guest] = []
         #: What ends with the sandbox and is no operation: exposed ports, and watches as long as somebody has them.
         self._watches: weakref.WeakSet[Door] = weakref.WeakSet()
         self._ports: set[Door] = set()
@@ -381,6 +384,44 @@ class AsyncSandbox:
         self._sessions = {other for other in self._sessions if not other.is_closed} | {session}
         return session
 
+    async def install(self, *packages: str) -> None:
+        """Python packages for this sandbox, from the index that pip is configured for on this host; wheels only.
+
+        Names with versions ("pandas", "numpy>=2"). Runs that begin afterwards find them, sessions and processes of a
+        live cage that begins afterwards too. Downloads are kept for other sandboxes of this user.
+        """
+        from warmcell.sandbox.packages import Installer, checked_requirements
+
+        checked_requirements(packages)
+        if self._backend_name != "process":
+            raise InvalidRequest("is for the process backend", field="packages", hint="use Sandbox(backend='process')")
+        if self._live is not None and self._live.is_in_use:
+            raise SessionBusy("what runs in the live cage would not see the packages; install before spawn and session")
+        from warmcell.languages.config import ProcessConfig
+
+        settings = self._settings
+        config, enforcer = getattr(settings["backend"], "config", settings["config"]), settings["enforcer"]
+        disk_mb = effective_limits(settings["policy"] or SandboxPolicy()).disk_mb
+        enforcer = getattr(settings["backend"], "enforcer", enforcer)
+        installer = Installer(config or ProcessConfig(), enforcer, disk_mb)
+        made = await self._operations.run(installer.install(packages, self._packages))
+        await self._use_packages(made)
+
+    async def _use_packages(self, packages: Packages) -> None:
+        """What was made for the sandbox as it was goes when the last run in it has ended."""
+        self._packages = packages
+        before, self._guest = (
+            self._guest,
+            self._settings["guest_factory"](self._settings["backend"], self._guest_config()),
+        )
+        live, self._live, self._live_runs = self._live, None, None
+        if live is not None:
+            await live.aclose()
+        self._former_guests.append(before)
+        if not self._operations.is_busy:
+            while self._former_guests:
+                await self._former_guests.pop().aclose()
+
     async def expose(self, port: int, host_port: int = 0) -> AsyncExposedPort:
         """Carries connections to a port of the host's loopback (`host_port`, or any) to that port in the live cage.
 
@@ -389,12 +430,17 @@ class AsyncSandbox:
         from warmcell.sandbox.ports import AsyncExposedPort, checked_port, listening
 
         guest_port, host_port = checked_port("port", port, 1), checked_port("host_port", host_port, 0)
-        cage, side = await self._live_cage(), self._live_side()
+        cage = await self._live_cage()
         most = cage.world.effective.limits.open_files // 3  # each takes two of the agent's
-        begin = functools.partial(listening, side.current, guest_port, host_port, most)
+        begin = functools.partial(listening, self._current_cage, guest_port, host_port, most)
         made = AsyncExposedPort(await self._operations.run(in_thread(begin)), guest_port, self._ports.discard)
         self._ports.add(made)
         return made
+
+    def _current_cage(self) -> LiveCage | None:
+        """From any thread."""
+        live = self._live
+        return None if live is None else live.current()
 
     def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> AsyncWatch:
         """What happens to files from now on, as an iterator of `FileEvent`s; it ends with `close` or the sandbox.
@@ -461,6 +507,8 @@ class AsyncSandbox:
         self._operations.check_open()
         child = AsyncSandbox(**self._settings)
         try:
+            if self._packages is not None:
+                await child._use_packages(self._packages)
             await self._on_disk(lambda: self._workspace.copy_to(child._workspace, snapshot))
             await child.start()
         except BaseException:
@@ -529,7 +577,9 @@ class AsyncSandbox:
         try:
             if self._live is not None:
                 await self._live.aclose()
-            await self._guest.aclose()
+            for guest in (*self._former_guests, self._guest):
+                await guest.aclose()
+            self._packages = None
         finally:
             await in_thread(self._workspace.close)
             if events.listeners:
@@ -551,6 +601,7 @@ class AsyncSandbox:
             enforcer=settings["enforcer"],
             idle_timeout=settings["idle_timeout"],
             work_path=self._workspace.guest_path,
+            packages=None if self._packages is None else self._packages.path,
         )
 
     def _fetch_client(self) -> SafeClient | None:

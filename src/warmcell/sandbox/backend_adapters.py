@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from warmcell.languages.config import ProcessConfig
     from warmcell.net.rules.fetch_policy import FetchPolicy
 
+#: Where guests find what was installed for them.
+PACKAGES = "/packages"
 #: What holds for a sandbox whose caller gave no policy.
 OWN_POLICY = SandboxPolicy(allow_process_spawn=True)
 #: JSON in, JSON out: what a guest's `fetch` and `curl` ask the host.
@@ -51,6 +53,8 @@ class GuestConfig:
     idle_timeout: float | None = None
     #: Where the guest finds the work directory.
     work_path: str = WORK
+    #: A directory of installed packages, for guests to read.
+    packages: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +299,9 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
             mode = AccessMode.READ_WRITE if mount.writable else AccessMode.READ_ONLY
             paths.append(AllowedPath(mount.host, mode, mount.guest_path))
     paths += _kept_from_writing(config.process_config, paths)
+    if config.packages is not None:
+        paths.append(AllowedPath(config.packages, AccessMode.READ_ONLY, PACKAGES))
+        policy = replace(policy, env={"PYTHONPATH": PACKAGES, **policy.env})
     return replace(policy, allowed_paths=(*policy.allowed_paths, *paths))
 
 

@@ -154,6 +154,7 @@ class Sandbox:
     exec_js = _heard(AsyncSandbox.exec_js)
     available_tools = _blocking(AsyncSandbox.available_tools)
     fetch = _blocking(AsyncSandbox.fetch)
+    install = _blocking(AsyncSandbox.install)
     read_file = _blocking(AsyncSandbox.read_file)
     read_text = _blocking(AsyncSandbox.read_text)
     write_file = _blocking(AsyncSandbox.write_file)

@@ -58,6 +58,12 @@ class LiveSide:
         cage = self._cage
         return cage if cage is not None and cage.is_alive else None
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether anything runs in it: processes, or sessions."""
+        cage = self.current()
+        return cage is not None and cage.has_programs
+
     async def start(
         self,
         argv: Argv,

@@ -22,6 +22,10 @@ class Operations:
         self.is_closed = False
         self._running: set[asyncio.Task[Any]] = set()
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running)
+
     def check_open(self) -> None:
         if self.is_closed:
             raise SandboxDestroyed

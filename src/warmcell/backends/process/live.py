@@ -133,6 +133,10 @@ class LiveCage:
         return not self._is_closing and not self.ended.done()
 
     @property
+    def has_programs(self) -> bool:
+        return bool(self._programs)
+
+    @property
     def was_idle(self) -> bool:
         """Whether it has ended for want of anything to do."""
         return self.ended.done() and self.ended.result().reason == IDLE

@@ -107,7 +107,7 @@ def worker(env, cwd, descriptors):
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    sys.path.insert(0, cwd)
+    sys.path[:0] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(":"))]
     return 0
 
 

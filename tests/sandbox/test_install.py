@@ -1,0 +1,219 @@
+"""`sandbox.install`, from an index on loopback with wheels made by hand."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import io
+import os
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from warmcell import InvalidRequest, Limits, ProvisionFailed, Sandbox, SessionBusy
+from warmcell.net.rules.package_index import PublicIndex, configured_index
+from warmcell.policy.model import NetworkRule
+from warmcell.sandbox import packages
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
+
+
+def wheel(name: str, version: str, code: str, needs: str = "", extra: bytes = b"") -> bytes:
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": code.encode(),
+        f"{name}.bin": extra,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {
+        path: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=") for path, data in files.items()
+    }
+    record = "".join(f"{path},sha256={digests[path].decode()},{len(data)}\n" for path, data in files.items())
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, data in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}.items():
+            archive.writestr(path, data)
+    return made.getvalue()
+
+
+class Index(http.server.ThreadingHTTPServer):
+    """A simple index, as PEP 503 has it. `asked` are the paths that were fetched."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Page)
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/simple"
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    server: Index
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        name = self.path.strip("/").split("/")[-1]
+        body, kind = self.server.files.get(name), "application/octet-stream"
+        if body is None:
+            kind = "text/html"
+            found = {file: data for file, data in self.server.files.items() if file.startswith(f"{name}-")}
+            links = (
+                f'<a href="/files/{file}#sha256={hashlib.sha256(data).hexdigest()}">{file}</a>'
+                for file, data in found.items()
+            )
+            body = ("<!DOCTYPE html><html><body>" + "".join(links) + "</body></html>").encode()
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "max-age=3600" if self.path.startswith("/files/") else "no-cache")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    made = Index()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", made.url)
+    monkeypatch.setenv("PIP_TRUSTED_HOST", "127.0.0.1")  # pip keeps nothing that came by plain http otherwise
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made.files = {
+        "fruit-1.0-py3-none-any.whl": wheel(
+            "fruit", "1.0", "import seeds\nWORD = 'fruit ' + seeds.WORD\n", "Requires-Dist: seeds\n"
+        ),
+        "seeds-2.0-py3-none-any.whl": wheel("seeds", "2.0", "WORD = 'with seeds'\n"),
+    }
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+USE = "import fruit; print(fruit.WORD)"
+
+
+def test_packages_for_runs_commands_sessions_and_forks(index: Index) -> None:
+    with Sandbox() as sandbox:
+        assert not sandbox.run(USE).ok
+        sandbox.install("fruit>=1,<2")
+        assert sandbox.run(USE).stdout == "fruit with seeds\n"
+        assert sandbox.exec("python3", ["-c", USE]).stdout == "fruit with seeds\n"
+        assert not sandbox.sh("echo 'WORD = 1' > /packages/fruit.py").ok
+        with sandbox.session("python") as session:
+            assert session.run(USE).stdout == "fruit with seeds\n"
+            with pytest.raises(SessionBusy):
+                sandbox.install("seeds")
+        with sandbox.fork() as fork:
+            assert fork.run(USE).stdout == "fruit with seeds\n"
+        assert sandbox.list_dir() == []
+
+
+@pytest.mark.attack("LK-05")
+def test_downloads_are_kept_and_no_guest_has_a_hand_in_them(index: Index, tmp_path: Path) -> None:
+    with Sandbox() as first:
+        first.install("fruit")
+        first.sh("rm -rf /packages/*")
+        assert first.sh("ls -d /kept /fetched; find /packages /work /tmp /home -name 'fruit*.whl'").stdout == ""
+    index.asked.clear()
+    with Sandbox() as second:
+        second.install("fruit")
+        assert second.run(USE).stdout == "fruit with seeds\n"
+    assert not any(path.startswith("/files/") for path in index.asked)
+    for file in (tmp_path / "cache/warmcell/packages").rglob("*"):
+        if file.is_file() and file.stat().st_size > 300:  # somebody with the rights of the user has been there
+            file.write_bytes(file.read_bytes().replace(b"with seeds", b"with stone"))
+    with Sandbox() as third:
+        try:
+            third.install("fruit")
+        except ProvisionFailed:
+            return
+        assert third.run(USE).stdout == "fruit with seeds\n"
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "MOST_KEPT_BYTES", 250)
+    for number in range(5):
+        (tmp_path / f"d{number}").mkdir()
+        (tmp_path / f"d{number}" / "file").write_bytes(b"x" * 100)
+        os.utime(tmp_path / f"d{number}" / "file", (number, number))
+    packages.forget_oldest(str(tmp_path))
+    assert sorted(path.parent.name for path in tmp_path.rglob("file")) == ["d3", "d4"]
+
+
+def test_what_does_not_fit_is_said_in_words(index: Index) -> None:
+    index.files["heavy-1.0-py3-none-any.whl"] = wheel("heavy", "1.0", "", extra=os.urandom(12 << 20))
+    with Sandbox(limits=Limits(disk_mb=8)) as sandbox:
+        with pytest.raises(ProvisionFailed, match="disk limit of 8 MB"):
+            sandbox.install("heavy")
+        assert sandbox.run("print(1)").stdout == "1\n"
+
+
+def test_what_has_no_wheel_is_not_built(index: Index) -> None:
+    index.files["source-1.0.tar.gz"] = b"not built here"
+    with Sandbox() as sandbox, pytest.raises(ProvisionFailed, match=r"could not fetch source.*only wheels"):
+        sandbox.install("source")
+
+
+@pytest.mark.attack("PT-02")
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "",
+        "-r x",
+        "--index-url=http://a",
+        "fruit @ http://a/b.whl",
+        "http://a/b.whl",
+        "./x",
+        "/etc",
+        "a; b",
+        "a b",
+        "git+ssh://x",
+    ],
+)
+def test_a_model_names_packages_and_nothing_else(requirement: str) -> None:
+    with pytest.raises(InvalidRequest):
+        packages.checked_requirements([requirement])
+
+
+def test_names_with_versions() -> None:
+    names = ["pandas", "pandas==2.2.0", "fastapi[standard]>=0.110", "numpy >= 2, < 3", "a.b-c_d~=1.0"]
+    assert packages.checked_requirements(names) == tuple(names)
+
+
+def test_other_backends_say_no() -> None:
+    with Sandbox(backend="wasm") as sandbox, pytest.raises(InvalidRequest, match="process backend"):
+        sandbox.install("fruit")
+
+
+def test_the_preset_is_the_index_and_nothing_else(tmp_path: Path) -> None:
+    public = PublicIndex("https://index.example/simple", "files.example")
+    plain = configured_index(public, {"PIP_CONFIG_FILE": os.devnull})
+    assert plain.rules() == (NetworkRule("index.example", (443,)), NetworkRule("files.example", (443,)))
+    file = tmp_path / "pip.conf"
+    file.write_text(
+        "[global]\nindex-url = https://user:word@pip.example:8443/simple\nextra-index-url = http://more.example/\n"
+    )
+    env = {
+        "PIP_CONFIG_FILE": str(file),
+        "HOME": str(tmp_path),
+        "PIP_FIND_LINKS": f"{tmp_path} /absent",
+        "PIP_CERT": "/c",
+    }
+    found = configured_index(public, env)
+    assert found.rules() == (NetworkRule("pip.example", (8443,)), NetworkRule("more.example", (80,)))
+    assert (found.directories, found.certificate) == ((str(tmp_path),), "/c")
+    assert configured_index(public, {**env, "PIP_NO_INDEX": "1"}).rules() == ()
+    with pytest.raises(InvalidRequest):
+        configured_index(public, {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "file:///etc"}).rules()
