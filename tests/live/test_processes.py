@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.helpers import in_a_fork
 
 from warmcell import AsyncSandbox, FakeBackend, Limits, Process, Sandbox, errors
 from warmcell.sandbox.backend_adapters import ProcessGuest
@@ -307,3 +308,25 @@ def test_backends_without_live_cages_say_so() -> None:
         pytest.raises(errors.InvalidRequest, match="backend='process'"),
     ):
         sandbox.spawn("ls")
+
+
+def test_processor_time_is_one_limit_for_all_programs() -> None:
+    with Sandbox(limits=Limits(cpu_seconds=1)) as sandbox:
+        process = sandbox.spawn("echo begun; while :; do :; done")
+        with pytest.raises(errors.ExecutionTimeout) as told:
+            process.wait(60)
+        assert told.value.result is not None and told.value.result.stdout == "begun\n"
+        assert sandbox.spawn("echo new").wait(30).stdout == "new\n"
+
+
+def test_a_fork_of_the_program_has_none_of_it_and_may_have_its_own() -> None:
+    with Sandbox() as sandbox:
+        process = sandbox.spawn("read word; echo $word")
+
+        def in_the_copy() -> object:
+            with Sandbox() as other:
+                return other.spawn("echo copy").wait(30).stdout, process.is_running
+
+        assert in_a_fork(in_the_copy, ends="sys.exit") == ["copy\n", True]
+        process.write("original\n")
+        assert process.wait(30).stdout == "original\n"

@@ -136,3 +136,11 @@ def test_without_namespaces_the_bounding_set_may_stay() -> None:
     facts = _GOOD._replace(status={**_STATUS, "CapBnd": "000001ffffffffff"})
     assert verify.problems(facts, expected) == []
     assert verify.problems(facts._replace(status={**_STATUS, "CapPrm": "1"}), expected)
+
+
+def test_terminals_only_where_planned_and_always_there() -> None:
+    with_terminals = _EXPECTED._replace(plan=_PLAN._replace(terminals=True))
+    shown = _GOOD._replace(mounts={**_GOOD.mounts, "/dev/pts": True})
+    assert "unplanned mount at /dev/pts" in _found(shown)
+    assert "nothing is mounted at /dev/pts" in _found(_GOOD, with_terminals)
+    assert not _found(shown, with_terminals)
