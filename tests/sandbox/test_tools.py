@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import os
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,38 @@ def test_languages_can_be_narrowed(sandbox: Sandbox, factory: Factory) -> None:
     assert factory.guest.calls == []
 
 
-def test_a_port_is_offered_only_where_there_is_one(factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Port:
-        url, host, port, guest_port = "http://127.0.0.1:4000", "127.0.0.1", 4000, 80
+SERVES = """
+import http.server, threading
+server = http.server.HTTPServer(("127.0.0.1", 8000), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+"""
 
-    async def expose(self: AsyncSandbox, port: int) -> Port:
-        assert port == 80
-        return Port()
 
-    monkeypatch.setattr(AsyncSandbox, "expose", expose, raising=False)
-    with Sandbox(guest_factory=factory) as sandbox:
-        answer = sandbox.tools()["expose_port"](port=80)
-    assert answer == {"status": "success", "url": Port.url, "host": Port.host, "port": 4000, "guest_port": 80}
+@pytest.mark.needs("user namespaces")
+def test_what_run_code_left_running_is_reached_by_its_port() -> None:
+    with Sandbox() as sandbox:
+        assert "expose_port" not in [tool.name for tool in sandbox.tools(stateful=False)]
+        tools = sandbox.tools()
+        tools["write_file"](path="a.txt", content="served")
+        assert tools["run_code"](code=SERVES)["exit_code"] == 0
+        port = tools["expose_port"](port=8000)
+        assert (port["status"], port["guest_port"]) == ("success", 8000), port
+        with urllib.request.urlopen(f"http://{port['host']}:{port['port']}/a.txt", timeout=30) as answer:
+            assert answer.read() == b"served"
+
+
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize(
+    ("language", "first", "second"),
+    [("python", "x = 41", "print(x + 1)"), ("javascript", "x = 41", "console.log(x + 1)"), ("sh", "x=42", "echo $x")],
+)
+def test_languages_with_sessions_remember(language: str, first: str, second: str) -> None:
+    with Sandbox() as sandbox:
+        if language not in ("sh", *map(str, sandbox.capabilities().supported_languages)):
+            pytest.skip(f"this host has no {language}")
+        run_code = sandbox.tools()["run_code"]
+        assert run_code(code=first, language=language)["exit_code"] == 0
+        assert run_code(code=second, language=language)["stdout"] == "42\n"
 
 
 def test_runs_go_into_the_sandbox(sandbox: Sandbox, factory: Factory) -> None:

@@ -245,8 +245,8 @@ def test_links_lead_nowhere(workspace: Workspace, tmp_path: Path) -> None:
     [
         unified("@@ -1,3 +1,3 @@\n one\n" * 100_000 + "-x\n"),
         unified("@@ -1,999999999 +1,999999999 @@\n-x\n" + "\n" * 100_000 + "@@\n-x\n"),
-        "*** Begin Patch\n*** Update File: big\n" + "@@ nowhere\n" * 200_000 + "-x\n*** End Patch",
-        "*** Begin Patch\n*** Update File: big\n" + "@@\n-nowhere\n" * 200_000 + "*** End Patch",
+        "*** Begin Patch\n*** Update File: big\n" + "@@ nowhere\n" * 20_000 + "-x\n*** End Patch",
+        "*** Begin Patch\n*** Update File: big\n" + "@@\n-nowhere\n" * 20_000 + "*** End Patch",
         "*** Begin Patch\n" + "\n" * 500_000,
         "```\n" * 200_000,
     ],

@@ -476,7 +476,8 @@ class AsyncSandbox:
 
         self._operations.check_open()
         remembering = session_languages(self._guest) if stateful else ()
-        calls = ToolCalls(self, self._settings["timeout"], max_text, languages, remembering)
+        has_ports = bool(remembering)  # what listens must still run after the call that started it
+        calls = ToolCalls(self, self._settings["timeout"], max_text, languages, remembering, has_ports)
         return make_toolset(calls.definitions, calls.answer, is_async=True)
 
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:

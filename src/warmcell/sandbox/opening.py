@@ -51,8 +51,12 @@ def session_language(backend: str, language: str) -> str:
 
 
 def session_languages(guest: object) -> tuple[str, ...]:
-    """Those in which such a guest has sessions without any program of the host's."""
-    return ("python", "command") if getattr(guest, "has_live_cage", False) else ()
+    """Those in which such a guest has sessions, where the host has the languages."""
+    if not getattr(guest, "has_live_cage", False):
+        return ()
+    from warmcell.backends.process.session_worker import LANGUAGES
+
+    return tuple(LANGUAGES)
 
 
 def session_starter(

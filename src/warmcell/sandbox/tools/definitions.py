@@ -171,8 +171,8 @@ def _expose_port() -> Definition:
     return Definition(
         "expose_port",
         "Expose a port",
-        "Make a TCP port that a program in the sandbox listens on reachable from the host's loopback, and return "
-        "its URL.",
+        "Make a TCP port reachable from the host's loopback on which something listens that run_code started and "
+        "left running, and return its URL.",
         _object(["port"], port=_number("The port inside the sandbox.", 1, 65535, None)),
         _answer(url=_STRING, host=_STRING, port=_INTEGER, guest_port=_INTEGER),
         is_destructive=False,

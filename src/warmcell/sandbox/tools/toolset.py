@@ -104,10 +104,10 @@ class ToolCalls:
         max_text: int = MAX_TEXT,
         languages: Sequence[str] | None = None,
         remembering: Sequence[str] = (),
+        has_ports: bool = False,
     ) -> None:
         if isinstance(max_text, bool) or not isinstance(max_text, int) or max_text < 100:
             raise InvalidRequest("must be a whole number of at least 100 characters", field="max_text")
-        has_ports = hasattr(sandbox, "expose")
         found = definitions(sandbox.capabilities(), timeout_secs, has_ports, languages, remembering)
         self._by_name = {definition.name: definition for definition in found}
         self._calls = Calls(sandbox, max_text, remembering)
