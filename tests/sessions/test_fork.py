@@ -269,10 +269,15 @@ def test_a_cancelled_fork_leaves_nothing() -> None:
                 with suppress(asyncio.CancelledError):
                     await (await forking).sandbox.destroy()
             kept = await session.run("len(data)")
-            return before, len(os.listdir("/proc/self/fd")), kept.value
+            for _ in range(100):  # what is kept ready may be in the making
+                after = len(os.listdir("/proc/self/fd"))
+                if after <= before:
+                    break
+                await asyncio.sleep(0.1)
+            return before, after, kept.value
 
     before, after, kept = asyncio.run(cancel())
-    assert (after, kept) == (before, str(20 << 20))
+    assert after <= before and kept == str(20 << 20)
 
 
 # ---- a guest that prepares itself ----
