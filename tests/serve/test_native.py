@@ -117,6 +117,19 @@ def test_the_document_is_about_every_route(server: Server) -> None:
         assert reference.removeprefix("#/components/schemas/") in schemas
 
 
+def test_the_document_has_the_bounds_that_hold(server: Server) -> None:
+    schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
+    bounds = {"type": "integer", "minimum": 1, "maximum": 1 << 30}
+    assert bounds in schemas["LimitsBody"]["properties"]["output_bytes"]["anyOf"]
+    assert "python" in schemas["RunBody"]["properties"]["language"]["enum"]
+    assert schemas["RunBody"]["properties"]["timeout"]["maximum"] == 300
+
+
+def test_a_wrong_method_hears_all_right_ones(server: Server) -> None:
+    assert server.client.options("/v1/sandboxes").headers["allow"] == "GET, HEAD, POST"
+    assert server.client.post("/v1/sandboxes/0/files/0").headers["allow"] == "DELETE, GET, HEAD, PUT"
+
+
 def _references(node: object) -> list[str]:
     if isinstance(node, dict):
         own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []

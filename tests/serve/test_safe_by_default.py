@@ -16,6 +16,9 @@ import httpx
 import pytest
 from tests.serve.conftest import ROOT, Server, make_token
 
+from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.serve.settings import Settings, check_reach
+
 RUN = {"language": "python", "code": "print(1)", "timeout": 30}
 Start = Callable[..., Any]
 
@@ -28,13 +31,18 @@ def serve_fails(*options: str) -> str:
     return ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("token", "said"), [(None, "warmcell token new"), ("secret", "guessed")], ids=["no token", "a short one"]
+)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_without_a_token_nobody_else_can_reach_it(server: Server, host: str) -> None:
-    assert "warmcell token new" in serve_fails("--host", host)
+def test_nobody_else_can_reach_it_without_a_good_token(host: str, token: str | None, said: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check_reach(Settings(host=host, token=token))
+    assert said in str(refused.value)
 
 
-def test_a_token_that_can_be_guessed_is_refused_elsewhere(server: Server) -> None:
-    assert "guessed" in serve_fails("--host", "0.0.0.0", "--token", "secret")
+def test_the_command_says_so(server: Server) -> None:
+    assert "warmcell token new" in serve_fails("--host", "0.0.0.0")
 
 
 def test_a_policy_with_a_mistake_is_refused(server: Server, tmp_path: Path) -> None:

@@ -132,6 +132,11 @@ async def not_found(request: Request, error: Exception) -> Response:
     return refusal(Refused(404, "there is nothing here"))
 
 
-async def wrong_method(request: Request, error: Any) -> Response:
-    plain = Refused(405, "this is not done here by that method", headers=error.headers)
-    return refusal(plain)
+async def wrong_method(request: Request, error: Exception) -> Response:
+    """With all that is done at this path, be it by several routes."""
+    scope, found = request.scope, set[str]()
+    for route in request.app.routes:
+        if isinstance(route, Door) and route.path_regex.match(scope["path"]):
+            found |= route.methods or set()
+    allowed = {"Allow": ", ".join(sorted(found))}
+    return refusal(Refused(405, "this is not done here by that method", headers=allowed))

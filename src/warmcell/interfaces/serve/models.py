@@ -34,7 +34,8 @@ Code = Annotated[str, Field(pattern=r"^[^\x00]*[!-~][^\x00]*$")]
 Plain = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 Path = Annotated[str, Field(max_length=255, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
-Whole = Annotated[int, BeforeValidator(_whole)]
+#: Last, so that the bounds before it stay in the schema.
+WHOLE = BeforeValidator(_whole)
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT)]
 
 
@@ -54,12 +55,12 @@ Content = str | Bytes
 
 
 class LimitsBody(Strict):
-    memory_mb: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
+    memory_mb: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
     cpu_seconds: Annotated[float, Field(gt=0, le=MAX_TIMEOUT * 1024)] | None = None
-    processes: Annotated[Whole, Field(ge=1, le=1 << 16)] | None = None
-    open_files: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
-    disk_mb: Annotated[Whole, Field(ge=1, le=1 << 24)] | None = None
-    output_bytes: Annotated[Whole, Field(ge=1, le=1 << 30)] | None = None
+    processes: Annotated[int, Field(ge=1, le=1 << 16), WHOLE] | None = None
+    open_files: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
+    disk_mb: Annotated[int, Field(ge=1, le=1 << 24), WHOLE] | None = None
+    output_bytes: Annotated[int, Field(ge=1, le=1 << 30), WHOLE] | None = None
 
     def limits(self) -> Limits:
         return Limits(**self.model_dump())
@@ -72,7 +73,7 @@ class RunBody(Strict):
     code: Code
     timeout: Seconds
     stdin: Content | None = None
-    memory_limit_mb: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
+    memory_limit_mb: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
     env: dict[VariableName, Plain] = {}
     limits: LimitsBody | None = None
     args: Annotated[list[Plain], Field(max_length=1000)] = []
