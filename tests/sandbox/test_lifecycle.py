@@ -235,6 +235,7 @@ OPERATIONS = {
     "exec_python": ("1",),
     "exec_js": ("1",),
     "spawn": ("ls",),
+    "install": ("x",),
     "processes": (),
     "attach": (2,),
     "session": (),
