@@ -129,3 +129,16 @@ def test_no_junk_is_our_failure(server: Server, change: dict[str, object], path:
     assert answer.status_code in (200, 400, 422), answer.text
     if answer.status_code != 200:
         refused(answer)
+
+
+@pytest.mark.attack("LK-11")
+def test_an_answer_says_nothing_about_where_things_lie() -> None:
+    from warmcell.core.errors import ExecutionFailed, PathTraversal, PolicyViolation
+    from warmcell.interfaces.serve.exchange import plain_error
+
+    for error in (
+        PolicyViolation("'/work' would cover '/opt/secret/bin/node'", hint="move /opt/secret"),
+        ExecutionFailed("cannot open /opt/secret/file"),
+    ):
+        assert "secret" not in json.dumps(plain_error(error))
+    assert "../mine" in plain_error(PathTraversal("../mine"))["message"]  # what the client said itself

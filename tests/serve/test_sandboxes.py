@@ -43,7 +43,7 @@ def test_a_sandbox_keeps_its_files(server: Server) -> None:
 
 
 def test_a_sandbox_ends_by_itself(server: Server) -> None:
-    at = made(server.client, lifetime=0.3)
+    at = made(server.client, lifetime=1)
     deadline = time.monotonic() + 30
     while server.client.get(at).status_code == 200:
         assert time.monotonic() < deadline

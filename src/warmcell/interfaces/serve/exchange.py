@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.core.errors import BackendBusy, BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.core.door_text import scrub
+from warmcell.core.errors import BackendBusy, BackendUnavailable, InvalidRequest, PolicyViolation, SandboxError
 from warmcell.core.lines import one_line
 from warmcell.interfaces.cli.render import error_to_plain
 from warmcell.lifetime.tenant_queue import TooManyWaiting
@@ -58,7 +59,21 @@ def refusal(error: Exception) -> Response:
     assert isinstance(error, SandboxError)
     status = status_of(error)
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
-    return answer({"error": error_to_plain(error)}, status, headers)
+    return answer({"error": plain_error(error)}, status, headers)
+
+
+def plain_error(error: SandboxError) -> dict[str, Any]:
+    hint = error.hint if error.hint is None or not _is_about_host(error) else scrub(error.hint)
+    return error_to_plain(error) | {"message": told(error), "hint": hint}
+
+
+def told(error: SandboxError) -> str:
+    """What a client hears: its own words as they are, and nothing of where things lie on this machine."""
+    return scrub(error.message) if _is_about_host(error) else error.message
+
+
+def _is_about_host(error: SandboxError) -> bool:
+    return error.fault == "host" or isinstance(error, PolicyViolation)
 
 
 def status_of(error: SandboxError) -> int:
@@ -76,6 +91,7 @@ _STATUSES = {
     "sandbox.session_not_found": 404,
     "sandbox.destroyed": 404,
     "sandbox.file_not_found": 404,
+    "sandbox.command_not_found": 404,
     "sandbox.session_busy": 409,
     "sandbox.file_exists": 409,
 }

@@ -13,7 +13,7 @@ from warmcell.core.errors import BackendBusy, InvalidRequest, SandboxError
 from warmcell.core.types import ExecRequest
 from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, refused_code
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, while_connected
+from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, told, while_connected
 from warmcell.interfaces.serve.models import decoded
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -103,11 +103,11 @@ def fusion_refusal(error: Exception) -> Response:
     if isinstance(error, BackendBusy) or (isinstance(error, Refused) and error.status == 503):
         return answer({"detail": str(error)}, 504, {"Retry-After": "1"})
     if isinstance(error, SandboxError) and error.fault == "host":
-        return answer(_failure(error.message))
+        return answer(_failure(told(error)))
     if isinstance(error, Refused) and error.status == 500:
         return answer(_failure(error.message))
     if isinstance(error, SandboxError):
-        return answer({"detail": str(error)}, 422)
+        return answer({"detail": told(error)}, 422)
     return refusal(error)
 
 

@@ -118,7 +118,7 @@ class JudgeBody(RunBody):
 class CreateBody(Strict):
     """`lifetime`: seconds until it goes away by itself; `timeout`: of each run that says none."""
 
-    lifetime: Annotated[float, Field(gt=0, le=31_622_400)] = 3600
+    lifetime: Annotated[float, Field(ge=1, le=31_622_400)] = 3600
     timeout: Seconds = 30
     env: dict[VariableName, Plain] = {}
     metadata: Annotated[dict[str, str], Field(max_length=64)] = {}

@@ -18,9 +18,9 @@ from starlette.responses import Response, StreamingResponse
 from warmcell.core.errors import ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError
 from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest
-from warmcell.interfaces.cli.render import error_to_plain, to_plain
+from warmcell.interfaces.cli.render import to_plain
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import answer, read_model, while_connected
+from warmcell.interfaces.serve.exchange import answer, plain_error, read_model, while_connected
 from warmcell.interfaces.serve.models import JudgeBody, RunBody
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -70,7 +70,7 @@ async def _events(service: Service, tenant: Tenant, asked: ExecRequest) -> Async
     except (ExecutionTimeout, MemoryExceeded, FuelExhausted) as error:
         yield _event("result", to_plain(error))
     except SandboxError as error:
-        yield _event("error", {"error": error_to_plain(error)})
+        yield _event("error", {"error": plain_error(error)})
 
 
 async def _with_pauses(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -136,7 +136,7 @@ def _plain_verdict(verdict: Verdict) -> dict[str, Any]:
         "cpu_time": verdict.cpu_time,
         "memory_bytes": verdict.memory_bytes,
         "result": None if verdict.result is None else verdict.result.to_dict(),
-        "error": None if verdict.error is None else error_to_plain(verdict.error),
+        "error": None if verdict.error is None else plain_error(verdict.error),
     }
 
 

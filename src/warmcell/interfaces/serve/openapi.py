@@ -82,7 +82,7 @@ def _operation(route: Any, schemas: dict[str, Any]) -> dict[str, Any]:
         media = {"schema": _model_schema(said["body"], schemas)}
         operation["requestBody"] = {"required": True, "content": {"application/json": media}}
     elif "raw_body" in said:
-        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+        operation["requestBody"] = {"required": False, "content": {"application/octet-stream": {}}}
     return operation
 
 

@@ -16,7 +16,7 @@ from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import MIB, ExecRequest
 from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, refused_code
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, status_of, while_connected
+from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, status_of, told, while_connected
 from warmcell.interfaces.serve.models import decoded
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -169,7 +169,7 @@ def piston_refusal(error: Exception) -> Response:
     if isinstance(error, SandboxError):
         status = status_of(error)
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return answer({"message": str(error)}, 400 if status == 422 else status, headers)
+        return answer({"message": told(error)}, 400 if status == 422 else status, headers)
     if isinstance(error, Refused):
         return answer({"message": error.message}, error.status, error.headers)
     return refusal(error)

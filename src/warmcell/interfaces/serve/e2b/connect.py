@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
-from warmcell.interfaces.serve.exchange import answer, read_body
+from warmcell.interfaces.serve.exchange import answer, read_body, told
 from warmcell.interfaces.serve.service import service_of
 
 END_OF_STREAM = 0x02
@@ -44,7 +44,7 @@ def as_rpc_error(error: Exception) -> RpcError:
     if isinstance(error, SandboxDestroyed):
         return RpcError("unavailable", "the sandbox was killed")
     if isinstance(error, SandboxError):
-        return RpcError("invalid_argument" if error.fault == "caller" else "internal", error.message)
+        return RpcError("invalid_argument" if error.fault == "caller" else "internal", told(error))
     return RpcError("internal", f"the server failed inside ({type(error).__name__})")
 
 

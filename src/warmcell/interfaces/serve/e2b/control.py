@@ -16,7 +16,7 @@ from warmcell.core.types import check_env
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.e2b.box import HOME, Box, box_of, rfc3339
 from warmcell.interfaces.serve.e2b.snapshots import Snapshots, copied
-from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of
+from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of, told
 from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -260,7 +260,7 @@ def e2b_refusal(error: Exception) -> Response:
     if isinstance(error, Refused):
         status, message, headers = error.status, error.message, error.headers
     elif isinstance(error, SandboxError):
-        status, message = status_of(error), error.message
+        status, message = status_of(error), told(error)
         status = 400 if status == 422 else status
     else:
         return refusal(error)

@@ -18,7 +18,7 @@ from warmcell.core.types import MAX_TIMEOUT, check_env
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.e2b.box import HOME, Box, box_of
 from warmcell.interfaces.serve.e2b.envd import NoSandbox, awake, guarded
-from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of
+from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of, told
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sandbox.session import AsyncSession
@@ -194,8 +194,8 @@ async def _ending(context: Context, running: asyncio.Future[CellResult]) -> list
     except SandboxError as error:
         if isinstance(error, SessionEnded):
             await context.session.restart()
-        told = {"type": "error", "name": type(error).__name__, "value": error.message, "traceback": error.message}
-        return [told, {"type": "end_of_execution"}]
+        last = {"type": "error", "name": type(error).__name__, "value": told(error), "traceback": told(error)}
+        return [last, {"type": "end_of_execution"}]
     found: list[dict[str, Any]] = []
     if result.error is not None:
         error_of = result.error
@@ -291,7 +291,7 @@ def plain_refusal(error: Exception) -> Response:
         return PlainTextResponse(error.message, error.status, error.headers)
     if isinstance(error, SandboxError):
         status = status_of(error)
-        return PlainTextResponse(error.message, 400 if status == 422 else status)
+        return PlainTextResponse(told(error), 400 if status == 422 else status)
     return refusal(error)
 
 
