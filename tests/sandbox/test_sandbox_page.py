@@ -23,4 +23,4 @@ def test_an_example_prints_what_the_page_shows(code: str, output: str) -> None:
 
 
 def test_the_page_has_examples() -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 5

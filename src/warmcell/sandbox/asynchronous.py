@@ -392,6 +392,7 @@ class AsyncSandbox:
         """
         from warmcell.sandbox.packages import Installer, checked_requirements
 
+        self._operations.check_open()
         checked_requirements(packages)
         if self._backend_name != "process":
             raise InvalidRequest("is for the process backend", field="packages", hint="use Sandbox(backend='process')")

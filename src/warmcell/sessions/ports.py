@@ -247,7 +247,7 @@ class _Lane:
     def _look(self) -> None:
         verdict = is_let_in(bytes(self._waiting))
         self.is_refused = verdict is False or (verdict is None and not self._is_open)
-        self._is_guarded = verdict is None
+        self._is_guarded = verdict is not True  # what is refused is passed on at no time
 
     def _drain(self) -> None:
         try:
