@@ -7,10 +7,12 @@ cell's init: whoever reaps the guest finds the verdict already there.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import socket
+import time
 
 from ..cell import CODE_DIRECTORY, PROCESSES
 from ..linux.fds import close_all_but
@@ -33,6 +35,7 @@ class Verdict(NamedTuple):
     met: Tuple[str, ...] = ()
 
 
+_UP_SECONDS = 30.0
 NO_VERDICT = Verdict("", 0, 0.0)
 #: Nobody knows what it used: that is no end that a guest can be held to.
 LOST = Verdict("lost", 0, 0.0)
@@ -44,6 +47,7 @@ class Watcher:
     def __init__(self) -> None:
         self._channel: Optional[socket.socket] = None
         self._number = 0
+        self._is_up = False
         self.pid = 0
         #: Cells that were looked at, of which more is known than the guest's own account.
         self._looked_at: set[int] = set()
@@ -66,9 +70,21 @@ class Watcher:
         most_tasks = dict(plan.rlimits).get("nproc", 0) if watch.memory_bytes else 0
         order = {"watch": self._number, "ceilings": list(watch), "most_tasks": most_tasks}
         send_packet(self._channel, order, descriptors)
+        self._await_up()
         if watch.disk_bytes:
             self._looked_at.add(self._number)
         return self._number
+
+    def _await_up(self) -> None:
+        """What a guest wrote before the watcher could look would be taken for what was there already."""
+        until = time.monotonic() + _UP_SECONDS
+        poll = select.poll()
+        poll.register(self.listens_to, select.POLLIN)
+        while not self._is_up:
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                self.let_go()
+            if self._channel is None or not self.hear():
+                raise OSError(errno.ESRCH, "the watcher did not come up")
 
     def note_shared_memory(self, number: int, length: int) -> bool:
         """A guest is about to map so much of it. False: it asks faster than the watcher listens."""
@@ -93,7 +109,9 @@ class Watcher:
             if not message:
                 self.let_go()
                 return False
-            if "looks" in message:
+            if "up" in message:
+                self._is_up = True
+            elif "looks" in message:
                 self._looked_at.add(message["looks"])
             else:
                 self.told[message["end"]] = Verdict(
@@ -128,7 +146,7 @@ class Watcher:
         if pid == 0:
             _be_watcher(theirs)
         theirs.close()
-        self._channel, self.pid = ours, pid
+        self._channel, self.pid, self._is_up = ours, pid, False
 
 
 def _be_watcher(channel: socket.socket) -> NoReturn:
@@ -136,8 +154,9 @@ def _be_watcher(channel: socket.socket) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         close_all_but(channel.fileno())
-        from .loop import Loop  # nobody else needs it, and the first cell need not wait for it
+        from .loop import Loop  # nobody else needs it
 
+        send_packet(channel, {"up": True})
         Loop(channel).run()
     finally:
         os._exit(0)
