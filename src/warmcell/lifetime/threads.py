@@ -20,11 +20,16 @@ T = TypeVar("T")
 _IDLE_SECONDS = 10.0
 
 
-async def in_thread(work: Callable[[], T], on_cancel: Callable[[], object] | None = None) -> T:
+async def in_thread(
+    work: Callable[[], T],
+    on_cancel: Callable[[], object] | None = None,
+    discard: Callable[[T], object] | None = None,
+) -> T:
     """Runs blocking work in a thread and returns, raises or is cancelled only when that work has really ended.
 
     It holds descriptors and processes: going on while it runs would let them be closed, and their numbers reused,
-    under it. So a cancelled caller waits, however often it is cancelled; `on_cancel` makes that short.
+    under it. So a cancelled caller waits, however often it is cancelled; `on_cancel` makes that short. `discard` ends
+    what was made for a caller who was cancelled meanwhile, in a thread too.
     """
     import asyncio
 
@@ -40,7 +45,9 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], object] | Non
         while not outcome.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([outcome])
-        outcome.exception()  # looked at, so that asyncio does not complain that nobody did
+        # Looked at, so that asyncio does not complain that nobody did.
+        if outcome.exception() is None and discard is not None:
+            await in_thread(lambda: discard(outcome.result()))
         raise
 
 

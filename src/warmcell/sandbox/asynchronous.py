@@ -376,7 +376,8 @@ class AsyncSandbox:
             self._live_cage, name, self._settings["config"], directory, own_env, is_forkable=is_forkable
         )
         start = await starter()
-        worker = await in_thread(start if image is None else functools.partial(start, image=image.sealed()))
+        begin = start if image is None else functools.partial(start, image=image.sealed())
+        worker = await in_thread(begin, discard=lambda worker: worker.close())
         most_bytes = effective_limits(self._settings["policy"] or SandboxPolicy()).output_bytes
         session = AsyncSession(
             self, name, own_env, starter, worker, self._settings["timeout"], most_bytes, image.cells if image else 0
@@ -434,7 +435,8 @@ class AsyncSandbox:
         cage = await self._live_cage()
         most = cage.world.effective.limits.open_files // 3  # each takes two of the agent's
         begin = functools.partial(listening, self._current_cage, guest_port, host_port, most)
-        made = AsyncExposedPort(await self._operations.run(in_thread(begin)), guest_port, self._ports.discard)
+        listener = await self._operations.run(in_thread(begin, discard=lambda listener: listener.close()))
+        made = AsyncExposedPort(listener, guest_port, self._ports.discard)
         self._ports.add(made)
         return made
 

@@ -1,0 +1,44 @@
+"""The bridge from event loops to threads: nothing that was made for somebody who has gone is left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from warmcell.lifetime.threads import in_thread
+
+
+async def test_what_was_made_for_a_cancelled_caller_is_discarded() -> None:
+    may_end, discarded = threading.Event(), list[str]()
+
+    def make() -> str:
+        may_end.wait(30)
+        return "made"
+
+    making = asyncio.ensure_future(in_thread(make, discard=discarded.append))
+    await asyncio.sleep(0.01)
+    making.cancel()
+    await asyncio.sleep(0.01)
+    assert not making.done() and not discarded
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert discarded == ["made"]
+
+
+async def test_what_failed_meanwhile_has_nothing_to_discard() -> None:
+    may_end, discarded = threading.Event(), list[None]()
+
+    def fail() -> None:
+        may_end.wait(30)
+        raise ValueError
+
+    making = asyncio.ensure_future(in_thread(fail, discard=discarded.append))
+    await asyncio.sleep(0.01)
+    making.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert not discarded
