@@ -187,7 +187,7 @@ def test_extended_headers_are_small_and_few(workspace: Workspace) -> None:
 def test_a_patch_searches_no_longer_for_being_cut_into_files(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warmcell.workspace.patch.hunks._MAX_COMPARISONS", 5_000)
+    monkeypatch.setattr("warmcell.workspace.patch.hunks._MAX_COMPARISONS", 10_000)
     for number in range(10):
         workspace.write_file(f"f{number}", "a\n" * 900 + "b\n")
     patches = [f"--- a/f{number}\n+++ b/f{number}\n@@ -1 +1 @@\n-b\n+c\n" for number in range(10)]

@@ -1,7 +1,8 @@
 """AuditLog: one line of JSON for each event that matters, appended whole, rotated by size; and how to read it back.
 
-A line is written by one system call on a descriptor that appends: what a killed program wrote until then is whole, and
-several programs may share a file. Who reads it can trust the kinds of its fields, not that nobody else wrote to it.
+A line is written by one system call on a descriptor that appends, so several programs may share a file, and what a
+killed program wrote until then is whole, but perhaps for the line that it was just writing. Who reads it can trust the
+kinds of its fields, not that nobody else wrote to it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class AuditLog:
         self._max_bytes = max_bytes
         self._keep = keep
         self._lock = threading.Lock()
-        self._is_cut = False
         self._file = self._opened()
+        self._is_cut = self._ends_within_a_line()
         self._stop = listen(self._hear)
 
     def _opened(self) -> int:
@@ -43,6 +44,12 @@ class AuditLog:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise InvalidRequest(f"cannot write to {self._path!r}: {reason}", field="audit") from None
+
+    def _ends_within_a_line(self) -> bool:
+        """A program that is killed while it writes may leave its last line unfinished."""
+        with open(self._path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
 
     def _hear(self, event: Event) -> None:
         if event.name in _LEFT_OUT:

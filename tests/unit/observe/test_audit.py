@@ -77,7 +77,12 @@ def test_what_a_killed_program_wrote_is_whole(tmp_path: Path) -> None:
         time.sleep(0.01)
     program.kill()
     program.wait()
-    assert len(lines(path)) > 30
+    with AuditLog(path):
+        events.emit("file", "s", {"path": "next"})
+    with path.open("rb") as file:
+        found = [record.get("path", record["event"]) for record in read_audit(file)]
+    assert len(found) > 30 and set(found[:-2]) == {"x" * 3000}
+    assert found[-2] in ("x" * 3000, "unreadable") and found[-1] == "next"
 
 
 def test_a_link_is_not_followed_and_the_error_names_the_file(tmp_path: Path) -> None:
