@@ -18,6 +18,7 @@ from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SandboxDestroyed, SessionBusy
 from warmcell.core.types import (
     BackendCapabilities,
+    EffectiveLimits,
     ExecRequest,
     ExecResult,
     Language,
@@ -180,6 +181,12 @@ class AsyncSandbox:
         return backend if isinstance(backend, str) else backend.name
 
     @property
+    def limits(self) -> EffectiveLimits:
+        """What holds for each run, and for the live cage as a whole."""
+        settings = self._settings
+        return effective_limits(settings["policy"] or SandboxPolicy(), memory_mb=settings["memory_limit_mb"])
+
+    @property
     def work_dir(self) -> str:
         """Where the work directory is on the host."""
         return self._workspace.host_path
@@ -340,7 +347,7 @@ class AsyncSandbox:
 
             guest = self._guest
             assert isinstance(guest, ProcessGuest)  # looked at when the sandbox was made
-            output_bytes = effective_limits(self._settings["policy"] or SandboxPolicy()).output_bytes
+            output_bytes = self.limits.output_bytes
             self._live_runs = LiveRuns(guest, self._live_side(), output_bytes)
         return self._live_runs
 
@@ -378,7 +385,7 @@ class AsyncSandbox:
         start = await starter()
         begin = start if image is None else functools.partial(start, image=image.sealed())
         worker = await in_thread(begin, discard=lambda worker: worker.close())
-        most_bytes = effective_limits(self._settings["policy"] or SandboxPolicy()).output_bytes
+        most_bytes = self.limits.output_bytes
         session = AsyncSession(
             self, name, own_env, starter, worker, self._settings["timeout"], most_bytes, image.cells if image else 0
         )
@@ -403,7 +410,7 @@ class AsyncSandbox:
 
         settings = self._settings
         config, enforcer = getattr(settings["backend"], "config", settings["config"]), settings["enforcer"]
-        disk_mb = effective_limits(settings["policy"] or SandboxPolicy()).disk_mb
+        disk_mb = self.limits.disk_mb
         enforcer = getattr(settings["backend"], "enforcer", enforcer)
         installer = Installer(config or ProcessConfig(), enforcer, disk_mb)
         made = await self._operations.run(installer.install(packages, self._packages))

@@ -21,7 +21,7 @@ from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
-    from warmcell.core.types import BackendCapabilities, Limits
+    from warmcell.core.types import BackendCapabilities, EffectiveLimits, Limits
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy
     from warmcell.sandbox.ports import ExposedPort
@@ -141,6 +141,11 @@ class Sandbox:
     def id(self) -> str:
         """128 random bits in hexadecimal."""
         return self._async.id
+
+    @property
+    def limits(self) -> EffectiveLimits:
+        """What holds for each run, and for the live cage as a whole."""
+        return self._async.limits
 
     @property
     def work_dir(self) -> str:

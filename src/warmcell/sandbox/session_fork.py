@@ -6,8 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.resolve import effective_limits
 from warmcell.workspace.mount_points import WORK
 
 if TYPE_CHECKING:
@@ -73,6 +71,4 @@ def check_forkable(forkable: bool, work_path: str) -> bool:
 
 def _most_bytes(sandbox: AsyncSandbox) -> int:
     """What could not be in the session's memory need not be in its image."""
-    settings = sandbox._settings
-    limits = effective_limits(settings["policy"] or SandboxPolicy(), memory_mb=settings["memory_limit_mb"])
-    return limits.memory_mb << 20
+    return sandbox.limits.memory_mb << 20

@@ -94,15 +94,17 @@ class GuestFiles:
         self._reading = asyncio.ensure_future(self._read(self._process, self._lines))
 
     async def _read(self, process: AsyncProcess, lines: asyncio.Queue[bytes | None]) -> None:
-        kept = b""
+        """Each byte is looked at once, and what nobody asked for is the end: a guest decides what comes here."""
+        kept = bytearray()
         with suppress(SandboxError):
             async for event in process.output():
-                kept += event.data if event.stream == "stdout" else b""
-                *whole, kept = kept.split(b"\n")
-                for line in whole:
-                    lines.put_nowait(line)
-                if len(kept) > MAX_LINE:
+                first, *more = event.data.split(b"\n", 2) if event.stream == "stdout" else [b""]
+                kept += first
+                if len(kept) > MAX_LINE or len(more) > 1 or (more and lines.qsize()):
                     break
+                if more:
+                    lines.put_nowait(bytes(kept))
+                    kept = bytearray(more[0])
         lines.put_nowait(None)
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime
 from typing import Annotated, Any
@@ -250,7 +251,8 @@ def _handle(held: Held) -> dict[str, Any]:
 
 def _info(held: Held) -> dict[str, Any]:
     times = {"startedAt": rfc3339(held.created), "endAt": rfc3339(held.expires)}
-    sizes = {"cpuCount": 1, "memoryMB": 512, "diskSizeMB": 1024}
+    limits = held.sandbox.limits
+    sizes = {"cpuCount": os.cpu_count() or 1, "memoryMB": limits.memory_mb, "diskSizeMB": limits.disk_mb}
     shown = {key: value for key, value in _handle(held).items() if key not in ("trafficAccessToken",)}
     return {**shown, **times, **sizes, "metadata": held.metadata, "state": _state(held)}
 
