@@ -20,7 +20,7 @@ from warmcell.cage.linux.processes import descendants
 from warmcell.core.records import replace
 from warmcell.enforcers import probe
 from warmcell.lifetime.descriptors import Descriptors, host_failure, is_exhaustion
-from warmcell.lifetime.ownership import own_until_exit
+from warmcell.lifetime.ownership import Lock, own_until_exit
 from warmcell.policy.host import HostCapabilities
 from warmcell.runner.cgroups import ROOT, Group, GroupLimits, groups_of, members, read, remove_group
 
@@ -45,6 +45,7 @@ class GroupParent:
         self.prefix = prefix
         self._locks = Descriptors()
         self._directories: dict[str, str] = {}
+        self._settling = Lock()
         own_until_exit(self)
 
     @property
@@ -63,7 +64,10 @@ class GroupParent:
     @property
     def directories(self) -> dict[str, str]:
         if not self._directories:
-            self._directories = self._settle()
+            # Two at once would have a place each, and one that fails to get it would give up both.
+            with self._settling:
+                if not self._directories:
+                    self._directories = self._settle()
         return self._directories
 
     def make_group(self, name: str, limits: GroupLimits) -> Group:
@@ -78,6 +82,9 @@ class GroupParent:
     def close(self) -> None:
         """Ends every cell that is left and gives the groups back."""
         directories, self._directories = self._directories, {}
+        self._give_back(directories)
+
+    def _give_back(self, directories: dict[str, str]) -> None:
         for path in dict.fromkeys(directories.values()):
             for group in (*_groups_in(path), path):
                 remove_group(group)
@@ -106,8 +113,7 @@ class GroupParent:
                 if self.version == 2 and not _hand_down(path):
                     raise OSError(errno.ENOTSUP, "controllers cannot be handed down", path)
         except OSError:
-            self._directories = directories
-            self.close()
+            self._give_back(directories)
             raise
         return directories
 
