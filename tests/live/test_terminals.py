@@ -55,7 +55,7 @@ while True: signal.pause()
     screen.until("now 132 43")
     process.kill()
     with pytest.raises(errors.InvalidRequest, match="no terminal"):
-        sandbox.spawn("true").resize(1, 1)
+        sandbox.spawn("sleep 100").resize(1, 1)
     with pytest.raises(errors.InvalidRequest, match="rows"):
         process.resize(80, 0)
 
