@@ -80,14 +80,17 @@ def _complain(name: str) -> None:
     logging.getLogger("warmcell").warning("a listener failed at %s", name, exc_info=True)
 
 
-def run_began(fields: Mapping[str, Any]) -> str:
-    """A new run, asked for by this thread or task; what happens on its behalf finds it as `current_run()`."""
+def new_run() -> str:
     import secrets
 
-    subject = secrets.token_hex(8)
+    return secrets.token_hex(8)
+
+
+def work_for(subject: str) -> str:
+    """What this thread or task does from now on is for that run; returns the one that it was for."""
+    before = _current.get()
     _current.set(subject)
-    emit("run.asked", subject, fields)
-    return subject
+    return before
 
 
 def current_run() -> str:

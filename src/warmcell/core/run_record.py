@@ -24,24 +24,27 @@ class RunRecord:
     `backend`, `language`, `exit_code`, `duration`, `queued`, and for runs without a result `fault` and `error`.
     """
 
-    __slots__ = ("_backend", "_language", "_policy", "_subject", "result")
+    __slots__ = ("_backend", "_language", "_outer", "_policy", "_subject", "result")
 
     def __init__(self, backend: str, request: ExecRequest, policy: Any = None) -> None:
         self._backend = backend
         self._language = str(request.language)
         self._policy = policy
-        self._subject = ""
+        self._subject = self._outer = ""
         self.result: ExecResult | None = None
 
     def __enter__(self) -> RunRecord:
         if events.listeners:
             names = {"backend": self._backend, "language": self._language, "policy": _hash(self._policy)}
-            self._subject = events.run_began(names)
+            self._subject = events.new_run()
+            self._outer = events.work_for(self._subject)
+            events.emit("run.asked", self._subject, names)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._subject:
             self._tell(error)
+            events.work_for(self._outer)
         # Whoever wants records has imported it; importing it takes longer than most programs run.
         logging = sys.modules.get("logging")
         if logging is None:

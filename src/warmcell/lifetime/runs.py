@@ -76,8 +76,8 @@ class Runs:
         with self._counted(run):
             try:
                 run.check()
-                if events.listeners:
-                    events.emit("run.started", events.current_run(), {})
+                if events.listeners and (subject := events.current_run()):
+                    events.emit("run.started", subject, {})
                 return work(run)
             except RunCancelled:
                 # A caller who cancelled sees its own cancellation; any other one can only have met `close`.

@@ -166,12 +166,11 @@ class AsyncSandbox:
         )
         try:
             self._guest = guest_factory(backend, self._guest_config())
+            if live and not getattr(self._guest, "has_live_cage", False):
+                raise no_live_cage(self._backend_name)
         except BaseException:
             self._workspace.close()
             raise
-        if live and not getattr(self._guest, "has_live_cage", False):
-            self._workspace.close()
-            raise no_live_cage(self._backend_name)
         if events.listeners:
             events.emit("sandbox.made", self.id, {"backend": self._backend_name})
 
@@ -515,16 +514,21 @@ class AsyncSandbox:
 
     async def fork(self, snapshot: str | None = None) -> AsyncSandbox:
         """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""
-        self._operations.check_open()
-        child = AsyncSandbox(**self._settings)
+        child = await self._sibling()
         try:
-            if self._packages is not None:
-                await child._use_packages(self._packages)
             await self._on_disk(lambda: self._workspace.copy_to(child._workspace, snapshot))
             await child.start()
         except BaseException:
             await child.destroy()
             raise
+        return child
+
+    async def _sibling(self) -> AsyncSandbox:
+        """A new sandbox with the same rules and packages, and no files yet."""
+        self._operations.check_open()
+        child = AsyncSandbox(**self._settings)
+        if self._packages is not None:
+            await child._use_packages(self._packages)
         return child
 
     async def destroy(self) -> None:

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
 
 async def branch_of(session: AsyncSession, reseed: bool) -> AsyncSession:
-    from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.sessions.image import SessionImage
 
     sandbox = session.sandbox
     _check(session, sandbox, reseed)
-    sandbox._operations.check_open()
-    child = AsyncSandbox(**sandbox._settings)
+    child = await sandbox._sibling()
     image = SessionImage(_most_bytes(sandbox))
     try:
         # The cage is made while the image is written. Who needs it is told whether it could be.

@@ -14,6 +14,7 @@ from warmcell.core import events
 from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.events import Event
 from warmcell.core.types import Denial
+from warmcell.lifetime.runs import Runs
 
 SECRET = "correct horse"
 REQUEST = ExecRequest("python", f"print({SECRET!r})", 5, stdin=SECRET, env={"TOKEN": SECRET})
@@ -108,3 +109,10 @@ async def test_a_sandbox_tells_of_itself_and_of_files(heard: list[Event]) -> Non
         ("sandbox.gone", {"backend": "process"}),
     ]
     assert {event.subject for event in heard} == {sandbox.id}
+
+
+def test_what_comes_after_a_run_is_not_told_as_its_own(heard: list[Event]) -> None:
+    FakeBackend([ExecResult()]).execute_blocking(REQUEST)
+    assert events.current_run() == ""
+    Runs("session", 1, 5).run_blocking(lambda run: None)
+    assert [event.name for event in heard] == ["run.asked", "run.started", "run.ended"]
