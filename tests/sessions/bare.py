@@ -14,7 +14,8 @@ import warmcell.guest
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES
 from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_results import CellResult
-from warmcell.sessions.cell_talk import CellTalk, Listeners
+from warmcell.sessions.cell_talk import CellTalk
+from warmcell.sessions.exchange import Listeners
 
 LIVE = os.path.join(warmcell.guest.__path__[0], "live")
 #: As the agent's start has it, with the control socket put at its place.

@@ -21,7 +21,8 @@ from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_events import Display, Done, content_of, parse
 from warmcell.sessions.cell_record import CellRecord
 from warmcell.sessions.cell_results import CellError, DisplayData
-from warmcell.sessions.cell_talk import CellTalk, Listeners
+from warmcell.sessions.cell_talk import CellTalk
+from warmcell.sessions.exchange import Listeners
 from warmcell.sessions.frames import Decoder, FrameError, encode
 from warmcell.sessions.marked_stream import MarkedStream
 

@@ -348,7 +348,8 @@ def test_an_interrupt_that_comes_before_the_cell_has_begun_is_not_lost(cells: Ce
     began = time.monotonic()
     from warmcell.core.types import DEFAULT_OUTPUT_BYTES
     from warmcell.lifetime.run import RunCancelled
-    from warmcell.sessions.cell_talk import GRACE_SECONDS, Listeners
+    from warmcell.sessions.cell_talk import GRACE_SECONDS
+    from warmcell.sessions.exchange import Listeners
 
     for _ in range(20):
         with pytest.raises(RunCancelled):

@@ -9,13 +9,12 @@ import asyncio
 import functools
 import os
 import secrets
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from warmcell.backends.output_callbacks import Follow, OnText, Texts, following
+from warmcell.backends.output_callbacks import Follow, OnText, following
 from warmcell.core import events
-from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SandboxDestroyed, SessionBusy
+from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SessionBusy
 from warmcell.core.types import (
     BackendCapabilities,
     EffectiveLimits,
@@ -35,7 +34,6 @@ from warmcell.sandbox.backend_adapters import (
     GuestConfig,
     GuestFactory,
     Job,
-    ProcessGuest,
     check_process_settings,
     checked_argv,
     language_for,
@@ -43,32 +41,19 @@ from warmcell.sandbox.backend_adapters import (
     no_live_cage,
     with_limits,
 )
-from warmcell.sandbox.opening import Opening, session_language, session_languages, session_starter
+from warmcell.sandbox.living import LivingSandbox
+from warmcell.sandbox.opening import session_languages
 from warmcell.sandbox.operations import Operations
 from warmcell.sandbox.session_fork import check_forkable
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
-    from warmcell.backends.process.live import LiveCage
     from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
     from warmcell.languages.config import ProcessConfig
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
-    from warmcell.sandbox.live import LiveSide
-    from warmcell.sandbox.live_runs import LiveRuns
     from warmcell.sandbox.packages import Packages
-    from warmcell.sandbox.ports import AsyncExposedPort
-    from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
-    from warmcell.sandbox.session import AsyncSession
     from warmcell.sandbox.tools.toolset import Toolset
-    from warmcell.sandbox.watches import AsyncWatch
-    from warmcell.sessions.image import SessionImage
-
-
-class Door(Protocol):
-    """Closed when the sandbox ends, and by whoever has it."""
-
-    async def aclose(self) -> None: ...
 
 
 P = ParamSpec("P")
@@ -92,7 +77,7 @@ def _in_thread(
     return call
 
 
-class AsyncSandbox:
+class AsyncSandbox(LivingSandbox):
     """A work directory, a backend that runs things in it, and rules that are fixed from here on.
 
     Runs of one sandbox may overlap: each has a cage or an instance of its own and shares only the files. Use it from
@@ -127,6 +112,7 @@ class AsyncSandbox:
         track_changes: bool = True,
         guest_factory: GuestFactory = make_guest,
     ) -> None:
+        super().__init__()
         check_process_settings(config, enforcer)
         policy = with_limits(policy, limits)
         self.id = secrets.token_hex(16)
@@ -149,17 +135,10 @@ class AsyncSandbox:
             "guest_factory": guest_factory,
         }
         self._operations = Operations()
-        #: Held until they are closed: one that its caller forgets still has a process and descriptors.
-        self._sessions: set[AsyncSession] = set()
         self._ending: asyncio.Task[None] | None = None
         self._client: SafeClient | None = None
-        self._live: LiveSide | None = None
-        self._live_runs: LiveRuns | None = None
         self._packages: Packages | None = None
         self._former_guests: list[Guest] = []
-        #: What ends with the sandbox and is no operation: exposed ports, and watches as long as somebody has them.
-        self._watches: weakref.WeakSet[Door] = weakref.WeakSet()
-        self._ports: set[Door] = set()
         disk_mb = effective_limits(policy or SandboxPolicy()).disk_mb
         self._workspace = Workspace(
             work_dir, self._settings["mounts"], track_changes=track_changes, disk_mb=disk_mb, work_path=work_path
@@ -283,114 +262,6 @@ class AsyncSandbox:
             code, "javascript", stdin=stdin, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr
         )
 
-    async def spawn(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: AnyPath | None = None,
-        env: Mapping[str, str] | None = None,
-        pty: PtySize | None = None,
-        stdin: bool = True,
-        timeout: float | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-    ) -> AsyncProcess:
-        """Starts a program in the live cage and leaves it running: text is for the shell, a list is a program.
-
-        `pty` gives it a terminal, whose output is all stdout. `stdin=False`: it reads nothing. After `timeout` seconds
-        its tree is killed. A program that is not there ends with 127.
-        """
-        from warmcell.sandbox.live import checked_command, checked_options
-
-        argv, line = checked_command(command)
-        variables, size, seconds = checked_options(env, pty, timeout)
-        texts = Texts(on_stdout, on_stderr) if on_stdout is not None or on_stderr is not None else None
-
-        async def start() -> AsyncProcess:
-            directory = await self._guest_cwd(cwd)
-            return await self._live_side().start(
-                argv, directory, command=line, env=variables, pty=size, stdin=stdin, timeout=seconds
-            )
-
-        process = await self._operations.run(start())
-        if texts is not None:
-            process.hear(texts)
-        return process
-
-    async def processes(self) -> list[ProcessInfo]:
-        """What `spawn` started and still runs, and the last hundred that have ended; the oldest first."""
-        self._operations.check_open()
-        return self._live_side().list()
-
-    async def attach(
-        self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None
-    ) -> AsyncProcess:
-        """A process by its pid. `output()` and the callbacks get what is still kept of its output, then what comes."""
-        self._operations.check_open()
-        process = self._live_side().find(pid)
-        if on_stdout is not None or on_stderr is not None:
-            process.hear(Texts(on_stdout, on_stderr))
-        return process
-
-    async def _live_cage(self) -> LiveCage:
-        """For what else lives there: the cage of this sandbox that stays, made now if there is none."""
-        await self.start()
-        return await self._operations.run(self._live_side().cage())
-
-    def _ways(self) -> Guest | LiveRuns:
-        """How things are run here: each in a cage of its own, or all in the live one."""
-        if not self._settings["live"]:
-            return self._guest
-        if self._live_runs is None:
-            from warmcell.sandbox.live_runs import LiveRuns
-
-            guest = self._guest
-            assert isinstance(guest, ProcessGuest)  # looked at when the sandbox was made
-            output_bytes = self.limits.output_bytes
-            self._live_runs = LiveRuns(guest, self._live_side(), output_bytes)
-        return self._live_runs
-
-    def _live_side(self) -> LiveSide:
-        if self._live is None:
-            from warmcell.sandbox.live import LiveSide
-
-            open_cage = getattr(self._guest, "live_cage", None)
-            if open_cage is None:
-                raise no_live_cage(self._backend_name)
-            self._live = LiveSide(open_cage, self._operations)
-        return self._live
-
-    def session(
-        self, language: str = "python", *, cwd: AnyPath | None = None, env: Mapping[str, str] | None = None
-    ) -> Opening:
-        """An interpreter that remembers: `"python"`, `"javascript"` or `"command"` (bash).
-
-        `await` it, or use it with `async with`. It lives in the sandbox's live cage, and ends with the sandbox.
-        """
-        return Opening(lambda: self._operations.run(self._open_session(language, cwd, env)))
-
-    async def _open_session(
-        self, language: str, cwd: AnyPath | None, env: Mapping[str, str] | None, image: SessionImage | None = None
-    ) -> AsyncSession:
-        from warmcell.sandbox.session import AsyncSession
-
-        name = session_language(self._backend_name, language)
-        directory = await self._guest_cwd(cwd)
-        own_env = check_env(env or {})
-        is_forkable = self._settings["forkable"] and name == "python"
-        starter = session_starter(
-            self._live_cage, name, self._settings["config"], directory, own_env, is_forkable=is_forkable
-        )
-        start = await starter()
-        begin = start if image is None else functools.partial(start, image=image.sealed())
-        worker = await in_thread(begin, discard=lambda worker: worker.close())
-        most_bytes = self.limits.output_bytes
-        session = AsyncSession(
-            self, name, own_env, starter, worker, self._settings["timeout"], most_bytes, image.cells if image else 0
-        )
-        self._sessions = {other for other in self._sessions if not other.is_closed} | {session}
-        return session
-
     async def install(self, *packages: str) -> None:
         """Python packages for this sandbox, from the index that pip is configured for on this host; wheels only.
 
@@ -429,39 +300,6 @@ class AsyncSandbox:
         if not self._operations.is_busy:
             while self._former_guests:
                 await self._former_guests.pop().aclose()
-
-    async def expose(self, port: int, host_port: int = 0) -> AsyncExposedPort:
-        """Carries connections to a port of the host's loopback (`host_port`, or any) to that port in the live cage.
-
-        Whether anybody listens there is found by each connection. Nothing but this port can be reached through it.
-        """
-        from warmcell.sandbox.ports import AsyncExposedPort, checked_port, listening
-
-        guest_port, host_port = checked_port("port", port, 1), checked_port("host_port", host_port, 0)
-        cage = await self._live_cage()
-        most = cage.world.effective.limits.open_files // 3  # each takes two of the agent's
-        begin = functools.partial(listening, self._current_cage, guest_port, host_port, most)
-        listener = await self._operations.run(in_thread(begin, discard=lambda listener: listener.close()))
-        made = AsyncExposedPort(listener, guest_port, self._ports.discard)
-        self._ports.add(made)
-        return made
-
-    def _current_cage(self) -> LiveCage | None:
-        """From any thread."""
-        live = self._live
-        return None if live is None else live.current()
-
-    def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> AsyncWatch:
-        """What happens to files from now on, as an iterator of `FileEvent`s; it ends with `close` or the sandbox.
-
-        Of the names in one directory, or with `recursive` of all below it. Links are never followed.
-        """
-        from warmcell.sandbox.watches import AsyncWatch
-
-        self._operations.check_open()
-        made = AsyncWatch(self._workspace.watch(path, recursive=recursive))
-        self._watches.add(made)
-        return made
 
     async def available_tools(self) -> list[str]:
         """The commands that `exec` and `sh` find by their names in this sandbox, sorted."""
@@ -584,14 +422,10 @@ class AsyncSandbox:
         return await self._operations.run(in_thread(begin_and_work))
 
     async def _end(self) -> None:
-        for door in (*self._watches, *self._ports):
-            await door.aclose()
+        await self._end_doors()
         await self._operations.close()
-        for session in tuple(self._sessions):
-            await session._end(SandboxDestroyed())
         try:
-            if self._live is not None:
-                await self._live.aclose()
+            await self._end_living()
             for guest in (*self._former_guests, self._guest):
                 await guest.aclose()
             self._packages = None

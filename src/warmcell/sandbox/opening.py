@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from warmcell.backends.process.live import LiveCage
     from warmcell.languages.config import ProcessConfig
     from warmcell.sandbox.session import AsyncSession
-    from warmcell.sessions.cell_talk import Worker
+    from warmcell.sessions.exchange import Worker
 
 #: Finds the sandbox's live cage and says how to start the worker in it, which blocks.
 Starter = Callable[[], Awaitable[Callable[..., "Worker"]]]

@@ -14,7 +14,7 @@ from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.opening import Starter
 from warmcell.sessions.cell_results import CellResult, DisplayData
-from warmcell.sessions.cell_talk import Listeners, Worker
+from warmcell.sessions.exchange import Listeners, Worker
 from warmcell.sessions.interpreter import Interpreter
 
 if TYPE_CHECKING:

@@ -18,18 +18,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError, SessionEnded
-from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import Lock, own
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
-from warmcell.sessions.cell_record import CellRecord, StreamText
-from warmcell.sessions.cell_results import CellError, CellResult, DisplayData
+from warmcell.sessions.cell_record import StreamText
+from warmcell.sessions.cell_results import CellResult
+from warmcell.sessions.exchange import Exchange, Listeners, Worker
 from warmcell.sessions.frames import Decoder, FrameError, encode
-from warmcell.sessions.image import SessionImage, skip
+from warmcell.sessions.image import SessionImage, not_forkable, refuse_image, skip, too_large
 from warmcell.sessions.marked_stream import MarkedStream
 
 #: How long a cell may go on after it was interrupted, and its worker after it was killed.
@@ -38,60 +38,6 @@ _KILL_SECONDS = 30.0
 _CHUNK = 1 << 16
 #: As many characters fit into a frame however JSON spells them.
 _PIECE = 64 * 1024
-_LONGEST_REASON = 1000
-
-
-class Worker(Protocol):
-    """The process that holds a session's interpreter, as whoever started it shows it. Methods are for any thread."""
-
-    control: socket.socket
-    stdout: int
-    stderr: int
-    #: Where its image comes from, for a session that can be forked.
-    image: int | None
-
-    def interrupt(self) -> None:
-        """SIGINT."""
-
-    def kill(self) -> None:
-        """Ends it and all that it started. Once it has ended, nothing happens."""
-
-    def reason(self) -> str:
-        """How it ended, asked once its control socket is closed."""
-        ...
-
-    def close(self) -> None:
-        """Ends it and closes its descriptors. The last thing that is called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Called in the thread that carries the cell out, one at a time. One that raises ends the cell."""
-
-    on_stdout: Callable[[str], object] | None = None
-    on_stderr: Callable[[str], object] | None = None
-    on_display: Callable[[DisplayData], object] | None = None
-    on_input: Callable[[str], object] | None = None
-
-
-class _Cell:
-    """One exchange under way: a cell, or a look at the variables."""
-
-    def __init__(self, number: int, timeout: float, listeners: Listeners, most_bytes: int) -> None:
-        self.number, self.timeout, self.listeners = number, timeout, listeners
-        self.record = CellRecord(most_bytes)
-        self.began = time.monotonic()
-        #: When it is next too late: for the cell, for its end after an interrupt, for its worker's end after a kill.
-        self.deadline = self.began + timeout
-        #: Why it was interrupted, if it was: "timeout", "cancelled", "asked", or "callback".
-        self.cause = ""
-        self.is_killed = False
-        self.failure: BaseException | None = None
-        self.done: Done | None = None
-
-    @property
-    def duration(self) -> float:
-        return time.monotonic() - self.began
 
 
 class CellTalk:
@@ -114,7 +60,7 @@ class CellTalk:
         self._owned = Descriptors()
         self._wake = self._owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._poll = select.poll()
-        self._handlers: dict[int, Callable[[Run, _Cell], object]] = {
+        self._handlers: dict[int, Callable[[Run, Exchange], object]] = {
             worker.control.fileno(): self._hear_control,
             worker.stdout: lambda run, cell: self._hear_stream(run, cell, worker.stdout),
             worker.stderr: lambda run, cell: self._hear_stream(run, cell, worker.stderr),
@@ -154,16 +100,17 @@ class CellTalk:
         with self._poured_into(image, self._worker.image):
             cell = self._exchange(run, "branch", [], timeout, Listeners(), 0)
         self._cells -= 1
-        _refuse_image(cell, image)
+        assert cell.done is not None
+        refuse_image(cell.done.error, image)
         image.cells = self._cells
 
     @contextmanager
     def _poured_into(self, image: SessionImage, pipe: int) -> Iterator[None]:
-        def pour(run: Run, cell: _Cell) -> None:
+        def pour(run: Run, cell: Exchange) -> None:
             if not image.take_from(pipe):
                 self._poll.unregister(pipe)
             elif image.is_too_large and cell.failure is None:
-                self._fail(cell, _too_large(image))
+                self._fail(cell, too_large(image))
 
         skip(pipe)
         self._handlers[pipe] = pour
@@ -182,7 +129,7 @@ class CellTalk:
         self._cells -= 1
         assert cell.done is not None
         if cell.done.error is not None:
-            raise _not_forkable(cell.done.error)
+            raise not_forkable(cell.done.error)
 
     def interrupt(self) -> None:
         """Ends the cell that is under way, if one is, with its state kept."""
@@ -223,11 +170,11 @@ class CellTalk:
         listeners: Listeners,
         most_bytes: int,
         **fields: object,
-    ) -> _Cell:
+    ) -> Exchange:
         if (error := self.ended) is not None:
             raise error
         self._cells += 1
-        cell = _Cell(self._cells, timeout, listeners, most_bytes)
+        cell = Exchange(self._cells, timeout, listeners, most_bytes)
         self._outgoing += b"".join(encode({"op": "piece", "text": piece}) for piece in pieces[:-1])
         code = {"code": pieces[-1], "mark": self._mark} if pieces else {}
         self._outgoing += encode({"op": op, "cell": cell.number, **code, **fields})
@@ -236,7 +183,7 @@ class CellTalk:
         self._raise_what_ended(cell)
         return cell
 
-    def _converse(self, run: Run, cell: _Cell) -> None:
+    def _converse(self, run: Run, cell: Exchange) -> None:
         try:
             self._send()
             while cell.done is None:
@@ -262,7 +209,7 @@ class CellTalk:
         self._is_woken = True
         os.eventfd_write(self._wake, 1)
 
-    def _take_turn(self, run: Run, cell: _Cell) -> None:
+    def _take_turn(self, run: Run, cell: Exchange) -> None:
         left = cell.deadline - time.monotonic()
         if left <= 0:
             self._be_strict(cell)
@@ -275,7 +222,7 @@ class CellTalk:
             if cell.done is not None:
                 return
 
-    def _be_strict(self, cell: _Cell) -> None:
+    def _be_strict(self, cell: Exchange) -> None:
         """The time is up: first it is asked, then made to stop."""
         if cell.is_killed:
             raise self._lost(cell, "it could not be ended")
@@ -286,7 +233,7 @@ class CellTalk:
         else:
             self._interrupt(cell, "timeout")
 
-    def _interrupt(self, cell: _Cell, cause: str) -> None:
+    def _interrupt(self, cell: Exchange, cause: str) -> None:
         """Said before it is done: a signal that comes before the cell has begun is lost."""
         if cell.cause:
             return
@@ -297,7 +244,7 @@ class CellTalk:
         with suppress(SandboxError):  # its cage has ended: the socket says so next
             self._worker.interrupt()
 
-    def _raise_what_ended(self, cell: _Cell) -> None:
+    def _raise_what_ended(self, cell: Exchange) -> None:
         if cell.failure is not None:
             raise cell.failure
         if cell.cause == "timeout":
@@ -305,7 +252,7 @@ class CellTalk:
         if cell.cause == "cancelled":
             raise RunCancelled
 
-    def _lost(self, cell: _Cell, reason: str) -> SandboxError:
+    def _lost(self, cell: Exchange, reason: str) -> SandboxError:
         """The error for a worker that is gone; what it had printed goes with it."""
         with suppress(OSError):
             self._drain(None, cell)
@@ -322,7 +269,7 @@ class CellTalk:
 
     # ---- what comes in ----
 
-    def _hear_wish(self, run: Run, cell: _Cell) -> None:
+    def _hear_wish(self, run: Run, cell: Exchange) -> None:
         self._is_woken = False
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
@@ -331,7 +278,7 @@ class CellTalk:
         elif self._wants_interrupt:
             self._interrupt(cell, "asked")
 
-    def _hear_control(self, run: Run, cell: _Cell) -> None:
+    def _hear_control(self, run: Run, cell: Exchange) -> None:
         try:
             data = self._worker.control.recv(_CHUNK)
         except BlockingIOError:
@@ -347,7 +294,7 @@ class CellTalk:
             self._worker.kill()
             raise self._lost(cell, f"what came from its interpreter was {error}") from None
 
-    def _take(self, run: Run, cell: _Cell, event: Event) -> None:
+    def _take(self, run: Run, cell: Exchange, event: Event) -> None:
         """What was printed before is in the pipes by now, so that it is read before this is told."""
         if isinstance(event, Piece):
             cell.record.add_piece(event)
@@ -369,12 +316,12 @@ class CellTalk:
             cell.done = event
         self._tell_texts(run, cell, lambda stream: stream.feed(b""))
 
-    def _take_display(self, run: Run, cell: _Cell, display: Display) -> None:
+    def _take_display(self, run: Run, cell: Exchange, display: Display) -> None:
         shown = cell.record.add_display(display)
         if shown is not None:
             self._tell(run, cell, cell.listeners.on_display, shown)
 
-    def _answer(self, run: Run, cell: _Cell, question: Question) -> None:
+    def _answer(self, run: Run, cell: Exchange, question: Question) -> None:
         """The time that a person takes to answer is not the cell's."""
         asked = time.monotonic()
         answer = self._tell(run, cell, cell.listeners.on_input, question.prompt)
@@ -387,7 +334,7 @@ class CellTalk:
         self._outgoing += encode({"op": "input", "ask": question.number, "text": answer})
         self._send()
 
-    def _tell(self, run: Run | None, cell: _Cell, listener: Callable[[Any], object] | None, what: object) -> object:
+    def _tell(self, run: Run | None, cell: Exchange, listener: Callable[[Any], object] | None, what: object) -> object:
         if listener is None or cell.failure is not None or run is None:
             return None
         try:
@@ -399,11 +346,11 @@ class CellTalk:
                 self._fail(cell, error)
             return None
 
-    def _fail(self, cell: _Cell, error: BaseException) -> None:
+    def _fail(self, cell: Exchange, error: BaseException) -> None:
         cell.failure = error
         self._interrupt(cell, "callback")
 
-    def _drain(self, run: Run | None, cell: _Cell) -> None:
+    def _drain(self, run: Run | None, cell: Exchange) -> None:
         """As much as there is now: whoever still writes must not keep us here."""
         for descriptor in tuple(self._open_streams):
             (waiting,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
@@ -411,12 +358,12 @@ class CellTalk:
                 waiting -= self._hear_stream(run, cell, descriptor) or waiting
 
     def _tell_texts(
-        self, run: Run | None, cell: _Cell, of: Callable[[MarkedStream], bytes], is_last: bool = False
+        self, run: Run | None, cell: Exchange, of: Callable[[MarkedStream], bytes], is_last: bool = False
     ) -> None:
         for descriptor, stream in self._streams.items():
             self._add_text(run, cell, descriptor, of(stream), is_last)
 
-    def _hear_stream(self, run: Run | None, cell: _Cell, descriptor: int) -> int:
+    def _hear_stream(self, run: Run | None, cell: Exchange, descriptor: int) -> int:
         try:
             data = os.read(descriptor, _CHUNK)
         except BlockingIOError:
@@ -427,7 +374,7 @@ class CellTalk:
         self._add_text(run, cell, descriptor, self._streams[descriptor].feed(data))
         return len(data)
 
-    def _add_text(self, run: Run | None, cell: _Cell, descriptor: int, data: bytes, is_last: bool = False) -> None:
+    def _add_text(self, run: Run | None, cell: Exchange, descriptor: int, data: bytes, is_last: bool = False) -> None:
         if not data and not is_last:
             return
         name = "stdout" if descriptor == self._worker.stdout else "stderr"
@@ -445,27 +392,6 @@ class CellTalk:
         if bool(self._outgoing) != self._has_unsent:
             self._has_unsent = bool(self._outgoing)
             self._poll.modify(control.fileno(), select.POLLIN | (select.POLLOUT if self._has_unsent else 0))
-
-
-def _refuse_image(cell: _Cell, image: SessionImage) -> None:
-    assert cell.done is not None
-    if cell.done.error is not None:
-        raise _not_forkable(cell.done.error)
-    if image.is_too_large:
-        raise _too_large(image)
-
-
-def _not_forkable(error: CellError) -> InvalidRequest:
-    reason = error.message if error.name == "CannotBranch" else f"{error.name}: {error.message}"
-    hint = "end, close or delete what is named, then fork again"
-    return InvalidRequest(f"the session cannot be forked: {reason[:_LONGEST_REASON]}", hint=hint)
-
-
-def _too_large(image: SessionImage) -> InvalidRequest:
-    return InvalidRequest(
-        f"the session cannot be forked: its variables and private files take more than {image.most_bytes >> 20} MB",
-        hint="delete some, or raise Limits(memory_mb=...)",
-    )
 
 
 def _pieces(code: str) -> list[str]:

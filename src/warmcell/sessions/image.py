@@ -8,9 +8,12 @@ import struct
 import termios
 from contextlib import suppress
 
+from warmcell.core.errors import InvalidRequest
 from warmcell.lifetime.descriptors import Descriptors
+from warmcell.sessions.cell_results import CellError
 
 _CHUNK = 1 << 20
+_LONGEST_REASON = 1000
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -70,3 +73,24 @@ def skip(pipe: int) -> None:
         for _ in range(64):
             if not os.read(pipe, _CHUNK):
                 return
+
+
+def refuse_image(error: CellError | None, image: SessionImage) -> None:
+    """Where the worker had an error in place of its image, or too much of it."""
+    if error is not None:
+        raise not_forkable(error)
+    if image.is_too_large:
+        raise too_large(image)
+
+
+def not_forkable(error: CellError) -> InvalidRequest:
+    reason = error.message if error.name == "CannotBranch" else f"{error.name}: {error.message}"
+    hint = "end, close or delete what is named, then fork again"
+    return InvalidRequest(f"the session cannot be forked: {reason[:_LONGEST_REASON]}", hint=hint)
+
+
+def too_large(image: SessionImage) -> InvalidRequest:
+    return InvalidRequest(
+        f"the session cannot be forked: its variables and private files take more than {image.most_bytes >> 20} MB",
+        hint="delete some, or raise Limits(memory_mb=...)",
+    )

@@ -15,7 +15,8 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.sessions.cell_results import CellResult
-from warmcell.sessions.cell_talk import CellTalk, Listeners, Worker
+from warmcell.sessions.cell_talk import CellTalk
+from warmcell.sessions.exchange import Listeners, Worker
 from warmcell.sessions.image import SessionImage
 
 T = TypeVar("T")

@@ -8,24 +8,23 @@ from contextlib import ExitStack, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from warmcell.backends.process.building import MOST_SENT, bare, compiling, with_artefact
 from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
 from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import Launch, job_for, prelude_for, warm_worker
+from warmcell.backends.process.named_programs import check_programs
 from warmcell.backends.process.world import PreparedWorld, World, world_for
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, PolicyViolation
 from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import CODE_DIR as CODE_WORD
-from warmcell.languages.program import OUT_DIR as OUT_WORD
-from warmcell.languages.program import Build
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import has_candidates
 from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.scarcity import scarcity
 from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.places import OUT_DIR, WORK_DIR, is_within
+from warmcell.policy.places import WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
 from warmcell.pool.pool import CellKind, Pool
 from warmcell.runner.cell import Cell, CellLost
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from warmcell.net.rules.fetch_policy import FetchPolicy
 
 _ATTEMPTS = 3
-#: Of a compiled program, or of files; sending more takes longer than making a cell that has them mounted.
-_MOST_SENT = 8 * MIB
 _MOST_WORLDS = 32
 
 
@@ -78,7 +75,7 @@ class Launcher:
         self._proved: SandboxEnforcer | None = None
         self._policy = policy
         self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
-        _check_programs(config, self._paths)
+        check_programs(config, self._paths)
         if fetch_policy is not None and policy.network_rules:
             raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
         self._has_fetch_policy = fetch_policy is not None
@@ -176,7 +173,7 @@ class Launcher:
         check = launch.program.check
         if check is None:
             return launch
-        result = self._run_once(replace(_bare(launch), program=check, files={}))
+        result = self._run_once(replace(bare(launch), program=check, files={}))
         return launch if result.ok else result
 
     def _built(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
@@ -186,7 +183,7 @@ class Launcher:
         spent, directory = 0.0, self._artefacts.find(build, cleanup)
         if directory is None:
             with self._artefacts.workshop() as workshop:
-                result = self._run_once(_compiling(replace(launch, limits=limits), build, workshop))
+                result = self._run_once(compiling(replace(launch, limits=limits), build, workshop))
                 if not result.ok:
                     return result
                 spent, directory = result.duration, self._artefacts.keep(build, workshop, cleanup)
@@ -197,7 +194,7 @@ class Launcher:
 
     def _run_once(self, launch: Launch) -> ExecResult:
         if launch.artefact:
-            launch = _with_artefact(launch)
+            launch = with_artefact(launch)
         if not launch.files and not launch.fetch_files:
             return self._run_in_cell(launch)
         from warmcell.workspace.run_directory import RunDirectory, check_room
@@ -214,7 +211,7 @@ class Launcher:
 
     def _needs_directory(self, files: Mapping[str, bytes]) -> bool:
         """What is sent goes into any cell that waits; but not through a wrapper, and not as fast as a mount is made."""
-        return sum(map(len, files.values())) > _MOST_SENT or self.has_wrapper
+        return sum(map(len, files.values())) > MOST_SENT or self.has_wrapper
 
     def _refuse_taken_work(self) -> None:
         """What the policy shows there is the caller's own, and no place for a request to write to."""
@@ -359,33 +356,6 @@ def _sweep_leftovers() -> None:
         sweep_once()
 
 
-def _compiling(launch: Launch, build: Build, workshop: str) -> Launch:
-    """The run of the compiler. The request's files go with it, because programs are made of them; they are part of
-    the key.
-    """
-    compiler = replace(launch.program, argv=build.argv, build=None, worker=None, env={})
-    out = pin(workshop, OUT_DIR, writable=True)
-    return replace(_bare(launch), program=compiler, extra_paths=(out,))
-
-
-def _bare(launch: Launch) -> Launch:
-    """Nothing of who asks goes with a build: no variable, no input, no path."""
-    return replace(launch, env={}, stdin=b"", args=(), fetch_files=(), is_build=True, listener=None)
-
-
-def _with_artefact(launch: Launch) -> Launch:
-    """A small one is sent with the job, so that any cell that waits can take it; a mount needs a cell made for it."""
-    directory, name = os.path.split(launch.artefact)
-    program = launch.program
-    if os.path.getsize(launch.artefact) > min(_MOST_SENT, launch.limits.disk_mb * MIB // 4):
-        return replace(launch, artefact="", extra_paths=(*launch.extra_paths, pin(directory, OUT_DIR)))
-    with open(launch.artefact, "rb") as file:
-        content = file.read()
-    argv = tuple(word.replace(OUT_WORD, CODE_WORD) for word in program.argv)
-    program = replace(program, argv=argv, files={name: content}, main_file=name)
-    return replace(launch, artefact="", program=program)
-
-
 def _terms(launch: Launch, world: World) -> Terms:
     return Terms(
         timeout=launch.timeout,
@@ -405,21 +375,6 @@ def _kernel_usage(cell: Cell) -> KernelUsage:
     return KernelUsage(
         used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
     )
-
-
-def _check_programs(config: ProcessConfig, paths: tuple[ResolvedPath, ...] | PolicyViolation) -> None:
-    """A program that the caller named is started outside too; it must not be one that guests can change."""
-    if isinstance(paths, PolicyViolation) or not any(path.writable for path in paths):
-        return
-    if not (config.python_path or config.node_path or config.rustc_path or config.preload):
-        return
-    from warmcell.languages.host_tools import check_out_of_reach
-
-    def is_writable(program: str) -> bool:
-        around = [path for path in paths if is_within(program, path.source)]
-        return bool(around) and max(around, key=lambda path: len(path.source)).writable
-
-    check_out_of_reach(config, is_writable)
 
 
 def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:
