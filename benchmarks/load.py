@@ -1,0 +1,160 @@
+"""What benchmarks/server.py drives the server with: connections that cost little, and a look at its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+
+class Connection:
+    """One kept connection, one request at a time: a real client's own work would be measured as the server's."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = str(parts.hostname), parts.port
+        self._common = f"Host: {self._host}:{self._port}\r\nX-API-KEY: {token}\r\n"
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"", headers: str = "") -> tuple[int, bytes]:
+        """The status and the whole body."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        assert self._reader is not None
+        kind = "" if "Content-Type" in headers else "Content-Type: application/json\r\n"
+        length = f"Content-Length: {len(body)}\r\n"
+        self._writer.write(f"{method} {path} HTTP/1.1\r\n{self._common}{kind}{headers}{length}\r\n".encode() + body)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        status = int(head[9:12])
+        if b"transfer-encoding: chunked" in head:
+            return status, b"".join([chunk async for chunk in _chunks(self._reader)])
+        size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+        return status, await self._reader.readexactly(size)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._reader = self._writer = None
+
+
+async def _chunks(reader: asyncio.StreamReader) -> Any:
+    while size := int(await reader.readline(), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+    await reader.readline()
+
+
+class Box:
+    """A sandbox as E2B's clients have it, over the calls that they make."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.id = ""
+        self._headers = ""
+
+    async def create(self) -> None:
+        status, body = await self._connection.ask("POST", "/sandboxes", b'{"templateID":"base","timeout":600}')
+        made = json.loads(body)
+        if status != 201:
+            raise RuntimeError(f"create: {status} {made}")
+        self.id = made["sandboxID"]
+        self._headers = f"E2b-Sandbox-Id: {self.id}\r\nX-Access-Token: {made['envdAccessToken']}\r\n"
+
+    async def command(self, line: str = "echo hello") -> bool:
+        """Whether it was carried out to its end, with status 0."""
+        asked = {"process": {"cmd": "/bin/bash", "args": ["-l", "-c", line], "envs": {}}, "stdin": False}
+        data = json.dumps(asked).encode()
+        headers = self._headers + "Content-Type: application/connect+json\r\n"
+        sent = b"\0" + len(data).to_bytes(4, "big") + data
+        status, body = await self._connection.ask("POST", "/process.Process/Start", sent, headers)
+        return status == 200 and b'"exitCode": 0' in body
+
+    async def kill(self) -> bool:
+        return (await self._connection.ask("DELETE", f"/sandboxes/{self.id}"))[0] == 204
+
+
+class State(NamedTuple):
+    """Of the server and everything below it."""
+
+    resident_kb: int
+    descriptors: int
+    processes: int
+    proportional_kb: int
+
+
+class Server:
+    """A running `warmcell serve`, with one tenant who may have much."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, token: str) -> None:
+        self.process, self.url, self.token = process, url, token
+
+    def connect(self) -> Connection:
+        return Connection(self.url, self.token)
+
+    def state(self) -> State:
+        pid, below = self.process.pid, _below(self.process.pid)
+        sizes = [_size(each, "smaps_rollup", "Pss:") for each in (pid, *below)]
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        return State(_size(pid, "status", "VmRSS:"), descriptors, len(below), sum(sizes))
+
+
+@contextmanager
+def started(directory: str, *options: str) -> Iterator[Server]:
+    tokens = str(Path(directory) / "tokens.json")
+    command = [sys.executable, "-m", "warmcell"]
+    quotas = ["--runs", "4096", "--sandboxes", "4096"]
+    making = [*command, "token", "new", "load", "--tokens", tokens, *quotas]
+    token = subprocess.run(making, check=True, capture_output=True, text=True).stdout.strip()
+    serving = [*command, "serve", "--port", "0", "--tokens", tokens, *options]
+    with subprocess.Popen(serving, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Server(process, process.stdout.readline().strip(), token)
+        finally:
+            process.terminate()
+
+
+def _below(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        others = [task for task in os.listdir(f"/proc/{pid}/task") if task != str(pid)]
+        for task in others:
+            children += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    except OSError:
+        return []
+    return [below for child in children for below in (int(child), *_below(int(child)))]
+
+
+def _size(pid: int, name: str, field: str) -> int:
+    """In kB. A sleeping init, which nobody may look into, has two pages of its own; one that has ended nothing."""
+    try:
+        with open(f"/proc/{pid}/{name}", encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(field)), 0)
+    except PermissionError:
+        return 8
+    except OSError:
+        return 0
+
+
+async def for_a_while(
+    clients: int, seconds: float, step: Callable[[int], Coroutine[Any, Any, bool]]
+) -> tuple[int, int, float]:
+    """So many at once call `step` again and again: how often, how often it failed, and seconds that it took."""
+    loop = asyncio.get_running_loop()
+    began, counts = loop.time(), [0, 0]
+
+    async def client(number: int) -> None:
+        while loop.time() < began + seconds:
+            is_good = await step(number)
+            counts[0] += 1
+            counts[1] += not is_good
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return counts[0], counts[1], loop.time() - began

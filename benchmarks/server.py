@@ -1,0 +1,238 @@
+"""What the server costs: E2B's create to first command, runs per second beside in-process ones, memory, leaks.
+
+    python benchmarks/server.py [--quick] [--results DIRECTORY]
+
+Run it as an ordinary user. The server is a process of its own, and so is whoever asks: both share the processors with
+what runs. Server and in-process take turns. Prints the figures, writes benchmarks/results/server.json (not with
+--quick), and ends with status 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from load import Box, Connection, Server, for_a_while, started
+
+from warmcell import ExecRequest, ProcessBackend, SandboxError
+
+RESULTS = Path(__file__).parent / "results"
+CODE = "print(6*7)"
+RUN_CODE = json.dumps({"code": CODE, "language": "python", "run_timeout": 30}).encode()
+STREAM = json.dumps({"code": CODE, "language": "python", "timeout": 30}).encode()
+EVENTS = "Accept: text/event-stream\r\n"
+LEAK_CLIENTS, SETTLE_SECONDS = 200, 3.0
+
+
+class Plan(NamedTuple):
+    """How much of everything."""
+
+    creates: int
+    rate_seconds: float
+    idle: int
+    warm_seconds: float
+    leak_seconds: float
+
+
+WHOLE, QUICK = Plan(200, 60.0, 50, 60.0, 300.0), Plan(40, 6.0, 10, 6.0, 12.0)
+
+
+class Target(NamedTuple):
+    name: str
+    value: float
+    most: float
+
+
+async def first_command(server: Server, at_once: int, count: int) -> dict[str, float]:
+    """Milliseconds from asking for a sandbox to the end of its first command; waves of `at_once`."""
+    connections = [server.connect() for _ in range(at_once)]
+    taken: list[float] = []
+
+    async def one(connection: Connection) -> Box:
+        began = time.perf_counter()
+        box = Box(connection)
+        await box.create()
+        if not await box.command():
+            raise RuntimeError("the first command failed")
+        taken.append((time.perf_counter() - began) * 1000)
+        return box
+
+    for _ in range(max(1, count // at_once)):
+        for box in await asyncio.gather(*map(one, connections)):
+            await box.kill()
+        await asyncio.sleep(0.2)
+    for connection in connections:
+        connection.close()
+    return {"p50": quantile(taken, 0.5), "p99": quantile(taken, 0.99), "samples": len(taken)}
+
+
+def quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
+
+
+async def rates(server: Server, clients: int, seconds: float) -> dict[str, float]:
+    """`/run_code` and `backend.execute` in turns, a third of the time each turn."""
+    connections = [server.connect() for _ in range(clients)]
+    request = ExecRequest("python", CODE, 30)
+
+    async def over_http(number: int) -> bool:
+        status, body = await connections[number].ask("POST", "/run_code", RUN_CODE)
+        return status == 200 and b'"status":"Success"' in body and b'"stdout":"42\\n"' in body
+
+    served, direct = [0, 0, 0.0], [0, 0, 0.0]
+    async with ProcessBackend() as backend:
+
+        async def in_process(number: int) -> bool:
+            try:
+                return (await backend.execute(request)).stdout == "42\n"
+            except SandboxError:
+                return False
+
+        for _ in range(3):
+            for total, step in ((direct, in_process), (served, over_http)):
+                found = await for_a_while(clients, seconds / 3, step)
+                total[:] = [old + new for old, new in zip(total, found, strict=True)]
+    for connection in connections:
+        connection.close()
+    own, other = direct[0] / direct[2], served[0] / served[2]
+    return {
+        "in_process": round(own, 1),
+        "server": round(other, 1),
+        "ratio": round(other / own, 3),
+        "requests": served[0],
+        "failed": served[1],
+        "failed_in_process": direct[1],
+    }
+
+
+async def idle_memory(server: Server, count: int) -> dict[str, float]:
+    """Proportional memory of the server and all below it, with sandboxes that have run a command, and without."""
+    connection = server.connect()
+    first = Box(connection)
+    await first.create()
+    await first.command()
+    await asyncio.sleep(SETTLE_SECONDS)
+    before, boxes = server.state(), []
+    for _ in range(count):
+        boxes.append(Box(connection))
+        await boxes[-1].create()
+        await boxes[-1].command()
+    await asyncio.sleep(SETTLE_SECONDS)
+    after = server.state()
+    for box in (first, *boxes):
+        await box.kill()
+    connection.close()
+    return {
+        "sandboxes": count,
+        "pss_mb_each": round((after.proportional_kb - before.proportional_kb) / 1024 / count, 2),
+        "processes_each": round((after.processes - before.processes) / count, 2),
+        "descriptors_each": round((after.descriptors - before.descriptors) / count, 2),
+    }
+
+
+async def leak(server: Server, warm_seconds: float, seconds: float) -> dict[str, Any]:
+    """Many clients with a mixture of requests; what the server has afterwards that it did not have before."""
+    connections = [server.connect() for _ in range(LEAK_CLIENTS)]
+    turns = [0] * LEAK_CLIENTS
+
+    async def step(number: int) -> bool:
+        turns[number] += 1
+        connection = connections[number]
+        if (number + turns[number]) % 16 == 0:
+            box = Box(connection)
+            await box.create()
+            return await box.command() and await box.kill()
+        if (number + turns[number]) % 16 == 8:
+            return b"event: result" in (await connection.ask("POST", "/v1/run", STREAM, EVENTS))[1]
+        return b'"Success"' in (await connection.ask("POST", "/run_code", RUN_CODE))[1]
+
+    await for_a_while(LEAK_CLIENTS, warm_seconds, step)
+    before = await settled(server)
+    requests, failed, _ = await for_a_while(LEAK_CLIENTS, seconds, step)
+    after = await settled(server)
+    for connection in connections:
+        connection.close()
+    more = {name: getattr(after, name) - getattr(before, name) for name in before._fields}
+    return {"requests": requests, "failed": failed, "before": before._asdict(), "more": more}
+
+
+async def settled(server: Server) -> Any:
+    """When nothing is under way: what is kept warm is made anew after the last run, and goes after a while."""
+    await asyncio.sleep(SETTLE_SECONDS)
+    states = []
+    for _ in range(10):
+        states.append(server.state())
+        await asyncio.sleep(0.5)
+    return min(states, key=lambda state: (state.processes, state.descriptors, state.resident_kb))
+
+
+async def measured(plan: Plan, directory: str) -> dict[str, Any]:
+    report: dict[str, Any] = {"host": about()}
+    with started(directory) as server:
+        await first_command(server, 1, 3)
+        for at_once in (1, 20, 50):
+            count = plan.creates if at_once == 1 else max(plan.creates, 2 * at_once)
+            report[f"create, {at_once} at once"] = tell(
+                f"create, {at_once} at once", await first_command(server, at_once, count)
+            )
+        for clients in (64, 128):
+            name = f"{clients} clients"
+            report[name] = tell(name, await rates(server, clients, plan.rate_seconds))
+        report["idle"] = tell("idle", await idle_memory(server, plan.idle))
+        report["leak"] = tell("leak", await leak(server, plan.warm_seconds, plan.leak_seconds))
+    return report
+
+
+def tell(name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    print(f"{name}: {figures}", flush=True)
+    return figures
+
+
+def about() -> dict[str, Any]:
+    who = "root" if os.geteuid() == 0 else "ordinary"
+    versions = {"kernel": platform.release(), "python": platform.python_version()}
+    return {"user": who, "processors": len(os.sched_getaffinity(0)), **versions}
+
+
+def targets(report: dict[str, Any]) -> Iterator[Target]:
+    yield Target("E2B, create to first command, alone, p50 ms", report["create, 1 at once"]["p50"], 60.0)
+    yield Target("E2B, create to first command, alone, p99 ms", report["create, 1 at once"]["p99"], 137.0)
+    for clients in (64, 128):
+        row = report[f"{clients} clients"]
+        yield Target(f"{clients} clients, in-process runs to one of the server", round(1 / row["ratio"], 3), 1.429)
+        yield Target(f"{clients} clients, failed requests", row["failed"], 0)
+    yield Target("an idle sandbox, MB", report["idle"]["pss_mb_each"], 32.0)
+    yield Target("200 clients, failed requests", report["leak"]["failed"], 0)
+    for name, most in (("descriptors", 0), ("processes", 0), ("resident_kb", 16 * 1024)):
+        yield Target(f"200 clients, {name} left", report["leak"]["more"][name], most)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a minute in place of twelve; nothing is written")
+    parser.add_argument("--results", type=Path, default=None, help="where the figures are written")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-of-warmcell-") as directory:
+        report = asyncio.run(measured(QUICK if options.quick else WHOLE, directory))
+    found = list(targets(report))
+    for name, value, most in found:
+        print(f"{'ok  ' if value <= most else 'MISS'} {name}: {value:g} (at most {most:g})")
+    results = options.results or (None if options.quick else RESULTS)
+    if results is not None:
+        results.mkdir(exist_ok=True)
+        (results / "server.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return int(any(value > most for _, value, most in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
