@@ -90,7 +90,7 @@ else:
         return made
 
     class _Standard:
-        """What the standard module looks for, made when it looks."""
+        """What the standard module looks for, made when it first looks."""
 
         def __init__(self, name):
             self._name = name
@@ -109,6 +109,8 @@ else:
                 body[name] = dataclasses.field(**how)
             is_frozen = record.__setattr__ is _refuse_change
             twin = dataclasses.dataclass(frozen=is_frozen)(type(record.__name__, (), body))
+            for name in ("__dataclass_fields__", "__dataclass_params__"):
+                setattr(record, name, getattr(twin, name))
             return getattr(twin, self._name)
 
     class _Signature:

@@ -35,7 +35,8 @@ class RunRecord:
 
     def __enter__(self) -> RunRecord:
         if events.listeners:
-            names = {"backend": self._backend, "language": self._language, "policy": _hash(self._policy)}
+            self._policy = _hash(self._policy)
+            names = {"backend": self._backend, "language": self._language, "policy": self._policy}
             self._subject = events.new_run()
             self._outer = events.work_for(self._subject)
             events.emit("run.asked", self._subject, names)
@@ -60,7 +61,7 @@ class RunRecord:
         for denial in result.denials if result is not None else ():
             said = {"kind": denial.kind, "what": denial.what, "rule": denial.rule, "hint": denial.hint}
             events.emit("denial", self._subject, said)
-        fields = {**self._fields(error), "outcome": _outcome(result, error), "policy": _hash(self._policy)}
+        fields = {**self._fields(error), "outcome": _outcome(result, error), "policy": self._policy}
         events.emit("run.ended", self._subject, {**fields, **_costs(result)}, result)
 
     def _fields(self, error: BaseException | None) -> dict[str, Any]:

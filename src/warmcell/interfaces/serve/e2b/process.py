@@ -152,7 +152,9 @@ def _found(box: Box, asked: dict[str, Any]) -> tuple[AsyncProcess, bool]:
 
 
 async def _directory(box: Box, path: str) -> str:
-    """An absolute one that is there, as the guest sees it."""
+    """An absolute one that is there, as the guest sees it. The home is a mount, which no guest can take away."""
+    if path == HOME:
+        return path
     try:
         found = (await box.files.ask("stat", path=path))["entry"]
     except FileError as error:
