@@ -1,6 +1,8 @@
 # Shared by the scripts in this directory; sourced, never run. The caller makes the directory $logs.
 # shellcheck disable=SC2154
 export PATH="$PATH:/usr/local/go/bin"
+# What pytest makes of the tests is kept from one run to the next.
+unset PYTHONDONTWRITEBYTECODE
 
 is_root() { [ "$(id -u)" = 0 ]; }
 
