@@ -143,3 +143,15 @@ def test_runs_are_counted_for_prometheus(server: Server) -> None:
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
     counted = [line for line in answer.text.splitlines() if line.startswith("warmcell_runs_total{")]
     assert any('language="python",outcome="failed"' in line for line in counted)
+
+
+def test_what_is_under_way_is_told_without_what_it_holds(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as other:
+        body = {"language": "python", "code": "import time; print('canary', flush=True); time.sleep(20)", "timeout": 60}
+        headers = {"Accept": "text/event-stream"}
+        with other.stream("POST", "/v1/run", json=body, headers=headers) as stream:
+            next(line for line in stream.iter_lines() if "canary" in line)
+            found = server.client.get("/v1/activity")
+    (run,) = [run for run in found.json()["runs"] if run["state"] == "running"]
+    assert run["language"] == "python" and run["seconds"] < 60
+    assert "canary" not in found.text

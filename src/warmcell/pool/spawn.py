@@ -19,6 +19,8 @@ CAGE_DIR = str(warmcell.cage.__path__[0])
 _CONTROL = 3
 LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
 
+#: By which `warmcell top` knows a manager.
+MANAGER_MARK = "from cage.manager.start import main"
 #: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down. And with as
 #: many descriptors and as large files as it may have, since it lives longer than the moment in which its supervisor
 #: has few left.
@@ -34,7 +36,7 @@ package = ModuleType("cage")
 package.__path__ = [sys.argv.pop()]
 sys.modules["cage"] = package
 sys.path[:] = [entry for entry in sys.path if entry]
-from cage.manager.start import main
+{MANAGER_MARK}
 main({_CONTROL})()
 """.strip()
 

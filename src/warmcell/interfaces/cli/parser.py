@@ -229,7 +229,7 @@ def _add_token(commands: argparse._SubParsersAction[Parser]) -> None:
     token.add_argument("action", choices=("new", "list", "revoke"))
     token.add_argument("name", metavar="NAME", nargs="?", help="whose it is; for revoke also an id")
     token.add_argument("--tokens", metavar="FILE", help="default: tokens.json in your configuration directory")
-    token.add_argument("--scope", action="append", choices=("run", "sandbox", "doctor"), help="default: all of them")
+    token.add_argument("--scope", action="append", choices=("run", "sandbox", "doctor", "metrics"), help="default: all")
     token.add_argument("--runs", metavar="N", help="runs at a time (default 64)")
     token.add_argument("--sandboxes", metavar="N", help="sandboxes at a time (default 32)")
     token.add_argument("--disk-mb", metavar="MB", help="disk of each sandbox (default 1024)")
@@ -242,6 +242,17 @@ def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
     doctor = _add(commands, "doctor", "show what this host can enforce, proved by trying")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
     doctor.set_defaults(handler=_later("doctor", "doctor"))
+
+
+def _add_top(commands: argparse._SubParsersAction[Parser]) -> None:
+    top = _add(commands, "top", "show what runs now: this host's cages, or a server's runs and sandboxes")
+    top.add_argument("--server", metavar="URL", help="of a 'warmcell serve' (default: all cages of this host)")
+    top.add_argument("--token", metavar="T", help="of that server (better: the variable WARMCELL_TOKEN)")
+    top.add_argument("--sort", choices=("cpu", "memory", "seconds", "program"), default="cpu", help="default cpu")
+    top.add_argument("--every", metavar="S", default="1", help="seconds from one look to the next (default 1)")
+    top.add_argument("--once", action="store_true", help="print one table and leave; into a pipe it always does")
+    top.add_argument("--json", action="store_true", help="print it once, as JSON")
+    top.set_defaults(handler=_later("top", "top"))
 
 
 def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -282,6 +293,7 @@ _COMMANDS = {
     "token": _add_token,
     "mcp": _add_mcp,
     "doctor": _add_doctor,
+    "top": _add_top,
     "bench": _add_bench,
     "audit": _add_audit,
     "replay": _add_replay,

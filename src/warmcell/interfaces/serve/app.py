@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from warmcell.interfaces.serve import fusion, fusion_jupyter, native, openapi, piston, sandboxes
+from warmcell.interfaces.serve.activity import UnderWay
 from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
 from warmcell.interfaces.serve.e2b import control, envd, interpreter
 from warmcell.interfaces.serve.measured import Measured
@@ -31,9 +32,10 @@ def make_app(service: Service) -> Starlette:
         finally:
             await service.aclose()
             measured.close()
+            under_way.close()
 
-    measured = Measured()
-    own = [*native.routes(), *sandboxes.routes(), *measured.routes()]
+    measured, under_way = Measured(), UnderWay()
+    own = [*native.routes(), *sandboxes.routes(), *measured.routes(), *under_way.routes()]
     app = Starlette(
         routes=[
             *own,

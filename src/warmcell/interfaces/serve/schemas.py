@@ -77,6 +77,22 @@ SCHEMAS: dict[str, Any] = {
     "Sandboxes": _list(_ref("Sandbox")),
     "Entries": _list(_object({"name": _TEXT, "is_dir": _BOOL, "is_file": _BOOL, "size": _WHOLE})),
     "Changes": _list(_object({"path": _TEXT, "kind": {"enum": ["created", "modified", "deleted"]}})),
+    "Activity": _object(
+        {
+            "runs": _list(
+                _object(
+                    {
+                        "id": _TEXT,
+                        "backend": _TEXT,
+                        "language": _TEXT,
+                        "state": {"enum": ["waiting", "running"]},
+                        "seconds": _NUMBER,
+                    }
+                )
+            ),
+            "sandboxes": _list(_object({"id": _TEXT, "backend": _TEXT, "seconds": _NUMBER})),
+        }
+    ),
     "Capabilities": _object(
         {
             "languages": _list(_TEXT),

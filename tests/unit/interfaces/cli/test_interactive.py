@@ -1,14 +1,9 @@
-"""`warmcell shell`: a person's terminal, played by a pty of the test's."""
+"""`warmcell shell`, by a person at a terminal."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import signal
-import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -16,65 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.interfaces.cli.terminal import Terminal
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
-
-
-class Terminal:
-    """A person at a terminal of 90 x 30, who types and looks."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.screen, theirs = pty.openpty()
-        self.resize(90, 30)
-        self.before = termios.tcgetattr(theirs)
-        self.theirs = theirs
-        command = [sys.executable, "-m", "warmcell", "shell", *arguments]
-        env = {**os.environ, "TERM": "xterm"}
-        self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, preexec_fn=self._own
-        )
-        self.seen = b""
-
-    def _own(self) -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    def resize(self, columns: int, rows: int) -> None:
-        fcntl.ioctl(self.screen, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self.screen, text.encode())
-
-    def until(self, text: str, seconds: float = 60) -> str:
-        """What was shown from the last look up to that text."""
-        deadline = time.monotonic() + seconds
-        os.set_blocking(self.screen, False)
-        while text.encode() not in self.seen:
-            assert time.monotonic() < deadline, self.seen
-            try:
-                self.seen += os.read(self.screen, 65536)
-            except BlockingIOError:
-                time.sleep(0.01)
-        shown, _, self.seen = self.seen.partition(text.encode())
-        return shown.decode()
-
-    def ended(self) -> int:
-        """As a terminal does, it answers when it is asked whether it is there."""
-        self.until("\x1b[5n")
-        self.type("\x1b[0n")
-        return self.process.wait(30)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.screen)
-        os.close(self.theirs)
 
 
 @pytest.fixture
 def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
     (tmp_path / "here.txt").write_text("of the host\n")
     words = [str(tmp_path) if word == "DIR" else word for word in getattr(request, "param", "DIR").split()]
-    made = Terminal(*words)
+    made = Terminal("shell", *words)
     yield made
     made.close()
 

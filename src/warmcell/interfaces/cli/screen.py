@@ -1,0 +1,53 @@
+"""A screen that is drawn again every second and listens to single keys; the terminal is left as it was found."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_HELP = "q leaves; c, m, t, p order by processor, memory, time, program"
+
+
+def refreshing(lines: Callable[[str], list[str]], key: str, keys: Container[str], every: float) -> None:
+    """Draws `lines(key)` until `q`, Ctrl-C or the end of input; one of `keys` replaces the key."""
+    with _one_key_at_a_time():
+        while True:
+            _draw(lines(key))
+            if select.select([0], [], [], every)[0]:
+                pressed = os.read(0, 1).decode("ascii", "replace")
+                if pressed in ("", "q", "Q"):
+                    return
+                key = pressed if pressed in keys else key
+
+
+@contextmanager
+def _one_key_at_a_time() -> Iterator[None]:
+    before = termios.tcgetattr(0)
+    try:
+        tty.setcbreak(0)
+        _write(_ENTER)
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        _write(_LEAVE)
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def _draw(lines: list[str]) -> None:
+    columns, rows = os.get_terminal_size(1)
+    fitting = [*lines[: rows - 2], "", _HELP] if rows > 3 else lines[:rows]
+    drawn = f"{_REST_OF_LINE}\r\n".join(line[:columns] for line in fitting)
+    _write(_HOME + drawn + _REST_OF_LINE + _REST_OF_SCREEN)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,62 @@
+"""A person's terminal, played by a pty of the test's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+
+class Terminal:
+    """A person at a terminal of 90 x 30, who types and looks."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.screen, theirs = pty.openpty()
+        self.resize(90, 30)
+        self.before = termios.tcgetattr(theirs)
+        self.theirs = theirs
+        command = [sys.executable, "-m", "warmcell", *arguments]
+        env = {**os.environ, "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, preexec_fn=self._own
+        )
+        self.seen = b""
+
+    def _own(self) -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.screen, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self.screen, text.encode())
+
+    def until(self, text: str, seconds: float = 60) -> str:
+        """What was shown from the last look up to that text."""
+        deadline = time.monotonic() + seconds
+        os.set_blocking(self.screen, False)
+        while text.encode() not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            try:
+                self.seen += os.read(self.screen, 65536)
+            except BlockingIOError:
+                time.sleep(0.01)
+        shown, _, self.seen = self.seen.partition(text.encode())
+        return shown.decode()
+
+    def ended(self) -> int:
+        """As a terminal does, it answers when it is asked whether it is there."""
+        self.until("\x1b[5n")
+        self.type("\x1b[0n")
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.screen)
+        os.close(self.theirs)
