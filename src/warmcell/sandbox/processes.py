@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from warmcell.backends.output_callbacks import OnText, Texts
@@ -158,6 +158,12 @@ class AsyncProcess:
 
     async def output(self) -> AsyncIterator[OutputEvent]:
         """What is still kept, then what comes, as bytes, until the process has ended."""
+        async with aclosing(self.output_since({})) as events:
+            async for _, event in events:
+                yield event
+
+    async def output_since(self, heard: Mapping[str, int]) -> AsyncGenerator[tuple[int, OutputEvent]]:
+        """The same without the first so many bytes of each stream; with each piece, how many there were after it."""
         process = self.opened()
         loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
 
@@ -166,6 +172,7 @@ class AsyncProcess:
                 loop.call_soon_threadsafe(is_ready.set)
 
         follower = process.follow(wake)
+        positions: dict[str, int] = {}
         try:
             is_last = False
             while not is_last:
@@ -173,7 +180,11 @@ class AsyncProcess:
                 is_ready.clear()
                 events, is_last = follower.take()
                 for event in events:
-                    yield event
+                    start = positions.get(event.stream, follower.starts[event.stream])
+                    positions[event.stream] = start + len(event.data)
+                    fresh = event.data[max(0, heard.get(event.stream, 0) - start) :]
+                    if fresh:
+                        yield positions[event.stream], OutputEvent(event.stream, fresh)
         finally:
             process.unfollow(follower)
 

@@ -108,8 +108,10 @@ class LiveProcess:
 
         def begin() -> None:
             for output in self.outputs:
-                if output.ring.kept:
-                    follower.add(OutputEvent(output.name, output.ring.kept))  # type: ignore[arg-type]
+                kept = output.ring.kept
+                follower.starts[output.name] = output.ring.total - len(kept)
+                if kept:
+                    follower.add(OutputEvent(output.name, kept))  # type: ignore[arg-type]
                 output.followers.append(follower)
             self._followers.append(follower)
             if self.outcome is not None:

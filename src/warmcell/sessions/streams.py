@@ -24,6 +24,8 @@ class Follower:
 
     def __init__(self, on_ready: Callable[[], None], on_room: Callable[[], object]) -> None:
         self._on_ready, self._on_room = on_ready, on_room
+        #: By stream: how many bytes had gone by before the first that it hears.
+        self.starts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._waiting: deque[OutputEvent] = deque()
         self._bytes = 0

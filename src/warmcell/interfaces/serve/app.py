@@ -11,7 +11,20 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from warmcell.interfaces.serve import fusion, fusion_jupyter, native, openapi, piston, sandboxes
+from warmcell.interfaces.serve import (
+    files,
+    forks,
+    fusion,
+    fusion_jupyter,
+    native,
+    openapi,
+    piston,
+    ports,
+    processes,
+    sandboxes,
+    sessions,
+    watches,
+)
 from warmcell.interfaces.serve.activity import UnderWay
 from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
 from warmcell.interfaces.serve.e2b import control, envd, interpreter
@@ -35,7 +48,8 @@ def make_app(service: Service) -> Starlette:
             under_way.close()
 
     measured, under_way = Measured(), UnderWay()
-    own = [*native.routes(), *sandboxes.routes(), *measured.routes(), *under_way.routes()]
+    rooms = (native, sandboxes, files, watches, processes, sessions, ports, forks, measured, under_way)
+    own = [route for room in rooms for route in room.routes()]
     app = Starlette(
         routes=[
             *own,

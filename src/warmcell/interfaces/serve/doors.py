@@ -21,6 +21,8 @@ from warmcell.interfaces.serve.tokens import Tenant
 _log = logging.getLogger("warmcell.serve")
 Handler = Callable[[Request, Tenant], Awaitable[Response]]
 Rendering = Callable[[Exception], Response]
+#: Of a route that has nothing to say when it succeeds.
+NOTHING: dict[str, Any] = {"answers": ("nothing",), "status": 204}
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="warmcell"'}
 
 
@@ -49,6 +51,8 @@ def door(
             return refuse(Refused(500, f"the server failed inside ({type(error).__name__})"))
 
     route = Door(path, endpoint, methods=[method])
+    if described.get("answers") == ("events",):
+        route.methods = {method}  # a HEAD of what has no end would have none either
     summary = handler.__doc__ or type(handler).__call__.__doc__ or ""
     route.described = {"scope": scope, "summary": summary.strip().partition("\n")[0], **described}
     return route

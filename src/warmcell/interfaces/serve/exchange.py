@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -13,10 +14,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.door_text import scrub
-from warmcell.core.errors import BackendBusy, BackendUnavailable, InvalidRequest, PolicyViolation, SandboxError
+from warmcell.core.errors import (
+    BackendBusy,
+    BackendUnavailable,
+    BuildFailed,
+    ExecutionTimeout,
+    FuelExhausted,
+    InvalidRequest,
+    MemoryExceeded,
+    PolicyViolation,
+    SandboxError,
+    SessionEnded,
+)
 from warmcell.core.lines import one_line
+from warmcell.core.types import ExecResult
 from warmcell.interfaces.cli.render import error_to_plain
 from warmcell.lifetime.tenant_queue import TooManyWaiting
+from warmcell.sessions.cell_results import CellResult
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -50,10 +64,7 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
 def refusal(error: Exception) -> Response:
     """What went wrong, as `{"error": {...}}`, under the status that clients act on."""
     if isinstance(error, Refused):
-        plain = {"code": f"http.{error.status}", "message": error.message, "hint": None}
-        fault = "host" if error.status >= 500 else "caller"
-        retryable = error.status in (429, 503, 504)
-        return answer({"error": plain | {"fault": fault, "retryable": retryable}}, error.status, error.headers)
+        return answer({"error": plain_refusal(error)}, error.status, error.headers)
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_GONE)
     assert isinstance(error, SandboxError)
@@ -62,9 +73,46 @@ def refusal(error: Exception) -> Response:
     return answer({"error": plain_error(error)}, status, headers)
 
 
+def plain_refusal(error: Refused) -> dict[str, Any]:
+    plain = {"code": f"http.{error.status}", "message": error.message, "hint": None}
+    fault = "host" if error.status >= 500 else "caller"
+    return plain | {"fault": fault, "retryable": error.status in (429, 503, 504)}
+
+
 def plain_error(error: SandboxError) -> dict[str, Any]:
     hint = error.hint if error.hint is None or not _is_about_host(error) else scrub(error.hint)
-    return error_to_plain(error) | {"message": told(error), "hint": hint}
+    return error_to_plain(error) | {"message": told(error), "hint": hint, "details": _details(error)}
+
+
+def _details(error: SandboxError) -> dict[str, Any]:
+    """Its other fields, from which a client makes the same error: which path, which limit, how many seconds."""
+    said = {name: value for name, value in vars(error).items() if name not in _SAID_ELSEWHERE and name[0] != "_"}
+    if isinstance(said.get("misfits"), tuple):
+        said["misfits"] = [dataclasses.asdict(misfit) for misfit in said["misfits"]]
+    kept = {name: value for name, value in said.items() if isinstance(value, str | int | float | list | None)}
+    if _is_about_host(error):
+        return {name: scrub(value) if isinstance(value, str) else value for name, value in kept.items()}
+    return kept
+
+
+_SAID_ELSEWHERE = frozenset({"message", "hint", "fault", "retryable", "result"})
+#: How a guest's program can end beside by itself: what came of it until then is the answer.
+ENDED_OTHERWISE = (ExecutionTimeout, MemoryExceeded, FuelExhausted, BuildFailed, SessionEnded)
+_OUTCOMES = {
+    ExecutionTimeout: "timeout",
+    MemoryExceeded: "memory_exceeded",
+    BuildFailed: "build_failed",
+    SessionEnded: "ended",
+}
+
+
+def plain_outcome(outcome: ExecResult | CellResult | SandboxError) -> dict[str, Any]:
+    """`{"status", ...result, "error"?}`; in a cell that ran, `error` is what it raised."""
+    if not isinstance(outcome, SandboxError):
+        return {"status": "success"} | outcome.to_dict()
+    result = getattr(outcome, "result", None)
+    partial = {} if result is None else result.to_dict()
+    return {"status": _OUTCOMES.get(type(outcome), "error")} | partial | {"error": plain_error(outcome)}
 
 
 def told(error: SandboxError) -> str:
@@ -92,6 +140,7 @@ _STATUSES = {
     "sandbox.destroyed": 404,
     "sandbox.file_not_found": 404,
     "sandbox.command_not_found": 404,
+    "sandbox.snapshot_not_found": 404,
     "sandbox.session_busy": 409,
     "sandbox.file_exists": 409,
 }

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -58,12 +59,33 @@ class HeldSandboxes:
         self._held: dict[bytes, Held] = {}
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        #: By tenant: places of those that are being made.
+        self._coming: Counter[str] = Counter()
 
     def add(self, make: Make, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> Held:
         """`Refused` with 429 where the tenant has as many as it may."""
-        if sum(held.tenant_id == tenant.id for held in self._held.values()) >= tenant.sandboxes:
+        self._check_room(tenant)
+        return self._hold(make(), tenant, seconds, metadata)
+
+    async def add_slowly(
+        self, make: Callable[[], Awaitable[AsyncSandbox]], tenant: Tenant, seconds: float, metadata: Mapping[str, str]
+    ) -> Held:
+        """The same for one that takes its time: its place is taken from the start."""
+        self._check_room(tenant)
+        self._coming[tenant.id] += 1
+        try:
+            made = await make()
+        finally:
+            self._coming[tenant.id] -= 1
+        return self._hold(made, tenant, seconds, metadata)
+
+    def _check_room(self, tenant: Tenant) -> None:
+        taken = sum(held.tenant_id == tenant.id for held in self._held.values()) + self._coming[tenant.id]
+        if taken >= tenant.sandboxes:
             raise Refused(429, f"you have {tenant.sandboxes} sandboxes already", headers={"Retry-After": "5"})
-        held = Held(make(), tenant, min(seconds, tenant.lifetime), metadata)
+
+    def _hold(self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> Held:
+        held = Held(sandbox, tenant, min(seconds, tenant.lifetime), metadata)
         self._held[_key(held.id)] = held
         self._set_timer(held)
         return held

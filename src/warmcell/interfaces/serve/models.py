@@ -34,6 +34,8 @@ Code = Annotated[str, Field(pattern=r"^[^\x00]*[!-~][^\x00]*$")]
 Plain = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 Path = Annotated[str, Field(max_length=255, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
+#: Where to begin: a directory of the work directory. Which ones there are only the sandbox can say.
+Directory = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 #: Last, so that the bounds before it stay in the schema.
 WHOLE = BeforeValidator(_whole)
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT)]
@@ -116,25 +118,29 @@ class JudgeBody(RunBody):
 
 
 class CreateBody(Strict):
-    """`lifetime`: seconds until it goes away by itself; `timeout`: of each run that says none."""
+    """`lifetime`: seconds until it goes away by itself; `timeout`: of each run that says none. With `live` its runs
+    share one cage with its processes; with `forkable` its Python sessions can be forked."""
 
     lifetime: Annotated[float, Field(ge=1, le=31_622_400)] = 3600
     timeout: Seconds = 30
     env: dict[VariableName, Plain] = {}
+    limits: LimitsBody | None = None
+    live: bool = False
+    forkable: bool = False
     metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
 
 
 class ExecBody(Strict):
     command: Code
     args: Annotated[list[Plain], Field(max_length=1000)] = []
-    cwd: str | None = None
+    cwd: Directory | None = None
     stdin: Content | None = None
     timeout: Seconds | None = None
 
 
 class ScriptBody(Strict):
     script: Code
-    cwd: str | None = None
+    cwd: Directory | None = None
     stdin: Content | None = None
     timeout: Seconds | None = None
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
-from base64 import b64encode
-from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from warmcell.core.errors import ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError
 from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest
-from warmcell.interfaces.cli.render import to_plain
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import answer, plain_error, read_model, while_connected
+from warmcell.interfaces.serve.event_streams import OutputTexts, event, event_stream, wants_events, with_pauses
+from warmcell.interfaces.serve.exchange import (
+    ENDED_OTHERWISE,
+    answer,
+    plain_error,
+    plain_outcome,
+    read_model,
+    while_connected,
+)
 from warmcell.interfaces.serve.models import JudgeBody, RunBody
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -28,8 +31,6 @@ from warmcell.judging.judge import ajudge
 from warmcell.judging.verdicts import Verdict
 from warmcell.lifetime.threads import in_thread
 
-#: A client that hears nothing for longer is told that its run goes on.
-KEEPALIVE_SECONDS = 15.0
 DOCTOR_SECONDS = 60.0
 
 
@@ -38,67 +39,33 @@ async def run(request: Request, tenant: Tenant) -> Response:
     service = service_of(request)
     body = await read_model(request, RunBody, service.settings.max_body)
     asked = service.bounded(body.request())
-    if "text/event-stream" in request.headers.get("accept", ""):
-        return StreamingResponse(_events(service, tenant, asked), media_type="text/event-stream", headers=_UNCACHED)
-    return answer(to_plain(await while_connected(request, _outcome(service, tenant, asked))))
-
-
-_UNCACHED = {"Cache-Control": "no-store"}
+    if wants_events(request):
+        return event_stream(_events(service, tenant, asked))
+    return answer(plain_outcome(await while_connected(request, _outcome(service, tenant, asked))))
 
 
 async def _outcome(service: Service, tenant: Tenant, asked: ExecRequest) -> Any:
     async with service.turn(tenant) as backend:
         try:
             return await backend.execute(asked)
-        except (ExecutionTimeout, MemoryExceeded, FuelExhausted) as error:
+        except ENDED_OTHERWISE as error:
             return error
 
 
 async def _events(service: Service, tenant: Tenant, asked: ExecRequest) -> AsyncIterator[str]:
     """Server-sent events: `stdout` and `stderr` as they come, last `result` or `error`."""
-    decoders = {name: getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+    texts = OutputTexts()
     try:
-        async with service.turn(tenant) as backend, aclosing(_with_pauses(backend.stream(asked))) as events:  # type: ignore[type-var]
-            async for event in events:
-                if event is None:
+        async with service.turn(tenant) as backend, aclosing(with_pauses(backend.stream(asked))) as events:  # type: ignore[type-var]
+            async for item in events:
+                if item is None:
                     yield ": the run goes on\n\n"
-                elif isinstance(event, OutputEvent):
-                    raw = b64encode(event.data).decode()
-                    yield _event(event.stream, {"text": decoders[event.stream].decode(event.data), "base64": raw})
-                elif isinstance(event, ResultEvent):
-                    yield _event("result", to_plain(event.result))
-    except (ExecutionTimeout, MemoryExceeded, FuelExhausted) as error:
-        yield _event("result", to_plain(error))
-    except SandboxError as error:
-        yield _event("error", {"error": plain_error(error)})
-
-
-async def _with_pauses(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The same, with None whenever nothing came for a while."""
-    async with aclosing(events) as items:  # type: ignore[type-var]
-        following = asyncio.ensure_future(anext(items, _END))
-        try:
-            while True:
-                await asyncio.wait([following], timeout=KEEPALIVE_SECONDS)
-                if not following.done():
-                    yield None
-                    continue
-                if (event := following.result()) is _END:
-                    return
-                following = asyncio.ensure_future(anext(items, _END))
-                yield event
-        finally:
-            following.cancel()
-            await asyncio.wait([following])
-            if not following.cancelled():
-                following.exception()
-
-
-_END: Any = object()
-
-
-def _event(name: str, data: object) -> str:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=True, default=str)}\n\n"
+                elif isinstance(item, OutputEvent):
+                    yield event(item.stream, texts.plain(item))
+                elif isinstance(item, ResultEvent):
+                    yield event("result", plain_outcome(item.result))
+    except ENDED_OTHERWISE as error:
+        yield event("result", plain_outcome(error))
 
 
 async def judge(request: Request, tenant: Tenant) -> Response:

@@ -104,6 +104,8 @@ def _success(name: str, others: list[str]) -> dict[str, Any]:
         return {"description": "Done."}
     if name == "bytes":
         return {"description": "The content.", "content": {"application/octet-stream": {}}}
+    if name == "events":
+        return {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
     if name == "text":
         return {"description": "The text.", "content": {"text/plain": {}}}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
@@ -112,7 +114,8 @@ def _success(name: str, others: list[str]) -> dict[str, Any]:
 
 
 def _path_parameter(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    schema = {"type": "integer", "minimum": 1} if name in ("pid", "port") else {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _model_schema(model: Any, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.core.errors import ExecutionTimeout, FuelExhausted, MemoryExceeded
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.cli.render import to_plain
 from warmcell.interfaces.serve.ceiling import check_time
-from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import answer, read_body, read_model, while_connected
+from warmcell.interfaces.serve.doors import NOTHING, door
+from warmcell.interfaces.serve.event_streams import event_stream, told, wants_events
+from warmcell.interfaces.serve.exchange import ENDED_OTHERWISE, answer, plain_outcome, read_model, while_connected
 from warmcell.interfaces.serve.held_sandboxes import Held
+from warmcell.interfaces.serve.living_models import PackagesBody
 from warmcell.interfaces.serve.models import CodeBody, CreateBody, ExecBody, ScriptBody, content
-from warmcell.interfaces.serve.service import Service, service_of
+from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+
+#: A run of a sandbox, with what is to hear its output.
+Run = Callable[..., Awaitable[ExecResult]]
 
 
 async def create(request: Request, tenant: Tenant) -> Response:
@@ -25,85 +28,65 @@ async def create(request: Request, tenant: Tenant) -> Response:
     service = service_of(request)
     body = await read_model(request, CreateBody, service.settings.max_body)
     check_time(body.timeout, service.settings.max_timeout)
-    options: dict[str, Any] = {"env": body.env, "timeout": body.timeout}
-    held = service.held.add(lambda: service.make_sandbox(tenant, **options), tenant, body.lifetime, body.metadata)
-    return answer(_plain(held), 201)
+    options: dict[str, Any] = {name: getattr(body, name) for name in ("env", "timeout", "live", "forkable")}
+    limits = None if body.limits is None else body.limits.limits()
+    held = service.held.add(
+        lambda: service.make_sandbox(tenant, limits, **options), tenant, body.lifetime, body.metadata
+    )
+    return answer(plain_sandbox(held), 201)
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
     """Your sandboxes."""
-    return answer([_plain(held) for held in service_of(request).held.of(tenant)])
+    return answer([plain_sandbox(held) for held in service_of(request).held.of(tenant)])
 
 
 async def one(request: Request, tenant: Tenant) -> Response:
     """One of your sandboxes."""
-    return answer(_plain(_held(request, tenant)))
+    return answer(plain_sandbox(held_of(request, tenant)))
 
 
 async def destroy(request: Request, tenant: Tenant) -> Response:
     """Ends all that runs in it and removes its files."""
-    await service_of(request).held.remove(_held(request, tenant))
+    await service_of(request).held.remove(held_of(request, tenant))
     return Response(status_code=204)
 
 
 async def run_command(request: Request, tenant: Tenant) -> Response:
     """Runs one command, without a shell."""
-    held, body = _held(request, tenant), await _body(request, ExecBody)
+    held, body = held_of(request, tenant), await _body(request, ExecBody)
     given = _options(request, body)
-    return await _ran(request, tenant, held.sandbox.exec(body.command, body.args, cwd=body.cwd, **given))
+
+    def run(**heard: Any) -> Awaitable[ExecResult]:
+        return held.sandbox.exec(body.command, body.args, cwd=body.cwd, **given, **heard)
+
+    return await _ran(request, tenant, run)
 
 
 async def run_script(request: Request, tenant: Tenant) -> Response:
     """Runs a shell script."""
-    held, body = _held(request, tenant), await _body(request, ScriptBody)
-    return await _ran(request, tenant, held.sandbox.sh(body.script, cwd=body.cwd, **_options(request, body)))
+    held, body = held_of(request, tenant), await _body(request, ScriptBody)
+    given = _options(request, body)
+    return await _ran(request, tenant, lambda **heard: held.sandbox.sh(body.script, cwd=body.cwd, **given, **heard))
 
 
 async def run_code(request: Request, tenant: Tenant) -> Response:
     """Runs source text in the work directory."""
-    held, body = _held(request, tenant), await _body(request, CodeBody)
-    return await _ran(request, tenant, held.sandbox.run(body.code, body.language, **_options(request, body)))
+    held, body = held_of(request, tenant), await _body(request, CodeBody)
+    given = _options(request, body)
+    return await _ran(request, tenant, lambda **heard: held.sandbox.run(body.code, body.language, **given, **heard))
 
 
-async def read_file(request: Request, tenant: Tenant) -> Response:
-    """The content of a file."""
-    data = await _held(request, tenant).sandbox.read_file(_path(request))
-    return Response(data, media_type="application/octet-stream")
-
-
-async def write_file(request: Request, tenant: Tenant) -> Response:
-    """Puts the body at the path, making directories on the way."""
-    held = _held(request, tenant)
-    data = await read_body(request, service_of(request).settings.max_body)
-    await held.sandbox.write_file(_path(request), data)
+async def install(request: Request, tenant: Tenant) -> Response:
+    """Python packages for what runs from now on, from the index that pip has on this host."""
+    held, body = held_of(request, tenant), await _body(request, PackagesBody)
+    await while_connected(request, held.sandbox.install(*body.packages))
     return Response(status_code=204)
 
 
-async def remove_file(request: Request, tenant: Tenant) -> Response:
-    """Removes a file, or a directory with all that is in it."""
-    await _held(request, tenant).sandbox.remove(_path(request))
-    return Response(status_code=204)
-
-
-async def list_files(request: Request, tenant: Tenant) -> Response:
-    """The entries of a directory (`?path=`), sorted."""
-    found = await _held(request, tenant).sandbox.list_dir(request.query_params.get("path") or ".")
-    names = ("name", "is_dir", "is_file", "size")
-    return answer([{name: getattr(entry, name) for name in names} for entry in found])
-
-
-async def diff(request: Request, tenant: Tenant) -> Response:
-    """What was created, modified and deleted since it was made."""
-    found = await _held(request, tenant).sandbox.diff()
-    return answer([{"path": change.path, "kind": change.kind} for change in found])
-
-
-def _held(request: Request, tenant: Tenant) -> Held:
-    return service_of(request).held.find(tenant, request.path_params["id"])
-
-
-def _path(request: Request) -> str:
-    return str(request.path_params["path"])
+async def tools(request: Request, tenant: Tenant) -> Response:
+    """The commands that there are."""
+    return answer(await held_of(request, tenant).sandbox.available_tools())
 
 
 async def _body(request: Request, kind: Any) -> Any:
@@ -117,37 +100,42 @@ def _options(request: Request, body: Any) -> dict[str, Any]:
     return {"stdin": stdin, "timeout": body.timeout}
 
 
-async def _ran(request: Request, tenant: Tenant, run: Coroutine[Any, Any, ExecResult]) -> Response:
-    return answer(to_plain(await while_connected(request, _in_turn(service_of(request), tenant, run))))
+async def _ran(request: Request, tenant: Tenant, run: Run) -> Response:
+    """The outcome; as events, with the output as it comes, for who asks for them."""
+
+    async def outcome(**heard: Any) -> dict[str, Any]:
+        async with service_of(request).turn(tenant):
+            try:
+                return plain_outcome(await run(**heard))
+            except ENDED_OTHERWISE as error:
+                return plain_outcome(error)
+
+    if not wants_events(request):
+        return answer(await while_connected(request, outcome()))
+    return event_stream(
+        told(
+            lambda tell: outcome(
+                on_stdout=lambda text: tell("stdout", {"text": text}),
+                on_stderr=lambda text: tell("stderr", {"text": text}),
+            )
+        )
+    )
 
 
-async def _in_turn(service: Service, tenant: Tenant, run: Coroutine[Any, Any, ExecResult]) -> Any:
-    try:
-        async with service.turn(tenant):
-            return await run
-    except (ExecutionTimeout, MemoryExceeded, FuelExhausted) as error:
-        return error
-    finally:
-        run.close()  # where its turn never came
-
-
-def _plain(held: Held) -> dict[str, Any]:
+def plain_sandbox(held: Held) -> dict[str, Any]:
     return {"id": held.id, "created": held.created, "expires": held.expires, "metadata": held.metadata}
 
 
 def routes() -> list[Any]:
-    at, files = "/v1/sandboxes/{id}", "/v1/sandboxes/{id}/files/{path:path}"
+    at, outcome = "/v1/sandboxes/{id}", ("Result", "text/event-stream")
     return [
         door("POST", "/v1/sandboxes", create, "sandbox", body=CreateBody, answers=("Sandbox",), status=201),
         door("GET", "/v1/sandboxes", every, "sandbox", answers=("Sandboxes",)),
         door("GET", at, one, "sandbox", answers=("Sandbox",)),
-        door("DELETE", at, destroy, "sandbox", answers=("nothing",), status=204),
-        door("POST", f"{at}/exec", run_command, "sandbox", body=ExecBody, answers=("Result",)),
-        door("POST", f"{at}/sh", run_script, "sandbox", body=ScriptBody, answers=("Result",)),
-        door("POST", f"{at}/run", run_code, "sandbox", body=CodeBody, answers=("Result",)),
-        door("GET", f"{at}/files", list_files, "sandbox", answers=("Entries",)),
-        door("GET", f"{at}/diff", diff, "sandbox", answers=("Changes",)),
-        door("GET", files, read_file, "sandbox", answers=("bytes",)),
-        door("PUT", files, write_file, "sandbox", raw_body=True, answers=("nothing",), status=204),
-        door("DELETE", files, remove_file, "sandbox", answers=("nothing",), status=204),
+        door("DELETE", at, destroy, "sandbox", **NOTHING),
+        door("POST", f"{at}/exec", run_command, "sandbox", body=ExecBody, answers=outcome),
+        door("POST", f"{at}/sh", run_script, "sandbox", body=ScriptBody, answers=outcome),
+        door("POST", f"{at}/run", run_code, "sandbox", body=CodeBody, answers=outcome),
+        door("POST", f"{at}/install", install, "install", body=PackagesBody, **NOTHING),
+        door("GET", f"{at}/tools", tools, "sandbox", answers=("Names",)),
     ]

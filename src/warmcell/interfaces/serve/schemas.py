@@ -39,7 +39,13 @@ _RESULT: dict[str, Any] = {
     "files": _TEXTS,
 }
 _RAW = {"stdout_base64": _TEXT, "stderr_base64": _TEXT}
+_ENDS = ["success", "timeout", "memory_exceeded", "build_failed", "ended", "error"]
 _VERDICTS = ["accepted", "wrong_answer", "time_limit", "memory_limit", "output_limit", "runtime_error"]
+_KINDS = {"is_dir": _BOOL, "is_file": _BOOL}
+_ENTRY = _KINDS | {"name": _TEXT, "size": _WHOLE, "is_symlink": _BOOL}
+_PROCESS = _object(
+    {"pid": _WHOLE, "command": _TEXT, "cwd": _TEXT, "is_running": _BOOL, "exit_code": {"type": ["integer", "null"]}}
+)
 _VERDICT = {"enum": [*_VERDICTS, "build_error", "host_error"]}
 
 SCHEMAS: dict[str, Any] = {
@@ -51,7 +57,8 @@ SCHEMAS: dict[str, Any] = {
             "hint": _MAYBE_TEXT,
             "fault": {"enum": ["guest", "caller", "host"]},
             "retryable": _BOOL,
-        }
+        },
+        {"details": {"type": "object"}},
     ),
     "Refusal": _object({"error": _ref("Error")}),
     "Usage": _object({"cpu_time": _NUMBER, "wall_time": _NUMBER, "peak_memory_bytes": _WHOLE}),
@@ -59,7 +66,11 @@ SCHEMAS: dict[str, Any] = {
     "Denial": _object({"kind": _TEXT, "what": _TEXT, "rule": _TEXT, "hint": _TEXT}),
     "ExecResult": _object(_RESULT, _RAW),
     "Result": _object(
-        {"status": {"enum": ["success", "timeout", "memory_exceeded", "error"]}},
+        {"status": {"enum": _ENDS}},
+        _RESULT | _RAW | {"error": _ref("Error")},
+    ),
+    "Waited": _object(
+        {"status": {"enum": [*_ENDS, "running"]}},
         _RESULT | _RAW | {"error": _ref("Error")},
     ),
     "Verdict": _object(
@@ -75,8 +86,31 @@ SCHEMAS: dict[str, Any] = {
     "Judged": _object({"status": _VERDICT, "accepted": _WHOLE, "total": _WHOLE, "verdicts": _list(_ref("Verdict"))}),
     "Sandbox": _object({"id": _TEXT, "created": _NUMBER, "expires": _NUMBER, "metadata": _TEXTS}),
     "Sandboxes": _list(_ref("Sandbox")),
-    "Entries": _list(_object({"name": _TEXT, "is_dir": _BOOL, "is_file": _BOOL, "size": _WHOLE})),
-    "Changes": _list(_object({"path": _TEXT, "kind": {"enum": ["created", "modified", "deleted"]}})),
+    "Entries": _list(_object(_ENTRY)),
+    "Tree": _list(_object(_ENTRY | {"path": _TEXT})),
+    "FileStat": _object(_KINDS | {"path": _TEXT, "size": _WHOLE, "mode": _WHOLE, "modified": _NUMBER}),
+    "Changes": _list(
+        _object(
+            {
+                "path": _TEXT,
+                "kind": {"enum": ["created", "modified", "deleted"]},
+                "size": _WHOLE,
+                "entry": {"enum": ["file", "symlink", "other", "closed"]},
+            }
+        )
+    ),
+    "Uploaded": _object({"files": _WHOLE, "total_bytes": _WHOLE, "skipped": _list(_TEXT)}),
+    "Names": _list(_TEXT),
+    "Process": _PROCESS,
+    "Processes": _list(_ref("Process")),
+    "Session": _object({"id": _TEXT, "language": _TEXT}),
+    "Sessions": _list(_ref("Session")),
+    "Cell": _object({"status": {"enum": _ENDS}}, dict.fromkeys(("stdout", "stderr"), _TEXT) | {"outputs": _list({})}),
+    "Variables": _TEXTS,
+    "Branch": _object({"sandbox": _ref("Sandbox"), "session": _ref("Session")}),
+    "Port": _object({"port": _WHOLE, "host_port": _WHOLE, "url": _TEXT}),
+    "Ports": _list(_ref("Port")),
+    "Snapshot": _object({"id": _TEXT, "skipped": _list(_TEXT)}),
     "Activity": _object(
         {
             "runs": _list(

@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
             loop.remove_signal_handler(number)
 
     def _drain(self, number: signal.Signals) -> None:
-        self._service.is_draining = True
+        self._service.draining.set()
         self.handle_exit(number, None)
 
 

@@ -13,7 +13,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
-from warmcell.interfaces.serve.held_sandboxes import HeldSandboxes
+from warmcell.interfaces.serve.held_sandboxes import Held, HeldSandboxes
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
 from warmcell.languages.config import ProcessConfig
@@ -32,7 +32,8 @@ class Service:
 
     def __init__(self, settings: Settings, config: ProcessConfig | None = None) -> None:
         self.settings = settings
-        self.is_draining = False
+        #: Set when nothing new is taken any more: what would stand for ever ends.
+        self.draining = asyncio.Event()
         self._config = config or ProcessConfig()
         self._tenants = self._read_tenants()
         self.policy = self._read_policy()
@@ -44,6 +45,10 @@ class Service:
         self.extras: dict[str, Any] = {}
         self.on_close: list[Callable[[], Awaitable[None]]] = []
         self.queue = TenantQueue(self._config.most_at_once, settings.max_waiting)
+
+    @property
+    def is_draining(self) -> bool:
+        return self.draining.is_set()
 
     def tenant(self, token: str | None) -> Tenant | None:
         """Whose request it is, or None for a token that is nobody's."""
@@ -101,7 +106,7 @@ class Service:
         _log.warning("reloaded")
 
     async def aclose(self) -> None:
-        self.is_draining = True
+        self.draining.set()
         for task in self._retired:
             task.cancel()
         await self.held.aclose()
@@ -134,3 +139,8 @@ class Service:
 def service_of(request: Any) -> Service:
     found: Service = request.app.state.service
     return found
+
+
+def held_of(request: Any, tenant: Tenant) -> Held:
+    """The sandbox that the path names, if it is this tenant's."""
+    return service_of(request).held.find(tenant, request.path_params["id"])

@@ -17,8 +17,8 @@ from warmcell.core.types import check_text
 from warmcell.policy.codec import Form, from_file, to_json
 
 #: `run`: programs and judging. `sandbox`: sandboxes that stay. `doctor`: what this host can enforce.
-#: `metrics`: how much of it there is.
-SCOPES = ("run", "sandbox", "doctor", "metrics")
+#: `install`: packages for them. `metrics`: how much of it there is.
+SCOPES = ("run", "sandbox", "install", "doctor", "metrics")
 _HASH_CHARACTERS = frozenset("0123456789abcdef")
 _LARGEST = {"runs": 1 << 16, "sandboxes": 1 << 16, "disk_mb": 1 << 24, "lifetime": 366 * 86_400}
 

@@ -1,0 +1,47 @@
+"""What stands behind the question mark: read with its bounds, and described for `/openapi.json`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from starlette.requests import Request
+
+from warmcell.core.errors import InvalidRequest
+
+
+def query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "schema": schema}
+
+
+def number_in_query(request: Request, name: str, usual: float) -> float:
+    text = request.query_params.get(name)
+    if text is None:
+        return usual
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidRequest("must be a number above 0", field=name)
+    return value
+
+
+def whole_in_query(request: Request, name: str, usual: int, most: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return usual
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
+        raise InvalidRequest(f"must be a whole number from 1 to {most}", field=name)
+    return int(text)
+
+
+def flag_in_query(request: Request, name: str, usual: bool = False) -> bool:
+    text = request.query_params.get(name)
+    if text not in (None, "true", "false"):
+        raise InvalidRequest("must be true or false", field=name)
+    return usual if text is None else text == "true"
+
+
+def path_in_query(request: Request, usual: str = ".") -> str:
+    return request.query_params.get("path") or usual
