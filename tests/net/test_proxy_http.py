@@ -15,6 +15,7 @@ from tests.net.conftest import Proxies
 from tests.net.proxy_talk import connected, get, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
+from warmcell.core import events
 from warmcell.net.credentials import SecretRef
 from warmcell.net.proxy.egress_proxy import EgressProxy
 from warmcell.net.proxy.limits import ProxyLimits
@@ -33,6 +34,18 @@ async def test_a_request_goes_through(start_proxy: Start, proxies: Proxies) -> N
     assert "X-C: d" in server.head and "Proxy-Authorization" not in server.head
     (line,) = map(json.loads, proxies.lines)
     assert (line["via"], line["decision"], line["path"]) == ("http", "allow", "/x")
+
+
+async def test_the_bytes_of_a_connection_are_told_when_it_ends(start_proxy: Start) -> None:
+    told: list[events.Event] = []
+    stop = events.listen(told.append)
+    async with serving(reply(b"x" * 70_000, "200 OK")) as server:
+        proxy = start_proxy(policy_for(server))
+        await get(proxy, f"http://site.test:{server.port}/")
+        proxy.close()
+    stop()
+    (closed,) = [event.fields for event in told if event.name == "network.closed"]
+    assert 70_000 < closed["received"] < 71_000 and 0 < closed["sent"] < 1_000
 
 
 async def test_a_denied_request_says_why_and_is_reported(

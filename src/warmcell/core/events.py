@@ -10,6 +10,8 @@ gave back is called. A listener that raises is told of on the logger "warmcell" 
 | `run.ended` | the run's id | outcome, exit_code, signal, fault, error, duration, queued, what it used, enforced |
 | `denial` | the run's id | kind, what, rule, hint |
 | `network` | the host's name | decision, rule, via, port, method, path |
+| `network.closed` | nothing | sent, received: the bytes of one connection of a guest to its proxy |
+| `cell` | the run's id | was_ready: whether a cage stood ready for it |
 | `file` | the sandbox's id | operation, path |
 | `sandbox.made`, `sandbox.gone` | the sandbox's id | backend |
 

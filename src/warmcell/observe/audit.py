@@ -19,7 +19,7 @@ from warmcell.core.events import Event, listen
 
 MIB = 1 << 20
 #: What only says that something is under way is no matter for an audit.
-_LEFT_OUT = frozenset({"run.asked", "run.started"})
+_LEFT_OUT = frozenset({"run.asked", "run.started", "cell", "network.closed"})
 _LONGEST_LINE = 64 * 1024
 
 

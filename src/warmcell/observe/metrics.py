@@ -9,6 +9,8 @@ from warmcell.core.events import Event, listen
 from warmcell.languages.registry import known_language
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prometheus_client import CollectorRegistry
 
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -31,6 +33,17 @@ class Metrics:
         self.registry = registry if registry is not None else prometheus_client.CollectorRegistry()
         self._make(prometheus_client)
         self._under_way: dict[str, str] = {}
+        self._counts: dict[str, Callable[[Event], object]] = {
+            "run.asked": self._asked,
+            "run.started": self._started,
+            "run.ended": self._ended,
+            "cell": lambda event: self._cells.labels("yes" if event.fields["was_ready"] else "no").inc(),
+            "denial": lambda event: self._denials.labels(event.fields["kind"]).inc(),
+            "network": lambda event: self._network.labels(event.fields["via"], event.fields["decision"]).inc(),
+            "network.closed": self._closed,
+            "sandbox.made": lambda event: self._sandboxes.inc(),
+            "sandbox.gone": lambda event: self._sandboxes.dec(),
+        }
         self._stop = listen(self._hear)
 
     def _make(self, client: Any) -> None:
@@ -51,6 +64,10 @@ class Metrics:
         self._running = client.Gauge("warmcell_runs_running", "Runs that are under way.", **kept)
         self._denials = client.Counter("warmcell_denials", "What guests were refused.", ["kind"], **kept)
         self._network = client.Counter("warmcell_network_decisions", "Ways out.", ["via", "decision"], **kept)
+        self._carried = client.Counter(
+            "warmcell_proxy_bytes", "Bytes between guests and their proxy.", ["direction"], **kept
+        )
+        self._cells = client.Counter("warmcell_cells", "Cages that runs were given.", ["was_ready"], **kept)
         self._sandboxes = client.Gauge("warmcell_sandboxes", "Sandboxes that exist.", **kept)
 
     def text(self) -> bytes:
@@ -59,24 +76,22 @@ class Metrics:
         return data
 
     def _hear(self, event: Event) -> None:
-        fields = event.fields
-        if event.name == "run.asked":
-            self._waiting.inc()
-            self._under_way[event.subject] = "waiting"
-        elif event.name == "run.started" and self._under_way.get(event.subject) == "waiting":
+        if (count := self._counts.get(event.name)) is not None:
+            count(event)
+
+    def _asked(self, event: Event) -> None:
+        self._waiting.inc()
+        self._under_way[event.subject] = "waiting"
+
+    def _started(self, event: Event) -> None:
+        if self._under_way.get(event.subject) == "waiting":
             self._under_way[event.subject] = "running"
             self._waiting.dec()
             self._running.inc()
-        elif event.name == "run.ended":
-            self._ended(event)
-        elif event.name == "denial":
-            self._denials.labels(fields["kind"]).inc()
-        elif event.name == "network":
-            self._network.labels(fields["via"], fields["decision"]).inc()
-        elif event.name == "sandbox.made":
-            self._sandboxes.inc()
-        elif event.name == "sandbox.gone":
-            self._sandboxes.dec()
+
+    def _closed(self, event: Event) -> None:
+        for direction, count in event.fields.items():
+            self._carried.labels(direction).inc(count)
 
     def _ended(self, event: Event) -> None:
         fields = event.fields

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from contextlib import suppress
 
 from warmcell.cage.wire import Job
+from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.records import dataclass
 from warmcell.lifetime.fair_queue import FairQueue
@@ -80,6 +81,8 @@ class Pool:
         with self._changed:
             self._leased += 1
         cell = self._take(kind) if kind.is_pooled and self._largest else None
+        if events.listeners and (subject := events.current_run()):
+            events.emit("cell", subject, {"was_ready": cell is not None})
         if cell is not None:
             return cell
         with run.descriptor() as cancelled:

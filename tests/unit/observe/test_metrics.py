@@ -41,6 +41,16 @@ def test_runs_are_counted() -> None:
     assert not events.listeners
 
 
+@pytest.mark.needs("linux")
+@pytest.mark.needs("user namespaces")
+def test_cages_that_stood_ready_are_counted() -> None:
+    with Metrics() as metrics, ProcessBackend() as backend:
+        backend.execute_blocking(REQUEST)
+        while 'warmcell_cells_total{was_ready="yes"}' not in metrics.text().decode():
+            backend.execute_blocking(REQUEST)
+    assert 'warmcell_cells_total{was_ready="no"}' in metrics.text().decode()
+
+
 def test_names_that_callers_choose_make_no_labels() -> None:
     with Metrics() as metrics, ProcessBackend() as backend:
         for name in ("x1", "x2"):

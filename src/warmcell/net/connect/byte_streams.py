@@ -27,23 +27,27 @@ class ByteStream(Protocol):
 
 
 class SocketStream:
-    """An asyncio connection. `unread` puts back what was only looked at."""
+    """An asyncio connection. `unread` puts back what was only looked at; `came` and `went` count bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._peeked = b""
+        self.came = self.went = 0
 
     async def read(self) -> bytes:
         if self._peeked:
             data, self._peeked = self._peeked, b""
             return data
-        return await self._reader.read(READ_SIZE)
+        data = await self._reader.read(READ_SIZE)
+        self.came += len(data)
+        return data
 
     def unread(self, data: bytes) -> None:
         self._peeked = data + self._peeked
 
     async def write(self, data: bytes) -> None:
+        self.went += len(data)
         self._writer.write(data)
         await self._writer.drain()
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 
+from warmcell.core import events
 from warmcell.core.errors import ExecutionFailed, FetchFailed
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.host_program import start_daemon
@@ -191,6 +192,8 @@ class EgressProxy:
                     await stream.aclose()
         finally:
             stream.close()
+            if events.listeners:
+                events.emit("network.closed", "", {"sent": stream.came, "received": stream.went})
 
     async def _serve_guest(self, stream: SocketStream) -> None:
         async with asyncio.timeout(self._limits.head_seconds):
