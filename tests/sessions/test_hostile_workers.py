@@ -256,6 +256,8 @@ def test_a_guests_html_does_not_run_in_the_callers_notebook() -> None:
         ],
         error=CellError("E", "m", script),
     )
-    shown = result._repr_html_()
+    bundle = result._repr_mimebundle_()
+    assert bundle["text/plain"] == f"{script}\n{script}\n{script}"
+    shown = bundle["text/html"]
     assert "<script" not in shown
     assert "<iframe sandbox " in shown and "allow-scripts" not in shown

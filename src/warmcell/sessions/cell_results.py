@@ -83,6 +83,12 @@ class CellResult:
 
         return asdict(self)
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """For the caller's own notebook: as a page, and as text without the base64 that a plain `repr` would have."""
+        texts = [self.stdout, self.stderr, *(output.text for output in self.outputs)]
+        texts += [] if self.error is None else [self.error.traceback or str(self.error)]
+        return {"text/plain": "\n".join(text.rstrip("\n") for text in texts if text), "text/html": self._repr_html_()}
+
     def _repr_html_(self) -> str:
         parts = [f'<pre style="{_SMALL}">{escape(text)}</pre>' for text in (self.stdout, self.stderr) if text]
         parts += [output._repr_html_() for output in self.outputs]

@@ -224,6 +224,32 @@ def _add_mcp(commands: argparse._SubParsersAction[Parser]) -> None:
     mcp.set_defaults(handler=_later("mcp", "mcp"))
 
 
+def _add_jupyter(commands: argparse._SubParsersAction[Parser]) -> None:
+    jupyter = _add(commands, "jupyter", "give Jupyter a kernel that runs in a sandbox")
+    jupyter.add_argument("action", choices=("install",))
+    jupyter.add_argument("--name", metavar="NAME", default="warmcell", help="of the kernelspec (default warmcell)")
+    jupyter.add_argument("--display-name", metavar="TEXT", help="what people choose it by (default Python (Warmcell))")
+    jupyter.add_argument("--python", metavar="PATH", help="a Python with ipykernel (default: this environment's)")
+    jupyter.add_argument("--kernel", metavar="NAME", help="put this installed kernel into a cage instead")
+    jupyter.add_argument("--user", action="store_true", help="install for you alone (default: this environment)")
+    jupyter.add_argument("--prefix", metavar="DIR", help="install for the environment in DIR")
+    jupyter.add_argument("--beside-notebook", action="store_true", help="let it work in the notebook's own directory")
+    jupyter.add_argument("--work-dir", metavar="DIR", help="a directory to work in (default: a private one)")
+    jupyter.add_argument("--policy", metavar="FILE", help="what code may do, as a .toml or .json file")
+    jupyter.add_argument(
+        "--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read"
+    )
+    jupyter.add_argument(
+        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
+    )
+    jupyter.add_argument(
+        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
+    )
+    jupyter.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    jupyter.add_argument("--memory", metavar="MB", default="2048", help="memory of all that runs there (default 2048)")
+    jupyter.set_defaults(handler=_later("jupyter", "jupyter"))
+
+
 def _add_token(commands: argparse._SubParsersAction[Parser]) -> None:
     token = _add(commands, "token", "make, list and revoke tokens for 'warmcell serve --tokens'")
     token.add_argument("action", choices=("new", "list", "revoke"))
@@ -293,6 +319,7 @@ _COMMANDS = {
     "serve": _add_serve,
     "token": _add_token,
     "mcp": _add_mcp,
+    "jupyter": _add_jupyter,
     "doctor": _add_doctor,
     "top": _add_top,
     "bench": _add_bench,

@@ -1,0 +1,1 @@
+"""Jupyter kernels in a cage: `warmcell jupyter install`, then every Jupyter program has "Python (Warmcell)"."""
