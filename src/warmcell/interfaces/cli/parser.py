@@ -98,6 +98,20 @@ def _add(commands: argparse._SubParsersAction[Parser], name: str, summary: str, 
     )
 
 
+def _add_permissions(command: Parser) -> None:
+    """What the guest may do beyond nothing."""
+    command.add_argument(
+        "--policy", metavar="FILE", help="what it may do, as a .toml or .json file; the rest is added to it"
+    )
+    for option, metavar, meaning in (
+        ("--allow-read", "PATH", "a host path that it may read"),
+        ("--allow-write", "PATH", "a host path that it may change"),
+        ("--allow-domain", "NAME[:PORT]", "a host that it may talk to"),
+        ("--env", "K=V", "a variable of its environment"),
+    ):
+        command.add_argument(option, metavar=metavar, action="append", default=[], help=meaning)
+
+
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run = _add(commands, "run", "run a program in a sandbox", epilog=EXIT_STATUSES)
     run.usage = "%(prog)s [OPTION]... LANGUAGE|FILE [FILE|-] [-- ARGUMENT...]"
@@ -109,17 +123,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run.add_argument(
         "--max-output", metavar="BYTES", help="how much of each of stdout and stderr is kept (default 1 MiB)"
     )
-    run.add_argument(
-        "--policy", metavar="FILE", help="what it may do, as a .toml or .json file; the rest is added to it"
-    )
-    run.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
-    run.add_argument(
-        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
-    )
-    run.add_argument(
-        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
-    )
-    run.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    _add_permissions(run)
     run.add_argument("--backend", metavar="NAME", help="process, wasm or an installed one (default: by language)")
     run.add_argument("--enforcer", metavar="NAME", default="auto", help="default auto; 'none' runs without a cage")
     run.add_argument("--audit", metavar="FILE", help="append what was run, refused and reached to this file, as JSON")
@@ -148,15 +152,7 @@ def _add_shell(commands: argparse._SubParsersAction[Parser]) -> None:
     shell.add_argument("directory", metavar="DIR", nargs="?", help="what it sees as /work (default: an empty one)")
     shell.add_argument("--write", action="store_true", help="let it change DIR")
     shell.add_argument("--memory", metavar="MB", help="memory that all its processes may use together")
-    shell.add_argument("--policy", metavar="FILE", help="what it may do, as a .toml or .json file")
-    shell.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
-    shell.add_argument(
-        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
-    )
-    shell.add_argument(
-        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
-    )
-    shell.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    _add_permissions(shell)
     shell.set_defaults(handler=_later("interactive", "shell"))
 
 
@@ -209,15 +205,7 @@ def _add_mcp(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     mcp.add_argument("--stateless", action="store_true", help="keep no variables from one run_code to the next")
     mcp.add_argument("--work-dir", metavar="DIR", help="a directory to work in (default: a private one)")
-    mcp.add_argument("--policy", metavar="FILE", help="what code may do, as a .toml or .json file")
-    mcp.add_argument("--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read")
-    mcp.add_argument(
-        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
-    )
-    mcp.add_argument(
-        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
-    )
-    mcp.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    _add_permissions(mcp)
     mcp.add_argument("--timeout", metavar="S", default="30", help="seconds of a run, unless a call says (default 30)")
     mcp.add_argument("--memory", metavar="MB", help="memory that all processes of a run may use together")
     mcp.add_argument("--backend", metavar="NAME", default="process", help="process or wasm (default process)")
