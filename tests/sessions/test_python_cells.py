@@ -54,6 +54,35 @@ def test_last_expression_is_the_value_and_underscore(cells: Cells) -> None:
     assert cells("b;").value is None
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("one_line = 5", None),
+        ("one_line == 5", "True"),
+        ("one_line += 1", None),
+        ("one_line: int = 6", None),
+        ("(lambda number=3: number)()", "3"),
+        ("(lambda: 1, lambda number=3: 2)[1]()", "2"),
+        ("lambda number=3: number", "<function"),
+        ("for number in range(3): number", None),
+        ("if one_line: one_line", None),
+        ("one_line != 5  # a comment", "True"),
+        ("# nothing else", None),
+        ("import asyncio", None),
+        ("await asyncio.sleep(0, 'waited')", "'waited'"),
+        ("waited = await asyncio.sleep(0, 'waited')", None),
+        ("!true", None),
+        ("%time one_line", "6"),
+        ("'a;b'", "'a;b'"),
+        ("one_line\n", "6"),
+    ],
+)
+def test_a_cell_of_one_line_has_a_value_where_it_is_an_expression(cells: Cells, line: str, value: str | None) -> None:
+    result = cells(line)
+    assert result.error is None, result.error
+    assert result.value is None if value is None else (result.value or "").startswith(value)
+
+
 def test_output_is_whole_when_the_cell_ends(cells: Cells) -> None:
     result = cells("import sys, os\nprint('out')\nos.write(1, b'raw')\nprint('err', file=sys.stderr);")
     assert result.stdout == "out\nraw"

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from warmcell.core.errors import BackendBusy
-from warmcell.lifetime.ownership import Lock, own
+from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 
 
@@ -29,11 +29,11 @@ class FairQueue:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._lock = Lock()
         self.abandon()
         own(self)
 
     def abandon(self) -> None:
+        self._lock = threading.Lock()
         self._free = self._most
         self._line: deque[_Waiting] = deque()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from warmcell.core import events
@@ -35,7 +34,8 @@ class Runs:
         own_until_exit(self)
 
     def abandon(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._under_way: set[Run] = set()
 
     async def run(self, work: Callable[[Run], T]) -> T:
@@ -73,36 +73,40 @@ class Runs:
                 self._changed.wait()
 
     def _carry_out(self, run: Run, work: Callable[[Run], T]) -> T:
-        with self._counted(run):
-            try:
-                run.check()
-                if events.listeners and (subject := events.current_run()):
-                    events.emit("run.started", subject, {})
-                return work(run)
-            except RunCancelled:
-                # A caller who cancelled sees its own cancellation; any other one can only have met `close`.
-                raise BackendUnavailable(f"the {self._name} backend was closed during the run") from None
-            except RuntimeError as error:
-                refusal = host_program.subinterpreter_refusal(error)
-                if refusal is None:
-                    raise
-                raise refusal from None
+        self._begin(run)
+        try:
+            run.check()
+            if events.listeners and (subject := events.current_run()):
+                events.emit("run.started", subject, {})
+            return work(run)
+        except RunCancelled:
+            # A caller who cancelled sees its own cancellation; any other one can only have met `close`.
+            raise BackendUnavailable(f"the {self._name} backend was closed during the run") from None
+        except RuntimeError as error:
+            refusal = host_program.subinterpreter_refusal(error)
+            if refusal is None:
+                raise
+            raise refusal from None
+        finally:
+            self._end(run)
 
-    @contextmanager
-    def _counted(self, run: Run) -> Iterator[None]:
-        with self._changed:
-            self._check_open()
+    def _begin(self, run: Run) -> None:
+        with self._lock:
+            self._check_not_closed()
             self._under_way.add(run)
         scarcity.begun()
-        try:
-            yield
-        finally:
-            scarcity.ended()
-            with self._changed:
-                self._under_way.discard(run)
+
+    def _end(self, run: Run) -> None:
+        scarcity.ended()
+        with self._lock:
+            self._under_way.discard(run)
+            if self._is_closed:
                 self._changed.notify_all()
 
     def _check_open(self) -> None:
         host_program.check()
+        self._check_not_closed()
+
+    def _check_not_closed(self) -> None:
         if self._is_closed:
             raise BackendUnavailable(f"the {self._name} backend was closed", hint="create a new one")

@@ -33,7 +33,8 @@ class Scarcity:
         own(self)
 
     def abandon(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._under_way = self._waiting = self._ends = 0
 
     def hold(self, holder: Holder) -> None:
@@ -41,11 +42,11 @@ class Scarcity:
         self._holders.add(holder)
 
     def begun(self) -> None:
-        with self._changed:
+        with self._lock:
             self._under_way += 1
 
     def ended(self) -> None:
-        with self._changed:
+        with self._lock:
             self._under_way = max(0, self._under_way - 1)
             self._ends += 1
             if self._waiting:

@@ -14,14 +14,13 @@ from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.opening import Starter
 from warmcell.sessions.cell_results import CellResult, DisplayData
-from warmcell.sessions.exchange import Listeners, Worker
+from warmcell.sessions.exchange import NOBODY, Listeners, Worker
 from warmcell.sessions.interpreter import Interpreter
 
 if TYPE_CHECKING:
     from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.sandbox.blocking import Sandbox
 
-_NOBODY = Listeners()
 #: So short that none of the checks of a request can refuse it for its length.
 _SHORT_CODE = 1 << 16
 OnDisplay = Callable[[DisplayData], object]
@@ -203,7 +202,7 @@ def _checked(
     on_stdout: object, on_stderr: object, on_display: object, on_input: object, lift: Callable[[Any], Any]
 ) -> Listeners:
     if on_stdout is on_stderr is on_display is on_input is None:
-        return _NOBODY
+        return NOBODY
     given = {"on_stdout": on_stdout, "on_stderr": on_stderr, "on_display": on_display, "on_input": on_input}
     for name, callback in given.items():
         if callback is not None and not callable(callback):

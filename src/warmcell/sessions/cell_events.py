@@ -6,7 +6,6 @@ The worker runs the guest's code in its own process, so that whatever it sends m
 from __future__ import annotations
 
 import json
-from math import isfinite
 from typing import Any
 
 from warmcell.core.records import dataclass
@@ -19,6 +18,7 @@ _LONGEST_NAME = 200
 _MOST_PARTS, _DEEPEST = 200_000, 64
 _MOST_PEAK = 1 << 50
 _MOST_SECONDS = 1e9
+_FIGURES = (int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ def _done(message: dict[str, Any]) -> Done:
     return Done(
         _number(message, "cell"),
         _error(message.get("error")),
-        min(max(_figure(message.get("cpu", 0.0)), 0.0), _MOST_SECONDS),
-        int(min(max(_figure(message.get("peak", 0)), 0.0), _MOST_PEAK)),
+        _figure(message.get("cpu", 0.0), _MOST_SECONDS),
+        int(_figure(message.get("peak", 0), _MOST_PEAK)),
         None if value is None else _text(message, "value"),
         None if message.get("result") is None else _texts(message, "result"),
     )
@@ -161,10 +161,11 @@ def _number(message: dict[str, Any], name: str) -> int:
     return value
 
 
-def _figure(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not isfinite(value):
+def _figure(value: Any, most: float) -> float:
+    """Brought between 0 and `most`."""
+    if type(value) not in _FIGURES or not -1e300 < value < 1e300:  # neither is NaN
         raise FrameError("a figure that is none")
-    return float(value)
+    return float(value) if 0 <= value <= most else most if value > 0 else 0.0
 
 
 def clean(text: str) -> str:

@@ -17,18 +17,23 @@ _MOST_TYPES = 64
 class StreamText:
     """One stream. What is over the cap is counted out; a character split over two pieces is one."""
 
+    is_truncated = False
+    _decoder: codecs.IncrementalDecoder | None = None  # most cells print nothing
+
     def __init__(self, most_bytes: int) -> None:
         self._most = self._room = most_bytes
-        self._decoder = _DECODER("replace")
         self._parts: list[str] = []
-        self.is_truncated = False
 
     def add(self, data: bytes, is_last: bool = False) -> str:
         """The text that came with it."""
+        if not data and self._decoder is None:
+            return ""
         if len(data) > self._room:
             data = data[: self._room]
             self.is_truncated = True
         self._room -= len(data)
+        if self._decoder is None:
+            self._decoder = _DECODER("replace")
         text = self._decoder.decode(data, is_last)
         if text:
             self._parts.append(text)
@@ -47,13 +52,14 @@ class StreamText:
 class CellRecord:
     """Collects. `stdout` and `stderr` are fed by whoever reads the pipes."""
 
+    _room = _MOST_DISPLAY_CHARACTERS
+    _is_truncated = False
+
     def __init__(self, most_bytes: int) -> None:
         self.stdout = StreamText(most_bytes)
         self.stderr = StreamText(most_bytes)
         self._outputs: list[DisplayData] = []
         self._pieces: dict[str, list[str]] = {}
-        self._room = _MOST_DISPLAY_CHARACTERS
-        self._is_truncated = False
 
     def add_piece(self, piece: Piece) -> None:
         is_known = piece.mime in self._pieces or len(self._pieces) < _MOST_TYPES
@@ -62,9 +68,11 @@ class CellRecord:
 
     def add_display(self, display: Display) -> DisplayData | None:
         """As it is told to whoever listens; None where it was too much."""
-        pieces, self._pieces = self._pieces, {}
-        texts = {**display.mime, **{mime: "".join(parts) for mime, parts in pieces.items()}}
-        size = sum(len(mime) + len(text) for mime, text in display.mime.items())
+        texts = display.mime
+        size = sum([len(mime) + len(text) for mime, text in texts.items()])
+        if self._pieces:
+            texts = {**texts, **{mime: "".join(parts) for mime, parts in self._pieces.items()}}
+            self._pieces = {}
         if not self._takes(size) or len(self._outputs) >= _MOST_DISPLAYS:
             self._is_truncated = True
             return None
@@ -95,7 +103,9 @@ class CellRecord:
         self._pieces.clear()
 
     def result(self, done: Done, count: int, duration: float) -> CellResult:
-        value = next((output.text for output in self._outputs if output.is_result), done.value)
+        value = done.value
+        if self._outputs:
+            value = next((output.text for output in self._outputs if output.is_result), value)
         return CellResult(
             stdout=self.stdout.text,
             stderr=self.stderr.text,

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError, SessionEnded
 from warmcell.lifetime.descriptors import Descriptors
-from warmcell.lifetime.ownership import Lock, own
+from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
 from warmcell.sessions.cell_record import StreamText
@@ -49,7 +50,7 @@ class CellTalk:
         self._decoder = Decoder()
         self._outgoing = bytearray()
         self._cells = cells
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._is_under_way = False
         self._wants_interrupt = False
         self._is_woken = False
@@ -74,10 +75,14 @@ class CellTalk:
         self._mark = f"\0\2{secrets.token_hex(8)}:"
         self._streams = {descriptor: MarkedStream(self._mark.encode()) for descriptor in (worker.stdout, worker.stderr)}
         self._open_streams = [worker.stdout, worker.stderr]
+        self._printed = select.poll()
+        for descriptor in self._open_streams:
+            self._printed.register(descriptor, select.POLLIN)
         own(self)
 
     def abandon(self) -> None:
         """In a fork: the worker goes on talking to the original."""
+        self._lock = threading.Lock()
         self._ended = SessionEnded("it belongs to the program that this one was forked from")
         self._is_under_way = False
 
@@ -175,12 +180,20 @@ class CellTalk:
             raise error
         self._cells += 1
         cell = Exchange(self._cells, timeout, listeners, most_bytes)
-        self._outgoing += b"".join(encode({"op": "piece", "text": piece}) for piece in pieces[:-1])
-        code = {"code": pieces[-1], "mark": self._mark} if pieces else {}
-        self._outgoing += encode({"op": op, "cell": cell.number, **code, **fields})
-        with self._as_under_way(), run.on_cancel(self._wake_up):
-            self._converse(run, cell)
-        self._raise_what_ended(cell)
+        for piece in pieces[:-1]:
+            self._outgoing += encode({"op": "piece", "text": piece})
+        if pieces:
+            fields |= {"code": pieces[-1], "mark": self._mark}
+        self._outgoing += encode({"op": op, "cell": cell.number, **fields})
+        self._begin()
+        try:
+            with run.on_cancel(self._wake_up):
+                self._converse(run, cell)
+        finally:
+            with self._lock:
+                self._is_under_way = False
+        if cell.failure is not None or cell.cause:
+            self._raise_what_ended(cell)
         return cell
 
     def _converse(self, run: Run, cell: Exchange) -> None:
@@ -192,18 +205,12 @@ class CellTalk:
             if cell.done is None and self._ended is None:  # a failure of ours: nobody knows what comes next
                 self.end(SessionEnded("the host failed in the middle of a cell"))
 
-    @contextmanager
-    def _as_under_way(self) -> Iterator[None]:
+    def _begin(self) -> None:
         with self._lock:
             self._is_under_way, self._wants_interrupt = True, False
             if self._is_woken:  # by a wish that was for the last one
                 self._is_woken = False
                 os.eventfd_read(self._wake)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._is_under_way = False
 
     def _wake_up(self) -> None:
         self._is_woken = True
@@ -256,7 +263,7 @@ class CellTalk:
         """The error for a worker that is gone; what it had printed goes with it."""
         with suppress(OSError):
             self._drain(None, cell)
-        self._tell_texts(None, cell, lambda stream: stream.rest(), is_last=True)
+        self._tell_texts(None, cell, MarkedStream.rest, is_last=True)
         if self._wanted_end is None and cell.is_killed:
             after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
             reason = f"{after}a cell that was interrupted went on for {GRACE_SECONDS:g} s and was killed"
@@ -300,21 +307,28 @@ class CellTalk:
             cell.record.add_piece(event)
             return
         self._drain(run, cell)
+        if isinstance(event, Done):
+            self._tell_texts(run, cell, MarkedStream.rest, is_last=True)
+            self._finish(run, cell, event)
+            return
         if isinstance(event, Display | Clear) and event.mark:
             self._tell_texts(run, cell, lambda stream: stream.reach(event.mark))
         else:
-            self._tell_texts(run, cell, lambda stream: stream.rest(), isinstance(event, Done))
+            self._tell_texts(run, cell, MarkedStream.rest)
         if isinstance(event, Display):
             self._take_display(run, cell, event)
         elif isinstance(event, Clear):
             cell.record.clear()
-        elif isinstance(event, Question):
+        else:
             self._answer(run, cell, event)
-        elif event.cell == cell.number:
-            if event.result is not None:
-                self._take_display(run, cell, Display(event.result, True, None, False))
-            cell.done = event
         self._tell_texts(run, cell, lambda stream: stream.feed(b""))
+
+    def _finish(self, run: Run, cell: Exchange, done: Done) -> None:
+        if done.cell != cell.number:
+            return
+        if done.result is not None:
+            self._take_display(run, cell, Display(done.result, True, None, False))
+        cell.done = done
 
     def _take_display(self, run: Run, cell: Exchange, display: Display) -> None:
         shown = cell.record.add_display(display)
@@ -352,6 +366,8 @@ class CellTalk:
 
     def _drain(self, run: Run | None, cell: Exchange) -> None:
         """As much as there is now: whoever still writes must not keep us here."""
+        if not self._printed.poll(0):
+            return
         for descriptor in tuple(self._open_streams):
             (waiting,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
             while waiting > 0:
@@ -360,16 +376,19 @@ class CellTalk:
     def _tell_texts(
         self, run: Run | None, cell: Exchange, of: Callable[[MarkedStream], bytes], is_last: bool = False
     ) -> None:
-        for descriptor, stream in self._streams.items():
-            self._add_text(run, cell, descriptor, of(stream), is_last)
+        if cell.has_printed:
+            for descriptor, stream in self._streams.items():
+                self._add_text(run, cell, descriptor, of(stream), is_last)
 
     def _hear_stream(self, run: Run | None, cell: Exchange, descriptor: int) -> int:
         try:
             data = os.read(descriptor, _CHUNK)
         except BlockingIOError:
             return 0
+        cell.has_printed = True
         if not data:
             self._poll.unregister(descriptor)
+            self._printed.unregister(descriptor)
             self._open_streams.remove(descriptor)
         self._add_text(run, cell, descriptor, self._streams[descriptor].feed(data))
         return len(data)
@@ -386,13 +405,17 @@ class CellTalk:
     def _send(self) -> None:
         """What does not fit goes when the worker has read; an error of the socket is told by its other direction."""
         control = self._worker.control
-        with suppress(OSError):
+        try:
             while self._outgoing:
                 del self._outgoing[: control.send(self._outgoing, socket.MSG_NOSIGNAL)]
+        except OSError:
+            pass
         if bool(self._outgoing) != self._has_unsent:
             self._has_unsent = bool(self._outgoing)
             self._poll.modify(control.fileno(), select.POLLIN | (select.POLLOUT if self._has_unsent else 0))
 
 
 def _pieces(code: str) -> list[str]:
-    return [code[start : start + _PIECE] for start in range(0, len(code), _PIECE)] or [""]
+    if len(code) <= _PIECE:
+        return [code]
+    return [code[start : start + _PIECE] for start in range(0, len(code), _PIECE)]

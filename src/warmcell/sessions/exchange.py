@@ -46,8 +46,19 @@ class Listeners:
     on_input: Callable[[str], object] | None = None
 
 
+#: Who asks for nothing is this one.
+NOBODY = Listeners()
+
+
 class Exchange:
     """One exchange under way: a cell, or a look at the variables."""
+
+    #: Why it was interrupted, if it was: "timeout", "cancelled", "asked", or "callback".
+    cause = ""
+    is_killed = False
+    has_printed = False
+    failure: BaseException | None = None
+    done: Done | None = None
 
     def __init__(self, number: int, timeout: float, listeners: Listeners, most_bytes: int) -> None:
         self.number, self.timeout, self.listeners = number, timeout, listeners
@@ -55,11 +66,6 @@ class Exchange:
         self.began = time.monotonic()
         #: When it is next too late: for the cell, for its end after an interrupt, for its worker's end after a kill.
         self.deadline = self.began + timeout
-        #: Why it was interrupted, if it was: "timeout", "cancelled", "asked", or "callback".
-        self.cause = ""
-        self.is_killed = False
-        self.failure: BaseException | None = None
-        self.done: Done | None = None
 
     @property
     def duration(self) -> float:

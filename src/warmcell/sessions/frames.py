@@ -45,7 +45,7 @@ class Decoder:
             end = _LENGTH.size + size
             if len(self._buffer) < end:
                 break
-            messages.append(_message(bytes(self._buffer[_LENGTH.size : end])))
+            messages.append(_message(self._buffer[_LENGTH.size : end]))
             del self._buffer[:end]
         return messages
 
@@ -54,9 +54,12 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)  # NaN and the infinities are no JSON
 
 
-def _message(payload: bytes) -> dict[str, Any]:
+_CONTENT_OF = json.JSONDecoder(parse_constant=_refuse).decode  # made once, as above
+
+
+def _message(payload: bytearray) -> dict[str, Any]:
     try:
-        message = json.loads(payload, parse_constant=_refuse)
+        message = _CONTENT_OF(payload.decode())
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise FrameError("a frame that is no JSON") from None
     if not isinstance(message, dict):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from typing import TypeVar
@@ -16,7 +15,7 @@ from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.cell_talk import CellTalk
-from warmcell.sessions.exchange import Listeners, Worker
+from warmcell.sessions.exchange import NOBODY, Listeners, Worker
 from warmcell.sessions.image import SessionImage
 
 T = TypeVar("T")
@@ -40,7 +39,10 @@ class Interpreter:
     # ---- calls: each as work for a `Run`, which the blocking and the async form carry out in their own ways ----
 
     def cell(self, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
-        return lambda run: self._talk.run(run, code, timeout, listeners, self._most_bytes)
+        def carry_out(run: Run) -> CellResult:
+            return self._talk.run(run, code, timeout, listeners, self._most_bytes)
+
+        return carry_out if listeners is NOBODY else self._marked(carry_out)
 
     def look(self, timeout: float) -> Callable[[Run], dict[str, str]]:
         return lambda run: self._talk.variables(run, timeout)
@@ -65,12 +67,18 @@ class Interpreter:
         return renew
 
     def run_blocking(self, work: Callable[[Run], T]) -> T:
-        with self._as_caller():
-            return self._runs.run_blocking(self._marked(work))
+        self.check_open()
+        try:
+            return self._runs.run_blocking(work)
+        except BackendUnavailable as error:
+            raise self._over_or(error) from None
 
     async def run(self, work: Callable[[Run], T]) -> T:
-        with self._as_caller():
-            return await self._runs.run(self._marked(work))
+        self.check_open()
+        try:
+            return await self._runs.run(work)
+        except BackendUnavailable as error:
+            raise self._over_or(error) from None
 
     # ---- from outside of a call ----
 
@@ -103,17 +111,12 @@ class Interpreter:
         assert self._over is not None
         return copy(self._over)
 
-    @contextmanager
-    def _as_caller(self) -> Iterator[None]:
-        self.check_open()
-        try:
-            yield
-        except BackendUnavailable:
-            if self._over is None:
-                raise
-            raise self._error() from None
+    def _over_or(self, error: SandboxError) -> SandboxError:
+        return error if self._over is None else self._error()
 
     def _marked(self, work: Callable[[Run], T]) -> Callable[[Run], T]:
+        """For what has callbacks, which may close the session and may not use it."""
+
         def marked(run: Run) -> T:
             token = _calling_back.set(_calling_back.get() | {self.id})
             try:

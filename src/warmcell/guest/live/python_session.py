@@ -13,6 +13,7 @@ import linecache
 import os
 import resource
 import sys
+import time
 from types import ModuleType
 
 from . import session_display, session_errors, session_magics, session_modules, session_streams
@@ -62,6 +63,8 @@ class Session:
         builtins.__magic__ = session_magics.Magics(self._namespace, self._run_nested, session_streams.flush)
         self._interrupts.install()
         self._descriptors = _open_descriptors()
+        #: Used until the end of the last cell.
+        self._cpu = time.process_time()
 
     def serve_one(self):
         self._let_tasks_run()
@@ -77,13 +80,12 @@ class Session:
             self._channel.send(event="done", cell=request["cell"], error=told)
 
     def _run_cell(self, request):
-        before = resource.getrusage(resource.RUSAGE_SELF)
         self._count += 1
         self._result = None
         self._screen.begin_cell()
         self._streams.begin_cell(request["mark"])
         error = self._guarded(lambda: self._evaluate(request["code"]), request["cell"])
-        self._end_cell(request, error, before)
+        self._end_cell(request["cell"], error)
 
     def _guarded(self, work, cell):
         """What it raised, whatever that was. Only in here do interrupts reach the guest's code."""
@@ -99,17 +101,19 @@ class Session:
             return error
         return None
 
-    def _end_cell(self, request, error, before):
+    def _end_cell(self, number, error):
         if not self._channel.is_ours:
             session_streams.end_fork(error)
         self._interrupts.install()
         session_streams.flush()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        before, self._cpu = self._cpu, used.ru_utime + used.ru_stime
+        cpu, peak = self._cpu - before, used.ru_maxrss * 1024
+        if error is None and self._result is None:
+            self._channel.send_text(f'{{"event":"done","cell":{number},"cpu":{cpu:.6f},"peak":{peak}}}')
+            return
         told = None if error is None else session_errors.described(error)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        self._channel.send(
-            event="done", cell=request["cell"], error=told, result=self._result, cpu=cpu, peak=after.ru_maxrss * 1024
-        )
+        self._channel.send(event="done", cell=number, error=told, result=self._result, cpu=cpu, peak=peak)
 
     # ---- one cell ----
 
@@ -124,6 +128,11 @@ class Session:
 
     def _execute(self, source, filename):
         """The value of the last line if that is an expression, else None."""
+        if line := session_magics.code_of_line(source, filename, self._flags | _AWAIT):
+            code, has_value = line
+            self._flags |= code.co_flags & _FUTURES
+            value = self._carry_out(code)
+            return value if has_value else None
         tree = session_magics.python_for(source, filename, self._flags | _AWAIT)
         last = None
         if tree.body and type(tree.body[-1]).__name__ == "Expr":

@@ -28,8 +28,8 @@ _PLAIN = frozenset([int, float, bool, complex, str, bytes, list, tuple, dict, se
 
 def bundle(value):
     """MIME types to texts, as they go over the wire: binary in base64, JSON as its text."""
-    if type(value) in _PLAIN:
-        return _texts({"text/plain": repr(value)})
+    if type(value) in _PLAIN and len(text := repr(value)) <= _LARGEST:
+        return {"text/plain": text}
     found = {}
     if not isinstance(value, type):
         found.update(_special(value))

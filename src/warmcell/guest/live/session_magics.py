@@ -11,23 +11,40 @@ import sys
 import time
 
 _LINE = re.compile(r"^(\s*)(?:([A-Za-z_][\w.,\s]*?)\s*=\s*)?([!%])(.*)$", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[^\W\d]\w*\s*(?:[-+*/%@&|^]|//|\*\*|<<|>>)?=(?!=)")
 _CELL = re.compile(r"^\s*%%(\w+)[ \t]*([^\n]*)\n?(.*)$", re.DOTALL)
 LINES = ("cd", "matplotlib", "pip", "pwd", "time")
 CELLS = ("bash", "sh", "time", "writefile")
 
 
+def code_of_line(source, filename, flags):
+    """A cell of one plain line, as what it does and whether that has a value; None for any other one.
+
+    Most are such, and a tree takes twice as long. What is no expression as a whole does not end with one.
+    """
+    if "\n" in source or ";" in source or source[:1].isspace():
+        return None
+    for kind in ("exec",) if _ASSIGNMENT.match(source) else ("eval", "exec"):
+        try:
+            return compile(source, filename, kind, flags, dont_inherit=True), kind == "eval"
+        except SyntaxError:
+            continue
+    return None
+
+
 def python_for(source, filename, flags):
     """The cell as a syntax tree. Raises the SyntaxError of what is neither Python nor one of these."""
-    cell = _CELL.match(source)
-    if cell:
+    if cell := _CELL.match(source):
         return ast.parse(f"__magic__.cell{cell.groups()!r}", filename)
-    lines = source.split("\n")
+    lines = None
     while True:
         try:
-            return compile("\n".join(lines), filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+            return compile(source, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
         except SyntaxError as error:
+            lines = lines or source.split("\n")
             if not _replace(lines, (error.lineno or 0) - 1):
                 raise
+            source = "\n".join(lines)
 
 
 def _replace(lines, number):
