@@ -19,6 +19,13 @@ from tests.serve.test_sandboxes import made
 
 Event = tuple[str, dict[str, Any], str | None]
 EVENTS = {"accept": "text/event-stream"}
+GREETING = """
+import socket
+listening = socket.create_server(('127.0.0.1', 8123))
+print('up', flush=True)
+while True:
+    listening.accept()[0].sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\nhello')
+"""
 
 
 @contextmanager

@@ -86,13 +86,22 @@ def test_a_run_ends_with_its_client(server: Server) -> None:
         pass
     else:
         pytest.fail("it answered")
-    assert _gone_within(mark, 10)
+    assert gone_within(mark, 10)
     assert post(server, language="python", code="print(1)", timeout=30).json()["stdout"] == "1\n"
 
 
-def _gone_within(mark: str, seconds: float) -> bool:
+def gone_within(mark: str, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while _is_running(mark):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def begun_within(mark: str, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not _is_running(mark):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

@@ -46,6 +46,27 @@ class LiveRuns:
         env = {**program.program.env, **request.env}
         return await self._recorded(request, job, argv=program.argv_in, command=shown, env=env, files=program.files)
 
+    async def begin_code(
+        self, code: str, language: Language | str, job: Job, **options: Any
+    ) -> AsyncProcess | ExecResult:
+        """The same without waiting for its end; the result at once where it does not compile."""
+        request = self._guest.request(code, language, job)
+        program = await self._guest.live_program(request)
+        if isinstance(program, ExecResult):
+            return program
+        # Whoever talks with a program waits for its lines; where there is no terminal, Python would keep them back.
+        env = {"PYTHONUNBUFFERED": "1", **program.program.env, **request.env}
+        return await self._side.start(
+            program.argv_in,
+            job.cwd,
+            command=code.strip()[:_MOST_SHOWN],
+            env=env,
+            files=program.files,
+            timeout=request.timeout,
+            ring=partial(Beginning, self._output_bytes),
+            **options,
+        )
+
     async def _recorded(self, request: ExecRequest, job: Job, **options: Any) -> ExecResult:
         with RunRecord("process", request) as record:
             record.result = await self._run(request, job, **options)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from warmcell.backends.output_callbacks import OnText, Texts
 from warmcell.core.errors import SandboxDestroyed
-from warmcell.core.types import EffectiveLimits, check_env
+from warmcell.core.types import EffectiveLimits, ExecResult, check_env
 from warmcell.lifetime.threads import in_thread
-from warmcell.sandbox.backend_adapters import Guest, ProcessGuest, no_live_cage
+from warmcell.sandbox.backend_adapters import Guest, Job, ProcessGuest, language_for, no_live_cage
 from warmcell.sandbox.opening import Opening, session_language, session_starter
 from warmcell.sandbox.operations import Operations
 from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
+    import socket
+
     from warmcell.backends.process.live import LiveCage
     from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.sandbox.live import LiveSide
@@ -100,6 +102,22 @@ class LivingSandbox(ABC):
             process.hear(texts)
         return process
 
+    async def spawn_code(
+        self, code: str, language: str = "python", *, timeout: float, pty: PtySize | None = None
+    ) -> AsyncProcess | ExecResult:
+        """`spawn` for source text; the result of its build where that failed."""
+        from warmcell.sandbox.live import checked_options
+
+        _, size, seconds = checked_options(None, pty, timeout)
+        assert seconds is not None
+        runs = self._runs_in_cage()
+
+        async def start() -> AsyncProcess | ExecResult:
+            job = Job(await self._guest_cwd(None), None, seconds)
+            return await runs.begin_code(code, language_for(self._backend_name, language), job, pty=size)
+
+        return await self._operations.run(start())
+
     async def processes(self) -> list[ProcessInfo]:
         """What `spawn` started and still runs, and the last hundred that have ended; the oldest first."""
         self._operations.check_open()
@@ -122,15 +140,16 @@ class LivingSandbox(ABC):
 
     def _ways(self) -> Guest | LiveRuns:
         """How things are run here: each in a cage of its own, or all in the live one."""
-        if not self._settings["live"]:
-            return self._guest
+        return self._runs_in_cage() if self._settings["live"] else self._guest
+
+    def _runs_in_cage(self) -> LiveRuns:
         if self._live_runs is None:
             from warmcell.sandbox.live_runs import LiveRuns
 
-            guest = self._guest
-            assert isinstance(guest, ProcessGuest)  # looked at when the sandbox was made
+            if not isinstance(self._guest, ProcessGuest):
+                raise no_live_cage(self._backend_name)
             output_bytes = self.limits.output_bytes
-            self._live_runs = LiveRuns(guest, self._live_side(), output_bytes)
+            self._live_runs = LiveRuns(self._guest, self._live_side(), output_bytes)
         return self._live_runs
 
     def _live_side(self) -> LiveSide:
@@ -193,6 +212,14 @@ class LivingSandbox(ABC):
         made = AsyncExposedPort(listener, guest_port, self._ports.discard)
         self._ports.add(made)
         return made
+
+    async def connect(self, port: int) -> socket.socket:
+        """One connection to that port in the live cage, the caller's to close; `ConnectionError` if nobody listens."""
+        from warmcell.sandbox.ports import checked_port
+
+        guest_port, cage = checked_port("port", port, 1), await self._live_cage()
+        begin = functools.partial(cage.connect, guest_port)
+        return await self._operations.run(in_thread(begin, discard=lambda made: made.close()))
 
     def _current_cage(self) -> LiveCage | None:
         """From any thread."""

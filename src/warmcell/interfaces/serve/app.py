@@ -23,6 +23,8 @@ from warmcell.interfaces.serve import (
     processes,
     sandboxes,
     sessions,
+    terminals,
+    tunnels,
     watches,
 )
 from warmcell.interfaces.serve.activity import UnderWay
@@ -53,6 +55,8 @@ def make_app(service: Service) -> Starlette:
     app = Starlette(
         routes=[
             *own,
+            *terminals.routes(),
+            *tunnels.routes(),
             *openapi.routes(own),
             *fusion.routes(),
             *fusion_jupyter.routes(),

@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -23,6 +23,9 @@ Handler = Callable[[Request, Tenant], Awaitable[Response]]
 Rendering = Callable[[Exception], Response]
 #: Of a route that has nothing to say when it succeeds.
 NOTHING: dict[str, Any] = {"answers": ("nothing",), "status": 204}
+#: Of our WebSockets; and what a token in base64url follows.
+SUBPROTOCOL = "warmcell"
+_BEARER = "warmcell.bearer."
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="warmcell"'}
 
 
@@ -58,7 +61,7 @@ def door(
     return route
 
 
-def admitted(request: Request, scope: str | None) -> Tenant:
+def admitted(request: HTTPConnection, scope: str | None) -> Tenant:
     """The tenant, or `Refused` with 401 for nobody's token and 403 for one that may not do this."""
     service = service_of(request)
     if service.is_draining and scope is not None:
@@ -76,8 +79,11 @@ def admitted(request: Request, scope: str | None) -> Tenant:
 _NOBODY = Tenant("", "nobody", "0" * 64, scopes=())
 
 
-def presented_token(request: Request) -> str | None:
-    """By `Authorization: Bearer`, by `X-API-KEY`, or as the password of a URL, for clients that know only a URL."""
+def presented_token(request: HTTPConnection) -> str | None:
+    """By `Authorization: Bearer`, by `X-API-KEY`, or as the password of a URL, for clients that know only a URL.
+
+    Also as a subprotocol of a WebSocket, to which browsers let a page add no header.
+    """
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
@@ -85,11 +91,19 @@ def presented_token(request: Request) -> str | None:
     if key is not None:
         return key
     if kind.lower() == "basic":
-        try:
-            return b64decode(value, validate=True).decode().partition(":")[2] or None
-        except ValueError:
-            return None
+        return (_decoded(value) or "").partition(":")[2] or None
+    for name in request.scope.get("subprotocols", ()):
+        if name.startswith(_BEARER):
+            encoded = name.removeprefix(_BEARER).replace("-", "+").replace("_", "/")
+            return _decoded(encoded + "=" * (-len(encoded) % 4))
     return None
+
+
+def _decoded(text: str) -> str | None:
+    try:
+        return b64decode(text, validate=True).decode()
+    except ValueError:
+        return None
 
 
 class FromElsewhere:
@@ -103,19 +117,19 @@ class FromElsewhere:
         self._only_local = is_loopback(settings.host)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            problem = self._problem(Request(scope))
+        if scope["type"] in ("http", "websocket"):
+            problem = self._problem(HTTPConnection(scope))
             if problem is not None:
                 await refusal(Refused(403, problem))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _problem(self, request: Request) -> str | None:
+    def _problem(self, request: HTTPConnection) -> str | None:
         host = request.headers.get("host", "")
         if self._only_local and not _names_loopback(host):
             return "the Host header names another machine"
-        origin = request.headers.get("origin")
-        if origin is not None and not hmac.compare_digest(origin.encode(), f"{request.url.scheme}://{host}".encode()):
+        origin, scheme = request.headers.get("origin"), request.url.scheme.replace("ws", "http")
+        if origin is not None and not hmac.compare_digest(origin.encode(), f"{scheme}://{host}".encode()):
             return "requests of other origins are not answered"
         if request.headers.get("sec-fetch-site", "none") in ("cross-site", "same-site"):
             return "requests of other sites are not answered"

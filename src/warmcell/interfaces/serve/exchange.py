@@ -17,7 +17,6 @@ from warmcell.core.door_text import scrub
 from warmcell.core.errors import (
     BackendBusy,
     BackendUnavailable,
-    BuildFailed,
     ExecutionTimeout,
     FuelExhausted,
     InvalidRequest,
@@ -97,11 +96,10 @@ def _details(error: SandboxError) -> dict[str, Any]:
 
 _SAID_ELSEWHERE = frozenset({"message", "hint", "fault", "retryable", "result"})
 #: How a guest's program can end beside by itself: what came of it until then is the answer.
-ENDED_OTHERWISE = (ExecutionTimeout, MemoryExceeded, FuelExhausted, BuildFailed, SessionEnded)
+ENDED_OTHERWISE = (ExecutionTimeout, MemoryExceeded, FuelExhausted, SessionEnded)
 _OUTCOMES = {
     ExecutionTimeout: "timeout",
     MemoryExceeded: "memory_exceeded",
-    BuildFailed: "build_failed",
     SessionEnded: "ended",
 }
 

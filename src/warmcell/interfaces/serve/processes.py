@@ -73,11 +73,13 @@ async def write(request: Request, tenant: Tenant) -> Response:
     return Response(status_code=204)
 
 
-async def written(held: Held, process: AsyncProcess, data: bytes) -> None:
+async def written(held: Held, process: AsyncProcess, data: bytes, *, is_patient: bool = False) -> None:
     """One write at a time: what a program does not read is not heaped up here, also not by clients that hang up."""
     under_way: dict[int, asyncio.Future[None]] = held.extras.setdefault("writes", {})
-    if process.pid in under_way:
-        raise SessionBusy("the process has not yet read what was written before")
+    while process.pid in under_way:
+        if not is_patient:
+            raise SessionBusy("the process has not yet read what was written before")
+        await asyncio.wait([under_way[process.pid]])
     writing = under_way[process.pid] = asyncio.ensure_future(process.write(data))
 
     def end(done: asyncio.Future[None]) -> None:
@@ -115,10 +117,10 @@ async def wait(request: Request, tenant: Tenant) -> Response:
     process = await process_of(request, tenant)
     seconds = number_in_query(request, "timeout", WAIT_SECONDS)
     check_time(seconds, service_of(request).settings.max_timeout)
-    return answer(await while_connected(request, _waited(process, seconds)))
+    return answer(await while_connected(request, waited(process, seconds)))
 
 
-async def _waited(process: AsyncProcess, seconds: float | None) -> dict[str, Any]:
+async def waited(process: AsyncProcess, seconds: float | None) -> dict[str, Any]:
     try:
         return plain_outcome(await process.wait(seconds))
     except TimeoutError:
@@ -152,7 +154,7 @@ async def _output(service: Service, process: AsyncProcess, heard: Mapping[str, i
             position, item = piece
             positions[item.stream] = position
             yield event(item.stream, texts.plain(item), f"{positions['stdout']}-{positions['stderr']}")
-    yield event("result", await _waited(process, None))
+    yield event("result", await waited(process, None))
 
 
 async def process_of(request: Any, tenant: Tenant) -> AsyncProcess:

@@ -39,7 +39,7 @@ _RESULT: dict[str, Any] = {
     "files": _TEXTS,
 }
 _RAW = {"stdout_base64": _TEXT, "stderr_base64": _TEXT}
-_ENDS = ["success", "timeout", "memory_exceeded", "build_failed", "ended", "error"]
+_ENDS = ["success", "timeout", "memory_exceeded", "ended", "error"]
 _VERDICTS = ["accepted", "wrong_answer", "time_limit", "memory_limit", "output_limit", "runtime_error"]
 _KINDS = {"is_dir": _BOOL, "is_file": _BOOL}
 _ENTRY = _KINDS | {"name": _TEXT, "size": _WHOLE, "is_symlink": _BOOL}

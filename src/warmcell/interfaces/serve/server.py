@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.app import make_app
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_reach
+from warmcell.interfaces.serve.web_sockets import MAX_MESSAGE
 
+_log = logging.getLogger("warmcell.serve")
 MAX_HEAD = 64 * 1024
 #: From the first byte, or from nothing at all, to a whole request head.
 HEAD_SECONDS = 15.0
@@ -88,7 +91,9 @@ async def _served(service: Service, listening: socket.socket) -> None:
     config = uvicorn.Config(
         make_app(service),
         http=ImpatientProtocol,
-        ws="none",
+        ws=_socket_protocol(),
+        ws_max_size=MAX_MESSAGE,
+        ws_per_message_deflate=False,
         loop="asyncio",
         lifespan="on",
         log_config=None,
@@ -101,6 +106,15 @@ async def _served(service: Service, listening: socket.socket) -> None:
         h11_max_incomplete_event_size=MAX_HEAD,
     )
     await Server(config, service).serve(sockets=[listening])
+
+
+def _socket_protocol() -> Any:
+    try:
+        from warmcell.interfaces.serve.socket_protocol import PatientSocketProtocol
+    except ImportError:
+        _log.warning("no WebSockets: the package 'wsproto' is not installed (pip install 'warmcell[serve]')")
+        return "none"
+    return PatientSocketProtocol
 
 
 def _listen(settings: Settings) -> socket.socket:

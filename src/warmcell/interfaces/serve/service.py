@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -41,6 +42,8 @@ class Service:
         self._retired: set[asyncio.Task[None]] = set()
         self._under_way: dict[ProcessBackend, int] = {}
         self.held = HeldSandboxes()
+        #: WebSockets that are open, by tenant.
+        self.sockets: Counter[str] = Counter()
         #: What a protocol keeps beside sandboxes.
         self.extras: dict[str, Any] = {}
         self.on_close: list[Callable[[], Awaitable[None]]] = []
