@@ -7,10 +7,9 @@ keeper or, where init sleeps, to the manager.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 
 from .failure import CageError
+from .light import signal, socket
 from .records import NamedTuple
 from .wire import receive_packet
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 
+from .light import socket
 from .wire import send_packet
 
 TYPE_CHECKING = False

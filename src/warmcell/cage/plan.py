@@ -5,8 +5,7 @@ The policy room decides and writes a plan; the cage carries it out and decides n
 
 from __future__ import annotations
 
-import json
-
+from .light import write_json
 from .records import NamedTuple
 
 TYPE_CHECKING = False
@@ -75,7 +74,7 @@ class PlanError(ValueError):
 
 
 def encode(plan: LaunchPlan) -> str:
-    return json.dumps(plain(plan), separators=(",", ":"))
+    return write_json(plain(plan))
 
 
 def plain(value: Any) -> Any:

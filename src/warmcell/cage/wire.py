@@ -5,12 +5,10 @@ Nothing here is ever unpickled, and what a guest could have written is never rea
 
 from __future__ import annotations
 
-import array
 import errno
-import json
-import socket
 import struct
 
+from .light import read_json, read_json_at, socket, write_json
 from .linux.owned import close_all
 from .records import NamedTuple
 
@@ -25,21 +23,26 @@ _MAX_DESCRIPTORS = 128
 #: As plain numbers: in a zygote, arithmetic with `socket`'s own touches a dozen pages, to be copied for every guest.
 _SOCKET, _RIGHTS, _CLOEXEC = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(socket.MSG_CMSG_CLOEXEC)
 _CONTROL_CUT, _PAYLOAD_CUT = int(socket.MSG_CTRUNC), int(socket.MSG_TRUNC)
-_ROOM = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+_ROOM = socket.CMSG_SPACE(_MAX_DESCRIPTORS * struct.calcsize("i"))
 
 
 def send_packet(
     channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = (), flags: int = 0
 ) -> None:
     """What a user has in flight is compared with how many descriptors the sender may open."""
-    payload = json.dumps(message, separators=(",", ":")).encode()
-    rights = [(_SOCKET, _RIGHTS, array.array("i", descriptors))] if descriptors else []
+    payload = write_json(message).encode()
+    rights = rights_to(descriptors) if descriptors else []
     try:
         channel.sendmsg([payload], rights, flags)
     except OSError as error:
         if error.errno != errno.ETOOMANYREFS:
             raise
         _with_most_descriptors(lambda: channel.sendmsg([payload], rights, flags))
+
+
+def rights_to(descriptors: Sequence[int]) -> List[Tuple[int, int, bytes]]:
+    """As `sendmsg` takes them. Not by `array`, which loads `collections`."""
+    return [(_SOCKET, _RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
 
 
 def _with_most_descriptors(send: Callable[[], int]) -> None:
@@ -62,7 +65,7 @@ def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict
     """One message and the descriptors that came with it. An empty message is the end of the conversation."""
     payload, descriptors = receive_bytes(channel, most)
     try:
-        message = json.loads(payload) if payload else {}
+        message = read_json(payload) if payload else {}
     except (ValueError, RecursionError):
         message = None
     if isinstance(message, dict):
@@ -74,10 +77,10 @@ def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict
 def receive_bytes(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[bytes, List[int]]:
     """The same, as it came."""
     payload, rights, flags, _ = channel.recvmsg(most, _ROOM, _CLOEXEC)
-    descriptors = array.array("i")
+    descriptors: List[int] = []
     for level, kind, data in rights:
         if level == _SOCKET and kind == _RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+            descriptors += struct.unpack_from(f"{len(data) // 4}i", data)
     # The kernel hands over as many as there is room for and drops the others; which is which nobody can tell.
     if flags & _CONTROL_CUT:
         close_all(descriptors)
@@ -88,7 +91,7 @@ def receive_bytes(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[bytes
     if not payload:
         close_all(descriptors)
         return b"", []
-    return payload, list(descriptors)
+    return payload, descriptors
 
 
 class Job(NamedTuple):
@@ -114,8 +117,6 @@ FORK_ORDER = struct.Struct("=H??")
 #: The answer: the pid, or the errno as the kernel returns it.
 FORK_ANSWER = struct.Struct("=q")
 
-#: Without what `json.loads` does first: in a guest, every step less is a few pages less to copy.
-_read_json = json.JSONDecoder().raw_decode
 _PLAIN_FIELDS = ("mode", "env", "code_dir", "main", "cwd")
 
 
@@ -132,14 +133,14 @@ def encode_job(job: Job) -> bytes:
     }
     if job.is_heard:  # most are not, and say nothing of it
         fields["is_heard"] = True
-    header = json.dumps(fields, separators=(",", ":")).encode()
+    header = write_json(fields).encode()
     return b"".join([struct.pack("!I", len(header)), header, *(job.files[name] for name in names)])
 
 
 def receive_job(read: Callable[[int], bytes]) -> Job:
     """Reads until a whole job arrived; raises EOFError when the supervisor let go of the cell instead."""
     (size,) = struct.unpack("!I", _read_exactly(read, 4))
-    header, _ = _read_json(_read_exactly(read, size).decode())
+    header, _ = read_json_at(_read_exactly(read, size).decode(), 0)
     files = {name: _read_exactly(read, length) for name, length in header["files"]}
     plain = {name: header[name] for name in _PLAIN_FIELDS}
     return Job(files=files, argv=tuple(header.pop("argv")), is_heard="is_heard" in header, **plain)

@@ -5,22 +5,21 @@ Loaded by the zygote before it forks (`prepare`), and used once in each guest pr
 under `python3 main.py`.
 """
 
+import _signal  # without the Python around it, which takes long to load, and which a new interpreter does not have
+import _weakref
 import atexit
 import builtins
 import ctypes
 import gc
 import io
 import os
-import signal
 import sys
-import threading
-import weakref
 from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
 from itertools import compress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 
 _REPORT = ".warmcell-report"
-_INTERRUPTED = -signal.SIGINT
+_INTERRUPTED = -_signal.SIGINT
 
 
 _ASK_FOR_NO_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -118,7 +117,8 @@ def warm_up():
     del sys.path[0]
     _begin()
     _is_anything_noticed()
-    threading.current_thread()
+    if "threading" in sys.modules:
+        sys.modules["threading"].current_thread()
     gc.collect(0)
 
 
@@ -299,7 +299,9 @@ def _begin():
 
 def _exit_functions():
     """How many functions wait for the end, apart from two that raise nothing whoever calls them."""
-    return atexit._ncallbacks() - ("logging" in sys.modules) - bool(weakref.finalize._registered_with_atexit)
+    finalizers = getattr(sys.modules.get("weakref"), "finalize", None)
+    silent = bool(getattr(finalizers, "_registered_with_atexit", False)) + ("logging" in sys.modules)
+    return atexit._ncallbacks() - silent
 
 
 def _is_end_unnoticed():
@@ -307,10 +309,13 @@ def _is_end_unnoticed():
     if sys.gettrace() is not None or sys.getprofile() is not None or gc.get_debug() or gc.callbacks:
         return False
     # Without asking for locks that nobody else can hold, and without calling what has nothing to do.
-    if len(threading._active) + len(threading._limbo) > 1 or _exit_functions() != _start["exit_functions"]:
-        return False
+    threading = sys.modules.get("threading")
     try:
-        if threading._threading_atexits:
+        if threading is not None and len(threading._active) + len(threading._limbo) > 1:
+            return False
+        if _exit_functions() != _start["exit_functions"]:
+            return False
+        if threading is not None and threading._threading_atexits:
             threading._shutdown()
         if atexit._ncallbacks():
             atexit._run_exitfuncs()
@@ -337,7 +342,7 @@ def _is_anything_noticed():
 
 def _is_watched(kind):
     lineage = _mro_of(kind)
-    return type in lineage or weakref.ref in lineage or _has_finaliser(kind)
+    return type in lineage or _weakref.ref in lineage or _has_finaliser(kind)
 
 
 def _has_finaliser(kind):
@@ -376,8 +381,8 @@ def _is_suspended(thing):
 
 def _end_at_once(status):
     if status == _INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        os.kill(os.getpid(), _signal.SIGINT)
     if _has_no_library_a_last_word():
         _write_buffers_of_c(None)
         os._exit(status)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import functools
 import io
 import os
-import signal
 from types import ModuleType
 
+from ..light import partial, signal
 from ..linux import pages
 from ..linux.owned import close_all
 from ..wire import Job, encode_job, receive_job
@@ -33,19 +32,19 @@ def await_job(
         if droppable is not None:
             pages.drop(droppable)
     try:
-        job = receive_job(functools.partial(os.read, job_descriptor))
+        job = receive_job(partial(os.read, job_descriptor))
     except EOFError:
         os._exit(0)
     except OSError as error:
         _tell_failure(job_descriptor, 0, "the job", error)
     if job.mode != "python" or worker is None:
-        return functools.partial(_become_program, job, job_descriptor, go)
+        return partial(_become_program, job, job_descriptor, go)
     try:
         _write_files(job)
     except OSError as error:
         _tell_failure(job_descriptor, 0, error.filename or "the program", error)
     close_all([go, job_descriptor])
-    return functools.partial(worker.run, job)
+    return partial(worker.run, job)
 
 
 def rehearse() -> None:

@@ -7,13 +7,12 @@ So the order is all in one place, and what differs from cell to cell is which de
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import socket
 import struct
 
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, Shape
 from ..failure import CageError, tell
+from ..light import socket, write_json
 from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp
 from ..linux.call_list import CallList, Field, Prepared, Value
 from ..linux.syscalls import PR_SET_DUMPABLE
@@ -199,7 +198,7 @@ class _Handover:
 
     def send(self, calls: CallList) -> None:
         calls.part("hand over")
-        payload = ctypes.create_string_buffer(json.dumps({"locked": self._names}).encode())
+        payload = ctypes.create_string_buffer(write_json({"locked": self._names}).encode())
         size = len(payload) - 1
         vector = ctypes.create_string_buffer(struct.pack("=QQ", ctypes.addressof(payload), size))
         used = _RIGHTS.size + 4 * len(self._names) if self._names else 0

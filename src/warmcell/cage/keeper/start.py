@@ -7,13 +7,12 @@ and kill that at the end.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 
 from .. import verify
 from ..cell import NOTIFICATIONS, take_over
 from ..failure import CageError, step, tell
 from ..guest import recipe
+from ..light import signal, socket
 from ..linux import capabilities
 from ..linux.call_list import CallList
 from ..linux.owned import close_all
@@ -58,9 +57,9 @@ def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python has a handler for this one
         _drop_privileges(plan)
         close_all([*given.cgroups, given.job, given.go, given.stdin, given.stdout, given.stderr])
-        with handoff:
-            notifications = take_over(handoff).get(NOTIFICATIONS, -1)
-            handoff.recv(1)  # until the guest closed it, the last thing that it does
+        notifications = take_over(handoff).get(NOTIFICATIONS, -1)
+        handoff.recv(1)  # until the guest closed it, the last thing that it does
+        handoff.close()
         verify.check(guest, 0, verify.Expected(plan, kept, {}, os.geteuid()))
         send_packet(status, {"ready": True})
     except CageError as failure:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
-import socket
 import time
-from functools import partial
 
 from .. import refused_paths
 from ..leftovers import Leftovers
+from ..light import partial, signal, socket
 from ..linux.guests_files import is_writable_by_rule
 from ..linux.notify import Listener
 from ..linux.processes import descendants, kill_tree

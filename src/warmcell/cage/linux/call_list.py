@@ -8,15 +8,13 @@ the same list.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import ctypes
-import functools
 import mmap
 import os
-import signal
 import struct
 
 from ..failure import CageError
+from ..light import lru_cache, signal
 from ..records import NamedTuple
 from .syscalls import MACHINE, NUMBERS
 
@@ -231,13 +229,12 @@ def spawn(flags: int, prepared: Prepared) -> Spawned:
     pidfd = ctypes.c_int(-1)
     steps, values = ctypes.addressof(prepared.steps), ctypes.addressof(prepared.values)
     arguments = (ctypes.c_int64 * 4)(steps, prepared.length, values, prepared.given)
-    # Not `signal`'s own: that makes an enumeration of every number, which takes longer than the clone.
-    before = _signal.pthread_sigmask(_signal.SIG_SETMASK, _ALL_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS)
     try:
         flags |= _CLONE_VM | _CLONE_PIDFD | signal.SIGCHLD
         pid = start(flags, top, ctypes.addressof(pidfd), ctypes.addressof(arguments))
     finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid < 0:
         raise OSError(-pid, os.strerror(-pid))
     return Spawned(pid, pidfd.value, (prepared, stack, arguments))
@@ -245,7 +242,7 @@ def spawn(flags: int, prepared: Prepared) -> Spawned:
 
 _STACK = 4096
 _CLONE_VM, _CLONE_PIDFD = 0x100, 0x1000
-_ALL_SIGNALS = frozenset(int(number) for number in signal.valid_signals())
+_ALL_SIGNALS = signal.valid_signals()
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -257,7 +254,7 @@ class _MachineCode(NamedTuple):
     spawn: Optional[_Function]
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _machine_code() -> _MachineCode:
     offset, *text = MACHINE_CODE.get(MACHINE, (0, ""))
     code = bytes.fromhex("".join(str(line) for line in text))

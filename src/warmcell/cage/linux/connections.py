@@ -8,10 +8,10 @@ leads and makes the connection itself, so that nothing can change between the lo
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import struct
 
+from ..light import socket
 from .guests_files import copy_of, open_inside
 from .notify import unix_path
 from .syscalls import call
@@ -50,11 +50,13 @@ def _connect_to(thread: int, descriptor: int, address: bytes) -> int:
     except OSError:
         os.close(copy)  # not a socket at all
         raise
-    with guest_socket:
+    try:
         patience = guest_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
         guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         try:
             call("connect", copy, address, len(address))
         finally:
             guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+    finally:
+        guest_socket.close()
     return 0

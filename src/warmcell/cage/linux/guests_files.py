@@ -11,13 +11,12 @@ import ctypes
 import fcntl
 import os
 import stat
-from contextlib import contextmanager
 
 from .syscalls import call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, Sequence
+    from typing import Callable, Sequence
 
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 2, 16
 _EACCES, _EOPNOTSUPP = 13, 95
@@ -56,7 +55,7 @@ def add_watch(thread: int, descriptor: int, path: bytes, mask: int, host_id: int
     try:
         notifier = copy_of(thread, descriptor)
         try:
-            with _as_user(host_id):
+            with _AsUser(host_id):
                 return _add_watch(thread, notifier, path, mask)
         finally:
             os.close(notifier)
@@ -107,16 +106,22 @@ def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int
         os.close(file)
 
 
-@contextmanager
-def _as_user(host_id: int) -> Iterator[None]:
+class _AsUser:
     """For a moment our rights to files are those of another user. An ordinary user has but its own."""
-    if not host_id:
-        yield
-        return
-    try:
-        for name in ("setfsgid", "setfsuid"):
-            call(name, host_id)
-        yield
-    finally:
-        for name in ("setfsuid", "setfsgid"):
-            call(name, 0)
+
+    def __init__(self, host_id: int) -> None:
+        self._host_id = host_id
+
+    def __enter__(self) -> None:
+        try:
+            self._become(("setfsgid", "setfsuid"), self._host_id)
+        except OSError:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._become(("setfsuid", "setfsgid"), 0)
+
+    def _become(self, calls: Sequence[str], user: int) -> None:
+        for name in calls if self._host_id else ():
+            call(name, user)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-import socket
 import struct
 
+from ..light import signal, socket
 from . import kernel_files
 from .call_list import CallList, Value
 from .syscalls import call

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import struct
 
+from ..light import socket
 from . import guests_files
 from .syscalls import NUMBERS
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
+
+from ..light import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

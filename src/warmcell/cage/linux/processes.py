@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 
+from ..light import signal
 from . import kernel_files
 
 TYPE_CHECKING = False

@@ -7,9 +7,9 @@ calls (and x32) kill the process. Calls whose refusal is worth telling go to ini
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 
+from ..light import lru_cache
 from ..records import NamedTuple
 from . import shared_with_others
 from .bpf import (
@@ -305,7 +305,7 @@ def install(calls: CallList, program: bytes, into: Field) -> Value:
     return calls.call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _wait_killable(), header, into=into)
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _wait_killable() -> int:
     """The flag, where the kernel knows it (Linux 5.19): flags are looked at before the missing filter is."""
     try:

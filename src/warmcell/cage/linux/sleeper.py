@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import struct
 
+from ..light import signal
 from . import fds
 from .call_list import CallList, Value
 from .syscalls import MACHINE

@@ -8,11 +8,7 @@ leaves behind.
 from __future__ import annotations
 
 import errno
-import functools
-import json
 import os
-import signal
-import socket
 import stat
 
 from .. import plan as plans
@@ -20,6 +16,7 @@ from .. import verify
 from ..cell import Shape
 from ..failure import CageError, step, tell
 from ..guest import root
+from ..light import lru_cache, partial, read_json, signal, socket
 from ..linux import mounts, namespaces
 from ..linux.owned import Owned
 from ..linux.processes import kill
@@ -139,7 +136,8 @@ class CellMaker:
             send_packet(status, {"pid": init.pid}, [init.pidfd, pidfd, init.lifeline])
             kept = verify.identities((order.job, go, *order.stdio))
             expected = verify.Expected(order.plan, kept, self._outer, init.host_id)
-            guest = GuestChild(pid, expected, status.dup(), init, socket.socket(fileno=ours), begun, order.may_exec)
+            told, heard = (socket.socket(fileno=end) for end in (os.dup(status.fileno()), ours))
+            guest = GuestChild(pid, expected, told, init, heard, begun, order.may_exec)
         except BaseException:
             init.end()
             raise
@@ -172,7 +170,7 @@ class CellMaker:
             raise
 
     def _open_tree(self, bind: plans.Bind, host_id: int) -> int:
-        return mounts.detached_tree(bind, functools.partial(self._id_map, host_id))
+        return mounts.detached_tree(bind, partial(self._id_map, host_id))
 
     def _id_map(self, host_id: int, owner: mounts.Owner) -> Optional[int]:
         """For root: the caller's paths appear as the guest's own, through an id-mapped mount."""
@@ -215,8 +213,8 @@ def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
         os.waitpid(pid, 0)
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _parse(text: str) -> Tuple[plans.LaunchPlan, Tuple[plans.Bind, ...]]:
     """The plan and the paths that are one guest's own. The same text comes again with every cell of a policy."""
-    plan = plans.decode(json.loads(text))
+    plan = plans.decode(read_json(text))
     return plan, tuple(bind for bind in plan.binds if not root.is_shared(bind, plan))

@@ -7,13 +7,12 @@ ended. Nothing of this takes a process of its own: a waiting cell is the guest a
 from __future__ import annotations
 
 import os
-import socket
-from functools import partial
 
 from .. import refused_paths, verify
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
 from ..failure import CageError, tell
 from ..leftovers import Leftovers
+from ..light import partial, socket
 from ..linux import connections
 from ..linux.mounts import is_full
 from ..linux.notify import Listener

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict
@@ -20,7 +18,7 @@ class HostIds:
 
     def __init__(self, first: int) -> None:
         self._ids = range(first, first + (IDS_OF_A_MANAGER if first else 1))
-        self._used: Counter[int] = Counter()
+        self._used = dict.fromkeys(self._ids, 0)
         self._by_process: Dict[int, int] = {}
 
     def next(self) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-import socket
 
 from ..failure import step
+from ..light import signal, socket
 from ..linux import mounts, namespaces
 from ..linux.syscalls import call
 from ..wire import send_packet

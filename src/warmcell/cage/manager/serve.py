@@ -9,12 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
-import socket
 import time
-from contextlib import suppress
 
 from ..failure import CageError, tell
+from ..light import signal, socket
 from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from ..plan import PlanError, decode_binds
@@ -116,21 +114,23 @@ class Manager:
 
     def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
         """Shows directories to a guest that has begun, and has the watcher see how much it writes to them."""
-        with socket.socket(fileno=descriptors[0]) as answer:
-            try:
-                binds = decode_binds(order["attach"])
-                guest = next((guest for guest in self._guests.values() if guest.init_pid == order["cell"]), None)
-                if guest is None:
-                    raise CageError("find cell", errno.ESRCH, str(order["cell"]))
-                self._maker.attach(binds, guest)
-                writable = tuple(bind.source for bind in binds if bind.writable)
-                if writable:
-                    self._with_watcher(lambda watcher: guest.watch_disk(watcher, order["disk_bytes"], writable))
-                send_packet(answer, {"attached": len(binds)})
-            except CageError as failure:
-                tell(answer, failure)
-            except (PlanError, OSError) as trouble:
-                tell(answer, CageError("attach paths", getattr(trouble, "errno", 0) or 0, str(trouble)))
+        answer = socket.socket(fileno=descriptors[0])
+        try:
+            binds = decode_binds(order["attach"])
+            guest = next((guest for guest in self._guests.values() if guest.init_pid == order["cell"]), None)
+            if guest is None:
+                raise CageError("find cell", errno.ESRCH, str(order["cell"]))
+            self._maker.attach(binds, guest)
+            writable = tuple(bind.source for bind in binds if bind.writable)
+            if writable:
+                self._with_watcher(lambda watcher: guest.watch_disk(watcher, order["disk_bytes"], writable))
+            send_packet(answer, {"attached": len(binds)})
+        except CageError as failure:
+            tell(answer, failure)
+        except (PlanError, OSError) as trouble:
+            tell(answer, CageError("attach paths", getattr(trouble, "errno", 0) or 0, str(trouble)))
+        finally:
+            answer.close()
 
     def _with_watcher(self, act: Callable[[Watcher], None]) -> None:
         """What is done may start the watcher, which is listened to from then on."""
@@ -205,9 +205,14 @@ class Manager:
         for guest in [guest for guest in self._ended if guest.leftovers and guest.leftovers.next_look <= now]:
             if guest.is_over():
                 self._ended.remove(guest)
-                with suppress(KeyError, ValueError):  # not all of them are listened to any more
-                    self._poll.unregister(guest.listens_to)
+                self._stop_listening(guest)
                 self._finish(guest)
+
+    def _stop_listening(self, guest: GuestChild) -> None:
+        try:
+            self._poll.unregister(guest.listens_to)
+        except (KeyError, ValueError):  # not all of them are listened to any more
+            pass
 
     def _finish(self, guest: GuestChild) -> None:
         guest.end_all()

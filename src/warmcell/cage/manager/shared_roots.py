@@ -10,8 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections import OrderedDict
-from contextlib import contextmanager
 
 from ..failure import step
 from ..guest import root
@@ -23,7 +21,7 @@ from ..plan import Bind, LaunchPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Iterator, Sequence, Tuple
+    from typing import Callable, Dict, Sequence, Tuple
 
     Attached = Tuple[Tuple[str, bool], ...]
 
@@ -57,7 +55,7 @@ class SharedRoots:
         self._open_tree = open_tree
         self._workshop = _Workshop()
         self._number = 0
-        self._made: "OrderedDict[object, _SharedRoot]" = OrderedDict()
+        self._made: Dict[object, _SharedRoot] = {}
 
     @property
     def tmpfs(self) -> str:
@@ -75,7 +73,7 @@ class SharedRoots:
             found = self._make(plan, attached)
         self._made[key] = found
         while len(self._made) > _MOST:
-            self._workshop.remove(self._made.popitem(last=False)[1])
+            self._workshop.remove(self._made.pop(next(iter(self._made))))
         return self._workshop.copy(found.tree)
 
     def _make(self, plan: LaunchPlan, attached: Attached) -> _SharedRoot:
@@ -110,14 +108,13 @@ class _Workshop:
     def tmpfs(self) -> str:
         return f"/proc/self/fd/{self._tmpfs}"
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def __enter__(self) -> None:
+        """Inside, this process is in that namespace."""
         with step("enter workshop"):
             call("setns", self._other, CLONE_NEWNS)
-        try:
-            yield
-        finally:
-            self._return()
+
+    def __exit__(self, *_: object) -> None:
+        self._return()
 
     def _return(self) -> None:
         """Which also leads back to "/"."""
@@ -128,7 +125,7 @@ class _Workshop:
 
     def build(self, name: str, plan: LaunchPlan, trees: Sequence[int], attached: Attached) -> int:
         """A root, sealed; returns its descriptor, for `copy`."""
-        with self._inside(), Owned() as owned:
+        with self, Owned() as owned:
             os.mkdir(f"/tmp/{name}")
             try:
                 root.enter_new_tmpfs(f"/tmp/{name}")
@@ -144,13 +141,13 @@ class _Workshop:
 
     def copy(self, tree: int) -> int:
         """A detached copy: open_tree copies only what is mounted in the caller's namespace, so it steps inside."""
-        with self._inside(), step("copy root"):
+        with self, step("copy root"):
             return mounts.copy_tree(tree)
 
     def remove(self, shared: _SharedRoot) -> None:
         """Cells that have a copy keep it."""
         os.close(shared.tree)
-        with self._inside():
+        with self:
             _clear(shared.name)
 
 

@@ -7,10 +7,10 @@ ones are made when there is nothing else to do. An init never needs our memory: 
 from __future__ import annotations
 
 import os
-import signal
 
 from ..cell import SleepingInit
 from ..failure import CageError, step
+from ..light import signal
 from ..linux import call_list, capabilities, namespaces, sleeper
 from ..linux.call_list import CallList, Prepared, Spawned, Value
 from ..linux.owned import Owned

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 from ..failure import CageError
+from ..light import socket
 from ..linux.syscalls import call
 from ..wire import receive_packet, send_packet
 from . import own_namespaces

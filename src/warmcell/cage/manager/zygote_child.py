@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import array
 import os
-import socket
-from collections import OrderedDict
 
 from ..failure import CageError
+from ..light import socket
 from ..linux.owned import close_all
 from ..plan import plain
-from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, send_packet
+from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, rights_to, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +27,8 @@ class ZygoteChild:
     """Started at once; `await_ready` raises what was wrong. In a guest's process, `become` is what it is to do."""
 
     def __init__(self, order: Dict[str, Any], not_for_it: Sequence[int]) -> None:
-        self._recipes: "OrderedDict[Shape, int]" = OrderedDict()
+        #: The one that was not used for longest comes first.
+        self._recipes: Dict[Shape, int] = {}
         self._number = 0
         self.become: Optional[Callable[[], None]] = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,9 +50,8 @@ class ZygoteChild:
 
     def order(self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int]) -> int:
         """The pid of the new process, a child of ours."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
-            self._channel.sendmsg([FORK_ORDER.pack(self._recipe(shape), may_exec, waits)], rights)
+            self._channel.sendmsg([FORK_ORDER.pack(self._recipe(shape), may_exec, waits)], rights_to(descriptors))
         except (BrokenPipeError, ConnectionResetError):
             raise ZygoteLost from None
         try:
@@ -80,7 +78,7 @@ class ZygoteChild:
             send_packet(self._channel, {**lesson, "attached": shape.attached, "files": shape.files})
         self._recipes[shape] = number
         if len(self._recipes) > _MOST_RECIPES:
-            send_packet(self._channel, {"forget": self._recipes.popitem(last=False)[1]})
+            send_packet(self._channel, {"forget": self._recipes.pop(next(iter(self._recipes)))})
         return number
 
 

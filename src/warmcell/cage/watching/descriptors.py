@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 
@@ -11,6 +10,7 @@ from ..linux import kernel_files
 from ..linux.processes import must_be_expected
 from ..records import NamedTuple
 from .patience import Patience, pause_after
+from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _FREE = 512
 _PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
 #: Descriptors that were sent and not received. The kernel lets a user have as many as one process may open.
 _MOST_IN_FLIGHT = 256
-_IN_FLIGHT = re.compile(rb"^scm_fds: (\d+)$", re.MULTILINE)
+_IN_FLIGHT = Pattern(rb"^scm_fds: (\d+)$")
 
 
 class Held(NamedTuple):

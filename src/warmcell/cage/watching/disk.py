@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import time
 
@@ -12,6 +11,7 @@ from ..linux.processes import must_be_expected
 from ..records import NamedTuple
 from . import usage
 from .patience import Patience, TooLong
+from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -205,4 +205,4 @@ class Nameless:
             self._sizes[status.st_ino] = status.st_blocks * 512
 
 
-_DELETED = re.compile(rb"^(\S+) \S+ \S+ (\S+) (\d+) .* \(deleted\)$", re.MULTILINE)
+_DELETED = Pattern(rb"^(\S+) \S+ \S+ (\S+) (\d+) .* \(deleted\)$")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections import Counter
 
 from ..linux.processes import must_be_expected
 from .patience import Patience, pause_after
+from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, List, Tuple
+    from typing import Callable, Dict, List, Tuple
 
 _LOCK = 256
 #: As many on the whole host are not looked at.
 _FREE = 4096
-_OWNER_AND_DEVICE = re.compile(rb" (-?\d+) ([0-9a-f]+:[0-9a-f]+):\d+ ")
+_OWNER_AND_DEVICE = Pattern(rb" (-?\d+) ([0-9a-f]+:[0-9a-f]+):\d+ ")
 
 
 class Locks:
@@ -37,9 +36,10 @@ class Locks:
         return self._held
 
     def _look(self, pids: List[int], patience: Patience) -> int:
-        found: Counter[Tuple[bytes, bytes]] = Counter()
+        found: Dict[Tuple[bytes, bytes], int] = {}
         for lines in patience.read("/proc/locks"):
-            found.update(_OWNER_AND_DEVICE.findall(lines))
+            for lock in _OWNER_AND_DEVICE.findall(lines):
+                found[lock] = found.get(lock, 0) + 1
         if sum(found.values()) <= _FREE:
             return 0
         owners = {pid for pid, _ in found}

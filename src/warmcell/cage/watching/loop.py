@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import socket
 import time
-from functools import partial
 
+from ..light import partial, signal, socket
 from ..linux.namespaces import CLONE_NEWIPC
 from ..linux.owned import close_all
 from ..linux.syscalls import call
@@ -18,11 +16,14 @@ from . import usage
 from .ceilings import Ceilings, Tree, pause_before_look, processes_in
 from .locks import Locks, is_in_namespace_of
 from .patience import Patience
+from .patterns import compile_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Set
 
+#: A run that takes longer will be looked at.
+_NOT_SHORT_MS = 5
 #: For everybody in a cell to be gone after its init was killed.
 _LAST_MOMENT_MS = 500
 
@@ -65,14 +66,17 @@ class Loop:
         #: When each running cell is to be looked at, and which of them have been.
         self._due: Dict[int, float] = {}
         self._looked_at: Set[int] = set()
+        self._is_prepared = False
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
     def run(self) -> None:
         """Until the manager is gone."""
         while True:
-            pause = max(0.0, min(self._due.values()) - time.monotonic()) * 1000 if self._due else None
-            ready = dict(self._poll.poll(pause))
+            ready = dict(self._poll.poll(self._pause_ms()))
+            if not ready and not self._is_prepared:
+                compile_all()
+                self._is_prepared = True
             now = time.monotonic()
             # Looks come first: no number of messages may put them off.
             for number in [number for number, due in self._due.items() if due <= now]:
@@ -81,6 +85,12 @@ class Loop:
                 self._begin(descriptor)
             if self._channel.fileno() in ready and not self._hear():
                 return
+
+    def _pause_ms(self) -> Optional[float]:
+        if not self._due:
+            return None
+        pause = max(0.0, min(self._due.values()) - time.monotonic()) * 1000
+        return pause if self._is_prepared else min(pause, _NOT_SHORT_MS)
 
     def _hear(self) -> bool:
         message, descriptors = receive_packet(self._channel)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import re
 import time
 
 from ..linux.shared_with_others import SMALL_SHARED_MEMORY
 from .patience import Patience, pause_after
+from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: What the kernel keeps about one mapping, touched.
 _MAPPING = 400
 _MOST_LENGTHS = 4096
-_SHARED_MEMORY = re.compile(rb"^\S+ \S+ \S+ (\S+ \d+) +/dev/zero \(deleted\)$", re.MULTILINE)
+_SHARED_MEMORY = Pattern(rb"^\S+ \S+ \S+ (\S+ \d+) +/dev/zero \(deleted\)$")
 
 
 class Mappings:

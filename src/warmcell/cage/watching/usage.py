@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 
 from ..linux import kernel_files
 from ..linux.processes import must_be_expected
 from ..records import NamedTuple
 from .patience import Patience
+from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patienc
     return tables + sum(_own_share(proc, pid, patience) for pid in pids)
 
 
-_COUNTERS = re.compile(r"^(VmRSS|VmPTE|VmSwap|HugetlbPages):\s+(\d+) kB$", re.MULTILINE)
+_COUNTERS = Pattern(r"^(VmRSS|VmPTE|VmSwap|HugetlbPages):\s+(\d+) kB$")
 
 
 def _counters(proc: str, pid: int) -> Dict[str, int]:

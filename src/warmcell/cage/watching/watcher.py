@@ -10,15 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
-import socket
 import time
 
 from ..cell import CODE_DIRECTORY, PROCESSES
+from ..light import signal, socket
 from ..linux.fds import close_all_but
 from ..plan import LaunchPlan
 from ..records import NamedTuple
 from ..wire import receive_packet, send_packet
+from .loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,8 +154,6 @@ def _be_watcher(channel: socket.socket) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         close_all_but(channel.fileno())
-        from .loop import Loop  # nobody else needs it
-
         send_packet(channel, {"up": True})
         Loop(channel).run()
     finally:

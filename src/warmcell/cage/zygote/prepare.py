@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import _imp
 import ctypes
-import signal
 import sys
 from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
 from types import ModuleType
 
 from ..failure import CageError, step
+from ..light import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleTyp
 
 def load_what_many_import() -> None:
     """Modules of the standard library that programs begin with, and that we ourselves do without."""
-    import importlib.machinery  # noqa: F401
-    import typing  # noqa: F401
+    for name in ("importlib.machinery", "typing", "socket", "json", "threading"):
+        __import__(name)
 
 
 def hide_modules() -> None:

@@ -7,12 +7,8 @@ touches as little of its own memory as it can: every page that it writes to betw
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
-import json
 import os
-import signal
-import socket
 from types import ModuleType
 
 from .. import plan as plans
@@ -20,6 +16,7 @@ from ..cell import Shape
 from ..failure import CageError
 from ..guest import recipe
 from ..guest.job import await_job, rehearse
+from ..light import partial, read_json, signal, socket
 from ..linux import call_list, namespaces, pages
 from ..linux.call_list import CallList, Value
 from ..linux.owned import close_all
@@ -68,7 +65,9 @@ class _Zygote:
             self._worker.warm_up()
         if not self._is_caging:
             from ..keeper import start as keeper  # with all that it takes to watch a guest
+            from ..watching.patterns import compile_all
 
+            compile_all()
             self._keeper = keeper
         hide_modules()
         self._fork = _Fork(bool(order.get("site") or order.get("preload")), self._is_caging)
@@ -90,7 +89,7 @@ class _Zygote:
                 os._exit(0)
             # By length, which no lesson has: an order begins with a number, and 123 is a brace.
             if len(message) != FORK_ORDER.size:
-                self._learn(json.loads(message))
+                self._learn(read_json(message))
                 continue
             number, may_exec, waits = FORK_ORDER.unpack(message)
             try:
@@ -119,7 +118,7 @@ class _Zygote:
         if not self._is_caging:
             pid = self._fork(self._own_pids)
             if pid == 0:
-                return functools.partial(_be_keeper, self._keeper, steps, may_exec, descriptors)
+                return partial(_be_keeper, self._keeper, steps, may_exec, descriptors)
             self._channel.send(FORK_ANSWER.pack(pid))
             return None
         given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
@@ -132,7 +131,7 @@ class _Zygote:
             if pid:
                 self._return()
         if pid == 0:
-            return functools.partial(_be_guest, prepared, given)
+            return partial(_be_guest, prepared, given)
         self._channel.send(FORK_ANSWER.pack(pid))
         return None
 

@@ -1,0 +1,65 @@
+"""Parts of the standard library by their halves in C, without the Python around them and all that this brings.
+
+A manager is started for a single command too, and `socket`, `signal`, `functools` and `json` take longer to load than
+the whole cage. Guests that are copies of a zygote with time to prepare find them loaded all the same.
+"""
+
+from __future__ import annotations
+
+import _json
+import _socket as socket
+from math import inf, nan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as signal
+    from functools import lru_cache as lru_cache
+    from functools import partial as partial
+    from typing import Any, NoReturn, Tuple, Union
+else:
+    import _signal as signal
+    from _functools import _lru_cache_wrapper, partial
+
+    def lru_cache(maxsize):
+        return lambda function: _lru_cache_wrapper(function, maxsize, False, tuple)
+
+
+__all__ = ["lru_cache", "partial", "read_json", "read_json_at", "signal", "socket", "write_json"]
+
+
+class _Reading:
+    """What the reader asks for, as `json.JSONDecoder` answers it."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float, parse_int = float, int
+    parse_constant = {"-Infinity": -inf, "Infinity": inf, "NaN": nan}.__getitem__
+
+
+def _refuse(thing: object) -> NoReturn:
+    raise TypeError(f"{type(thing).__name__} is no JSON")
+
+
+_scan = _json.make_scanner(_Reading)  # type: ignore[arg-type]
+_chunks = _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)
+
+
+def write_json(value: Any) -> str:
+    return "".join(_chunks(value, 0))
+
+
+def read_json_at(text: str, start: int) -> Tuple[Any, int]:
+    """The value that begins there, and where it ends. ValueError: none does."""
+    try:
+        return _scan(text, start)
+    except StopIteration:
+        raise ValueError("no JSON") from None
+
+
+def read_json(text: Union[str, bytes]) -> Any:
+    """All of it, as `write_json` writes it: without space around."""
+    text = text if isinstance(text, str) else text.decode()
+    value, end = read_json_at(text, 0)
+    if end != len(text):
+        raise ValueError("more than one value")
+    return value
