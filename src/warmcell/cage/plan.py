@@ -38,6 +38,10 @@ class Watch(NamedTuple):
     #: Whether it must leave others of its user their share of pipes and descriptors in flight.
     descriptors: bool = False
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.memory_bytes or self.cpu_seconds or self.disk_bytes or self.descriptors)
+
 
 class LaunchPlan(NamedTuple):
     """What the cage builds, in the order in which it builds it."""

@@ -1,7 +1,7 @@
 """Named tuples that cost little to define: what `typing.NamedTuple` makes, without loading it and all that it brings.
 
-Type checkers see the real thing. The constructor is compiled when the first one is made: a manager defines two dozen
-kinds, and a short life of it uses half of them.
+Type checkers see the real thing. The constructor is compiled when the second one is made: a manager defines two dozen
+kinds, and a short life of it uses half of them, most once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 else:
     from _collections import _tuplegetter
 
+    _MISSING = object()
+
     class _Kind(type):
         """Of such classes: annotated names become their fields, and values those fields' defaults."""
 
         def __new__(mcs, name, bases, body):
             kind = super().__new__(mcs, name, bases, {"__slots__": (), **body})
             if bases != (tuple,):
+                kind._was_made = False
                 kind._fields = kind.__match_args__ = tuple(kind.__annotations__)
                 kind._field_defaults = {name: body[name] for name in kind._fields if name in body}
                 for place, field in enumerate(kind._fields):
@@ -28,6 +31,11 @@ else:
         """Compares, unpacks and prints as any named tuple does."""
 
         def __new__(cls, *values, **named):
+            if not cls._was_made:
+                cls._was_made = True
+                rest = [named.pop(name, cls._field_defaults.get(name, _MISSING)) for name in cls._fields[len(values) :]]
+                if not named and _MISSING not in rest and len(values) + len(rest) == len(cls._fields):
+                    return tuple.__new__(cls, (*values, *rest))
             cls.__new__ = staticmethod(_constructor(cls))
             return cls.__new__(cls, *values, **named)
 

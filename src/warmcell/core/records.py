@@ -47,6 +47,7 @@ else:
             "__slots__": tuple(fields),
             "__qualname__": kind.__qualname__,
             "__init__": _first_use,
+            "__record_was_made__": False,
             "__match_args__": positional,
             "__record_fields__": fields,
             "__record_values__": attrgetter(*fields) if fields else _no_values,
@@ -60,9 +61,29 @@ else:
         return default if isinstance(default, field) else field(default=default)
 
     def _first_use(self, *args, **kwargs):
+        """The first is filled in as it comes: in a short life most kinds have no second, and compiling takes longer."""
         kind = next(kind for kind in type(self).__mro__ if kind.__dict__.get("__init__") is _first_use)
-        kind.__init__ = _initialiser(kind)
-        kind.__init__(self, *args, **kwargs)
+        values = None if kind.__record_was_made__ else _bound(kind, args, kwargs)
+        kind.__record_was_made__ = True
+        if values is None:
+            kind.__init__ = _initialiser(kind)
+            kind.__init__(self, *args, **kwargs)
+            return
+        _restore(self, values)
+        if hasattr(kind, "__post_init__"):
+            self.__post_init__()
+
+    def _bound(kind, args, kwargs):
+        """The values in the order of the fields, or None: something is wrong with the arguments."""
+        given = dict(zip(kind.__match_args__, args))  # noqa: B905  # more arguments than fields are told of later
+        if len(args) > len(given) or given.keys() & kwargs.keys() or not kwargs.keys() <= kind.__record_fields__.keys():
+            return None
+        given.update(kwargs)
+        for name, item in kind.__record_fields__.items():
+            if name not in given:
+                given[name] = item.factory() if item.factory is not None else item.default
+        values = [given[name] for name in kind.__record_fields__]
+        return None if any(value is _NEEDED for value in values) else values
 
     def _initialiser(kind):
         """Written out and compiled, so that wrong arguments are told as for any function, and calls are quick."""

@@ -9,9 +9,9 @@ import errno
 import os
 import signal
 import time
-from typing import NamedTuple
 
 from warmcell.cage.linux import kernel_files
+from warmcell.cage.records import NamedTuple
 from warmcell.lifetime.descriptors import is_shortage
 
 ROOT = "/sys/fs/cgroup"

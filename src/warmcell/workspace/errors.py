@@ -7,9 +7,9 @@ Those that Python developers know by another name can be caught by that name too
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.records import dataclass
 
 _MISFITS_TOLD = 10
 

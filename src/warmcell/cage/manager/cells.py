@@ -22,6 +22,7 @@ from ..linux.owned import Owned
 from ..linux.processes import kill
 from ..linux.syscalls import call
 from ..records import NamedTuple
+from ..watching.watcher import watched
 from ..wire import send_packet
 from .attach import Attacher
 from .guest_children import GuestChild
@@ -58,12 +59,14 @@ class CellMaker:
         is_caging: bool,
         host_id: int,
         on_birth: Callable[[int, object], None],
+        start_watcher: Callable[[], None],
         keeps_spares: bool = False,
     ) -> None:
         self._zygote = zygote
         self._is_root = is_caging and host_id != 0
         self.ids = HostIds(host_id)
         self._on_birth = on_birth
+        self._start_watcher = start_watcher
         self._id_maps: Dict[Tuple[mounts.Owner, int], int] = {}
         self._outer = namespaces.identities()
         self._is_caging = is_caging
@@ -129,7 +132,10 @@ class CellMaker:
             ours, handoff = owned.socketpair()
             given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, *trees)
             with step("fork guest"):
-                pid = self._zygote.order(shape, order.may_exec, order.waits, given)
+                self._zygote.order(shape, order.may_exec, order.waits, given)
+                if watched(order.plan, init.host_id).is_needed:
+                    self._start_watcher()  # while the zygote is busy
+                pid = self._zygote.answer()
             self._on_birth(pid, None)
             pidfd = owned.take(call("pidfd_open", pid, 0))
             # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
@@ -161,7 +167,8 @@ class CellMaker:
         shape = Shape(order.plan, len(order.cgroups), files=files)
         given = (order.job, go, begun, status.fileno(), *order.stdio, *order.cgroups)
         with step("fork keeper"):
-            pid = self._zygote.order(shape, order.may_exec, order.waits, given)
+            self._zygote.order(shape, order.may_exec, order.waits, given)
+            pid = self._zygote.answer()
         self._on_birth(pid, None)
         try:
             send_packet(status, {"pid": pid}, [owned.take(call("pidfd_open", pid, 0))])

@@ -20,7 +20,7 @@ from ..linux.owned import close_all
 from ..linux.processes import descendants, last_pid
 from ..plan import Watch
 from ..records import NamedTuple
-from ..watching.watcher import LOST, Verdict, Watcher
+from ..watching.watcher import LOST, Verdict, Watcher, watched
 from ..wire import send_packet
 from .pid_numbers import next_pid
 
@@ -97,9 +97,8 @@ class GuestChild:
         self._handoff.close()
         verify.check(self.pid, self._init.pid, self._expected)
         self._listen(watcher)
-        # Root's guests have a user of their own on the host, and nobody to share its quotas with.
-        watch = self._plan.watch._replace(descriptors=self._plan.watch.descriptors and self._expected.host_id == 0)
-        if watch.memory_bytes or watch.cpu_seconds or watch.disk_bytes or watch.descriptors:
+        watch = watched(self._plan, self._expected.host_id)
+        if watch.is_needed:
             plan = self._plan._replace(watch=watch)
             self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given)
         listener = self._given.pop(PROXY_LISTENER, -1)

@@ -51,9 +51,11 @@ class Manager:
         if not self._is_caging:
             # What a bare guest leaves behind when it killed its own keeper comes to us.
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, order.get("spares", False))
+        spares = bool(order.get("spares"))
+        self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, self._start_watcher, spares)
         self._maker.prepare_first()
-        zygote.await_ready()
+        if order.get("preload") or order.get("site"):
+            zygote.await_ready()  # what it loads of the caller's may fail, which is told before anything is ordered
 
     def _remember(self, pid: int, keeps: object) -> None:
         self._processes[pid] = keeps
@@ -131,6 +133,12 @@ class Manager:
             tell(answer, CageError("attach paths", getattr(trouble, "errno", 0) or 0, str(trouble)))
         finally:
             answer.close()
+
+    def _start_watcher(self) -> None:
+        try:
+            self._with_watcher(Watcher.start)
+        except (OSError, MemoryError):
+            pass  # whoever needs it tries again, and is told
 
     def _with_watcher(self, act: Callable[[Watcher], None]) -> None:
         """What is done may start the watcher, which is listened to from then on."""

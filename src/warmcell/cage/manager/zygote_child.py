@@ -30,6 +30,7 @@ class ZygoteChild:
         #: The one that was not used for longest comes first.
         self._recipes: Dict[Shape, int] = {}
         self._number = 0
+        self._is_ready = False
         self.become: Optional[Callable[[], None]] = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = _fork_unlike_a_guest()
@@ -44,16 +45,24 @@ class ZygoteChild:
         self._channel = ours
 
     def await_ready(self) -> None:
+        """Orders may be given before that."""
+        if self._is_ready:
+            return
         answer, _ = receive_packet(self._channel)
         if "ready" not in answer:
             raise CageError(*answer.get("failed", ("start zygote", 0, "it died")))
+        self._is_ready = True
 
-    def order(self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int]) -> int:
-        """The pid of the new process, a child of ours."""
+    def order(self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int]) -> None:
+        """Every order has its `answer`, which must be taken before the next."""
         try:
             self._channel.sendmsg([FORK_ORDER.pack(self._recipe(shape), may_exec, waits)], rights_to(descriptors))
         except (BrokenPipeError, ConnectionResetError):
             raise ZygoteLost from None
+
+    def answer(self) -> int:
+        """The pid of the new process, a child of ours."""
+        self.await_ready()
         try:
             answer = self._channel.recv(FORK_ANSWER.size)
         except OSError:

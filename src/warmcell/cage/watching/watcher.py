@@ -15,14 +15,15 @@ import time
 from ..cell import CODE_DIRECTORY, PROCESSES
 from ..light import signal, socket
 from ..linux.fds import close_all_but
-from ..plan import LaunchPlan
+from ..plan import LaunchPlan, Watch
 from ..records import NamedTuple
 from ..wire import receive_packet, send_packet
-from .loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, NoReturn, Optional, Tuple
+    from typing import Dict, NoReturn, Optional, Tuple, Type
+
+    from .loop import Loop
 
 
 class Verdict(NamedTuple):
@@ -39,6 +40,14 @@ _UP_SECONDS = 30.0
 NO_VERDICT = Verdict("", 0, 0.0)
 #: Nobody knows what it used: that is no end that a guest can be held to.
 LOST = Verdict("lost", 0, 0.0)
+
+
+def watched(plan: LaunchPlan, host_id: int) -> Watch:
+    """What of a plan is the watcher's to keep, none of which may be set.
+
+    Root's guests have a user of their own on the host, and nobody to share its quotas with.
+    """
+    return plan.watch._replace(descriptors=plan.watch.descriptors and host_id == 0)
 
 
 class Watcher:
@@ -58,10 +67,14 @@ class Watcher:
     def listens_to(self) -> int:
         return self._channel.fileno() if self._channel is not None else -1
 
-    def watch(self, plan: LaunchPlan, init: int, go: int, given: Dict[str, int]) -> int:
-        """From when `go` is closed. Returns the number under which its end is asked for."""
+    def start(self) -> None:
+        """Unless it runs: the first cell that will be watched need not wait for it."""
         if self._channel is None:
             self._start()
+
+    def watch(self, plan: LaunchPlan, init: int, go: int, given: Dict[str, int]) -> int:
+        """From when `go` is closed. Returns the number under which its end is asked for."""
+        self.start()
         assert self._channel is not None
         self._number += 1
         sources = {bind.target: bind.source for bind in plan.binds if bind.writable}
@@ -141,20 +154,22 @@ class Watcher:
             self._channel = None
 
     def _start(self) -> None:
+        from .loop import Loop  # loaded once, and shared with it
+
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            _be_watcher(theirs)
+            _be_watcher(theirs, Loop)
         theirs.close()
         self._channel, self.pid, self._is_up = ours, pid, False
 
 
-def _be_watcher(channel: socket.socket) -> NoReturn:
+def _be_watcher(channel: socket.socket, loop: Type[Loop]) -> NoReturn:
     """In the new process. Whatever happens to it, nothing that is its manager's is closed or run a second time."""
     try:
         signal.set_wakeup_fd(-1)
         close_all_but(channel.fileno())
         send_packet(channel, {"up": True})
-        Loop(channel).run()
+        loop(channel).run()
     finally:
         os._exit(0)
