@@ -21,9 +21,7 @@ from ..wire import receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, NoReturn, Optional, Tuple, Type
-
-    from .loop import Loop
+    from typing import Dict, NoReturn, Optional, Tuple
 
 
 class Verdict(NamedTuple):
@@ -154,22 +152,24 @@ class Watcher:
             self._channel = None
 
     def _start(self) -> None:
-        from .loop import Loop  # loaded once, and shared with it
+        from . import loop  # noqa: F401  # loaded before the fork, it need not be copied
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            _be_watcher(theirs, Loop)
+            _be_watcher(theirs)
         theirs.close()
         self._channel, self.pid, self._is_up = ours, pid, False
 
 
-def _be_watcher(channel: socket.socket, loop: Type[Loop]) -> NoReturn:
+def _be_watcher(channel: socket.socket) -> NoReturn:
     """In the new process. Whatever happens to it, nothing that is its manager's is closed or run a second time."""
     try:
         signal.set_wakeup_fd(-1)
         close_all_but(channel.fileno())
+        from .loop import Loop
+
         send_packet(channel, {"up": True})
-        loop(channel).run()
+        Loop(channel).run()
     finally:
         os._exit(0)
