@@ -188,6 +188,7 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve.add_argument("--policy", metavar="FILE", help="the most that any request can ask for, .toml or .json")
     serve.add_argument("--max-timeout", metavar="S", default="300", help="the longest run (default 300)")
     serve.add_argument("--max-body", metavar="MB", default="16", help="the largest request (default 16)")
+    serve.add_argument("--workers", metavar="N", default="1", help="processes that carry out requests (default 1)")
     serve.set_defaults(handler=_later("serve", "serve"))
 
 

@@ -23,7 +23,7 @@ def serve(arguments: Namespace) -> int:
     import logging
 
     from warmcell.interfaces.serve.server import serve as serve_http
-    from warmcell.interfaces.serve.settings import Settings
+    from warmcell.interfaces.serve.settings import MOST_WORKERS, Settings
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     settings = Settings(
@@ -33,6 +33,7 @@ def serve(arguments: Namespace) -> int:
         tokens=arguments.tokens,
         policy=arguments.policy,
         max_timeout=options.seconds("--max-timeout", arguments.max_timeout),
+        workers=options.whole_number("--workers", arguments.workers, MOST_WORKERS) or 1,
         max_body=(options.whole_number("--max-body", arguments.max_body, 1 << 10) or 1) << 20,
     )
     try:

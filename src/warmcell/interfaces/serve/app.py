@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
 
 from warmcell.interfaces.serve import (
     files,
@@ -50,21 +51,8 @@ def make_app(service: Service) -> Starlette:
             under_way.close()
 
     measured, under_way = Measured(), UnderWay()
-    rooms = (native, sandboxes, files, watches, processes, sessions, ports, forks, measured, under_way)
-    own = [route for room in rooms for route in room.routes()]
     app = Starlette(
-        routes=[
-            *own,
-            *terminals.routes(),
-            *tunnels.routes(),
-            *openapi.routes(own),
-            *fusion.routes(),
-            *fusion_jupyter.routes(),
-            *piston.routes(),
-            *control.routes(),
-            *envd.routes(),
-            *interpreter.routes(),
-        ],
+        routes=make_routes(measured, under_way),
         lifespan=lifespan,
         middleware=[Middleware(FromElsewhere, settings=service.settings)],
         exception_handlers={404: not_found, 405: wrong_method},
@@ -72,3 +60,20 @@ def make_app(service: Service) -> Starlette:
     app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+def make_routes(measured: Measured, under_way: UnderWay) -> list[BaseRoute]:
+    rooms = (native, sandboxes, files, watches, processes, sessions, ports, forks, measured, under_way)
+    own = [route for room in rooms for route in room.routes()]
+    return [
+        *own,
+        *terminals.routes(),
+        *tunnels.routes(),
+        *openapi.routes(own),
+        *fusion.routes(),
+        *fusion_jupyter.routes(),
+        *piston.routes(),
+        *control.routes(),
+        *envd.routes(),
+        *interpreter.routes(),
+    ]

@@ -30,9 +30,10 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="warmcell"'}
 
 
 class Door(Route):
-    """A route that knows what it says of itself."""
+    """A route that knows what it says of itself, and how it says that it failed."""
 
     described: dict[str, Any]
+    refuse: Rendering
 
 
 def door(
@@ -56,6 +57,7 @@ def door(
     route = Door(path, endpoint, methods=[method])
     if described.get("answers") == ("events",):
         route.methods = {method}  # a HEAD of what has no end would have none either
+    route.refuse = getattr(handler, "refuse", refuse)
     summary = handler.__doc__ or type(handler).__call__.__doc__ or ""
     route.described = {"scope": scope, "summary": summary.strip().partition("\n")[0], **described}
     return route

@@ -29,8 +29,10 @@ class SandboxNotFound(SandboxError):
 class Held:
     """One sandbox. `expires` is on the clock of the wall, in seconds."""
 
-    def __init__(self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> None:
-        self.id = secrets.token_hex(16)
+    def __init__(
+        self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str], mark: str = ""
+    ) -> None:
+        self.id = secrets.token_hex(16) + mark
         self.sandbox, self.tenant_id, self.metadata = sandbox, tenant.id, dict(metadata)
         self.created, self.longest = time.time(), tenant.lifetime
         self.expires = self.created + seconds
@@ -52,10 +54,11 @@ class Held:
 
 class HeldSandboxes:
     """Belongs to the server's event loop. An id is 128 random bits, and is looked up by its hash: the time that it
-    takes says nothing about the ids that there are. None is ever used again.
+    takes says nothing about the ids that there are. None is ever used again. All of them end with `mark`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
         self._held: dict[bytes, Held] = {}
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -85,7 +88,7 @@ class HeldSandboxes:
             raise Refused(429, f"you have {tenant.sandboxes} sandboxes already", headers={"Retry-After": "5"})
 
     def _hold(self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> Held:
-        held = Held(sandbox, tenant, min(seconds, tenant.lifetime), metadata)
+        held = Held(sandbox, tenant, min(seconds, tenant.lifetime), metadata, self._mark)
         self._held[_key(held.id)] = held
         self._set_timer(held)
         return held
@@ -143,3 +146,19 @@ class HeldSandboxes:
 
 def _key(identity: str) -> bytes:
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).digest()
+
+
+#: Behind a front the last digits of an id say which worker has the sandbox.
+_MARK_DIGITS = 2
+
+
+def worker_mark(number: int) -> str:
+    return f"{number:0{_MARK_DIGITS}x}"
+
+
+def marked_worker(identity: str) -> int | None:
+    """What `worker_mark` put there; None for what is no id of ours."""
+    try:
+        return int(identity[-_MARK_DIGITS:], 16)
+    except ValueError:
+        return None

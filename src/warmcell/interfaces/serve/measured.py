@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +12,7 @@ from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.observe.metrics import Metrics
 
-_FORM = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Cache-Control": "no-store"}
 
 
 class Measured:
@@ -22,10 +23,26 @@ class Measured:
 
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
         """Runs by language, outcome and fault, waiting, time and memory, for Prometheus."""
-        return Response(self._metrics.text(), headers={"Content-Type": _FORM, "Cache-Control": "no-store"})
+        return Response(self._metrics.text(), headers=METRICS_HEADERS)
 
     def routes(self) -> list[Any]:
         return [door("GET", "/metrics", self, "metrics", answers=("text",))]
 
     def close(self) -> None:
         self._metrics.close()
+
+
+def summed(texts: Iterable[str]) -> str:
+    """What several processes show, as if they were one. Moments are not added: the earliest is when it all began."""
+    found: dict[str, float | None] = {}
+    for line in (line for text in texts for line in text.splitlines() if line):
+        name, _, value = line.rpartition(" ")
+        if line.startswith("#"):
+            found.setdefault(line)
+        elif (before := found.get(name)) is None:
+            found[name] = float(value)
+        elif name.partition("{")[0].endswith("_created"):
+            found[name] = min(before, float(value))
+        else:
+            found[name] = before + float(value)
+    return "".join(f"{name}\n" if value is None else f"{name} {value:.17g}\n" for name, value in found.items())

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
@@ -53,10 +53,16 @@ class ImpatientProtocol(H11Protocol):
             self._head_timer = None
 
 
+class Draining(Protocol):
+    """Takes nothing new once this is set."""
+
+    draining: asyncio.Event
+
+
 class Server(uvicorn.Server):
     """Ends in order at SIGTERM and SIGINT, and not by the signal: uvicorn would raise it again when all is done."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Draining) -> None:
         super().__init__(config)
         self._service = service
 
@@ -79,19 +85,29 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
     check_reach(settings)
     listening = _listen(settings)
     try:
-        service = Service(settings)
+        serving = _with_workers(settings, listening) if settings.workers > 1 else served(Service(settings), listening)
         on_listening(_url(listening))
-        asyncio.run(_served(service, listening))
+        asyncio.run(serving)
     finally:
         listening.close()
 
 
-async def _served(service: Service, listening: socket.socket) -> None:
-    settings = service.settings
-    config = uvicorn.Config(
-        make_app(service),
+def _with_workers(settings: Settings, listening: socket.socket) -> Coroutine[Any, Any, None]:
+    from warmcell.interfaces.serve.front import check_files, serve_with_workers
+
+    check_files(settings)
+    return serve_with_workers(settings, listening)
+
+
+async def served(service: Service, listening: socket.socket) -> None:
+    await Server(configured(make_app(service), service.settings), service).serve(sockets=[listening])
+
+
+def configured(app: Any, settings: Settings, ws: Any = None, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         http=ImpatientProtocol,
-        ws=_socket_protocol(),
+        ws=ws or _socket_protocol(),
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,
         loop="asyncio",
@@ -104,8 +120,8 @@ async def _served(service: Service, listening: socket.socket) -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(settings.drain_timeout),
         h11_max_incomplete_event_size=MAX_HEAD,
+        **more,
     )
-    await Server(config, service).serve(sockets=[listening])
 
 
 def _socket_protocol() -> Any:

@@ -14,8 +14,9 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
-from warmcell.interfaces.serve.held_sandboxes import Held, HeldSandboxes
+from warmcell.interfaces.serve.held_sandboxes import Held, HeldSandboxes, worker_mark
 from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.shared_queue import FrontQueue
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.registry import canonical, find_language
@@ -31,7 +32,15 @@ EVERYBODY = Tenant("local", "local", "0" * 64)
 class Service:
     """Belongs to the server's event loop. `reload` reads the files again; whoever closes it ends all that runs."""
 
-    def __init__(self, settings: Settings, config: ProcessConfig | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        config: ProcessConfig | None = None,
+        *,
+        worker: int | None = None,
+        queue: TenantQueue | FrontQueue | None = None,
+    ) -> None:
+        """`worker` and `queue`: one of several processes behind a front (worker.py)."""
         self.settings = settings
         #: Set when nothing new is taken any more: what would stand for ever ends.
         self.draining = asyncio.Event()
@@ -41,13 +50,13 @@ class Service:
         self.backend = self._make_backend()
         self._retired: set[asyncio.Task[None]] = set()
         self._under_way: dict[ProcessBackend, int] = {}
-        self.held = HeldSandboxes()
+        self.held = HeldSandboxes("" if worker is None else worker_mark(worker))
         #: WebSockets that are open, by tenant.
         self.sockets: Counter[str] = Counter()
         #: What a protocol keeps beside sandboxes.
         self.extras: dict[str, Any] = {}
         self.on_close: list[Callable[[], Awaitable[None]]] = []
-        self.queue = TenantQueue(self._config.most_at_once, settings.max_waiting)
+        self.queue = queue or TenantQueue(self._config.most_at_once, settings.max_waiting)
 
     @property
     def is_draining(self) -> bool:

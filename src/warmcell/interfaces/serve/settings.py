@@ -11,6 +11,8 @@ from warmcell.core.types import MIB
 
 #: A token that somebody made up must at least not be guessed by trying.
 SHORTEST_TOKEN = 16
+#: An id of a sandbox has two digits for its worker.
+MOST_WORKERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Settings:
     queue_timeout: float = 30.0
     #: How long what is under way may go on after SIGTERM.
     drain_timeout: float = 30.0
+    #: Processes that carry out requests; 1: this one, and there is no front.
+    workers: int = 1
 
     @property
     def is_open(self) -> bool:

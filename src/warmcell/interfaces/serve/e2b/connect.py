@@ -13,6 +13,7 @@ from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.interfaces.serve.exchange import answer, read_body, told
 from warmcell.interfaces.serve.service import service_of
 
+CONNECT = "application/connect+json"
 END_OF_STREAM = 0x02
 STATUSES = {
     "canceled": 408,
@@ -98,7 +99,7 @@ def streamed(messages: AsyncIterator[Mapping[str, Any]]) -> Response:
             told = as_rpc_error(error)
             yield envelope({"error": {"code": told.code, "message": told.message}}, END_OF_STREAM)
 
-    return StreamingResponse(parts(), media_type="application/connect+json")
+    return StreamingResponse(parts(), media_type=CONNECT)
 
 
 def seconds_of(request: Request) -> float | None:

@@ -194,6 +194,7 @@ def guarded(handler: Callable[[Request, Tenant], Awaitable[Response]], render: C
             _log.info("a message that is none: %s", error)
             return render(RpcError("invalid_argument", "the message has another shape"))
 
+    endpoint.refuse = render  # type: ignore[attr-defined]
     return endpoint
 
 

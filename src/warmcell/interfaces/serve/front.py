@@ -1,0 +1,248 @@
+"""`warmcell serve --workers N`: one process that listens, and several that carry out what is asked.
+
+A program that is run and forgotten goes to whichever worker has the least to do. All that stays of a tenant (sandboxes,
+snapshots, sessions) is in one worker, found by the token: what it may have is counted there, and nothing need be shared
+but the queue, which is here. A sandbox's own clients name no tenant; its id says which worker has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import h11
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from warmcell.core.errors import BackendUnavailable, SandboxError
+from warmcell.interfaces.serve.activity import UnderWay, joined
+from warmcell.interfaces.serve.app import make_routes
+from warmcell.interfaces.serve.doors import Door, FromElsewhere, presented_token
+from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
+from warmcell.interfaces.serve.e2b.envd import MAX_FILE
+from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, plain_error, read_body, refusal
+from warmcell.interfaces.serve.held_sandboxes import marked_worker
+from warmcell.interfaces.serve.measured import METRICS_HEADERS, Measured, summed
+from warmcell.interfaces.serve.relay import Event, NotReached, Receive, WorkerLost, carried, reached
+from warmcell.interfaces.serve.server import Server, configured
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.socket_relay import SocketRelay
+from warmcell.interfaces.serve.tokens import read_tokens
+from warmcell.interfaces.serve.workers import Worker, Workers
+from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.tenant_queue import TenantQueue
+from warmcell.policy.model import SandboxPolicy
+
+#: How long a request waits for a worker that is being started.
+STARTING_SECONDS = 20.0
+
+
+def check_files(settings: Settings) -> None:
+    """What every worker will read: a mistake in it is told before anything listens."""
+    if settings.tokens is not None:
+        read_tokens(settings.tokens)
+    if settings.policy:
+        SandboxPolicy.from_file(settings.policy)
+
+
+async def serve_with_workers(settings: Settings, listening: socket.socket) -> None:
+    front = Front(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.workers.reload)
+        try:
+            yield
+        finally:
+            await front.aclose()
+
+    app = Starlette(lifespan=lifespan, middleware=[Middleware(FromElsewhere, settings=settings)])
+    app.router.default = front
+    await Server(configured(app, settings, date_header=False, ws=partial(SocketRelay, front.for_socket)), front).serve(
+        sockets=[listening]
+    )
+
+
+class Front:
+    """An application that has no answers of its own, but for what no worker could say."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.draining = asyncio.Event()
+        self._settings = settings
+        self._doors = _doors()
+        queue = TenantQueue(ProcessConfig().most_at_once, settings.max_waiting)
+        self.workers = Workers(settings, queue)
+        self._drain = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        """Workers hear of it at once: there are streams that would stand for ever."""
+        await self.draining.wait()
+        self.workers.end()
+
+    async def aclose(self) -> None:
+        self._drain.cancel()
+        await self.workers.aclose()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        door = self._door(scope)
+        try:
+            if self.draining.is_set():
+                raise _ending()
+            if door is not None and door.described["scope"] == "metrics":
+                await (await self._of_all(scope, receive))(scope, receive, send)
+            else:
+                await self._answer(request, door, send)
+        except (Refused, ClientGone, SandboxError) as error:
+            refuse = refusal if door is None else door.refuse
+            await refuse(error)(scope, receive, send)
+
+    async def _answer(self, request: Request, door: Door | None, send: Any) -> None:
+        chosen = self._chosen(request, door)
+        if len(chosen) == 1:
+            await self._relayed(chosen[0], request.scope, request.receive, send)
+            return
+        body = await read_body(request, MAX_FILE)
+        for worker in chosen:
+            is_last = worker is chosen[-1]
+            if await self._relayed(
+                worker, request.scope, _again(body, request.receive), send, unless=None if is_last else 401
+            ):
+                return
+
+    async def for_socket(self, socket: HTTPConnection) -> Worker:
+        """The worker of a WebSocket, ready."""
+        if self.draining.is_set():
+            raise _ending()
+        (worker,) = self._chosen(socket, None)
+        await self._ready(worker, STARTING_SECONDS)
+        return worker
+
+    def _chosen(self, request: HTTPConnection, door: Door | None) -> list[Worker]:
+        """Who has what is asked for; several where only they themselves can say."""
+        workers, scope = self.workers.all, "" if door is None else door.described["scope"]
+        if scope == "run" or request.scope["path"] in ("/healthz", "/readyz"):
+            return [min(workers, key=lambda worker: (not worker.is_ready.is_set(), worker.under_way))]
+        identity = request.headers.get("e2b-sandbox-id")
+        if identity is not None:
+            number = marked_worker(identity)
+            return [workers[number if number is not None and number < len(workers) else 0]]
+        if scope is None and "signature" in request.query_params:  # a link that names neither sandbox nor tenant
+            return workers
+        return [workers[self._home(request)]]
+
+    def _home(self, request: HTTPConnection) -> int:
+        """Where all that stays of a tenant is; where there is but one tenant, whatever a client presents."""
+        token = "" if self._settings.tokens is None else presented_token(request) or ""
+        return int.from_bytes(hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()[:8]) % len(
+            self.workers.all
+        )
+
+    async def _relayed(
+        self, worker: Worker, scope: Any, receive: Receive, send: Any, unless: int | None = None
+    ) -> bool:
+        """False, and nothing was sent, where the answer's status is `unless`."""
+        head: h11.Response | None = None
+        async with aclosing(await self._reached(worker, scope, receive)) as events:  # type: ignore[type-var]
+            try:
+                async for event in events:
+                    if isinstance(event, h11.Response):
+                        head = event
+                        if head.status_code == unless:
+                            return False
+                    await send(_as_message(event))
+            except WorkerLost as error:
+                if head is None:
+                    raise
+                await _say_last(head, error, send)
+        return True
+
+    async def _reached(self, worker: Worker, scope: Any, receive: Receive) -> AsyncIterator[Event]:
+        """The answer of a worker that has got the request: one that is just being started is waited for."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + STARTING_SECONDS
+        while True:
+            await self._ready(worker, latest - loop.time())
+            with suppress(NotReached):  # it has just ended
+                return carried(worker, await reached(worker), scope, receive)
+            await asyncio.sleep(0.05)
+
+    async def _ready(self, worker: Worker, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(worker.is_ready.wait(), seconds)
+        except TimeoutError:
+            message = "the worker of this request does not start"
+            raise BackendUnavailable(message, hint="come again later") from None
+
+    async def _of_all(self, scope: Any, receive: Receive) -> Response:
+        """What all workers have together, if each of them shows it to this client."""
+        bodies: list[bytes] = []
+        for worker in self.workers.all:
+            parts: list[dict[str, Any]] = []
+            await self._relayed(worker, scope, _again(b"", receive), partial(_kept, parts))
+            bodies.append(b"".join(part.get("body", b"") for part in parts))
+            head = {name.decode(): text.decode() for name, text in parts[0]["headers"]}
+            if parts[0]["status"] != 200:
+                return Response(bodies[-1], parts[0]["status"], head)
+        if head["content-type"] == "application/json":
+            return answer(joined(bodies))
+        return Response(summed(body.decode() for body in bodies), headers=METRICS_HEADERS)
+
+    def _door(self, scope: Any) -> Door | None:
+        return next((door for door in self._doors if door.matches(scope)[0] is Match.FULL), None)
+
+
+def _ending() -> Refused:
+    return Refused(503, "the server is about to end", headers={"Retry-After": "5"})
+
+
+def _doors() -> list[Door]:
+    """As the workers have them: how each says that it failed, and whether it is for runs."""
+    measured, under_way = Measured(), UnderWay()
+    measured.close()
+    under_way.close()
+    return [route for route in make_routes(measured, under_way) if isinstance(route, Door)]
+
+
+def _as_message(event: Event) -> dict[str, Any]:
+    if isinstance(event, h11.Response):
+        headers = [(name, value) for name, value in event.headers if name not in (b"connection", b"transfer-encoding")]
+        return {"type": "http.response.start", "status": event.status_code, "headers": headers}
+    data = bytes(event.data) if isinstance(event, h11.Data) else b""
+    return {"type": "http.response.body", "body": data, "more_body": isinstance(event, h11.Data)}
+
+
+async def _say_last(head: h11.Response, error: WorkerLost, send: Any) -> None:
+    """Where a stream is cut, in its own words; an answer of another kind is cut, and its client finds it too short."""
+    kind = dict(head.headers).get(b"content-type", b"").partition(b";")[0].decode("latin-1")
+    if kind == "text/event-stream":
+        words = f"event: error\ndata: {json.dumps({'error': plain_error(error)})}\n\n".encode()
+    elif kind == CONNECT:
+        words = envelope({"error": {"code": "unavailable", "message": error.message}}, END_OF_STREAM)
+    else:
+        return
+    await send({"type": "http.response.body", "body": words})
+
+
+async def _kept(parts: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    parts.append(message)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A request whose body was read, once more; then whatever else comes of its client."""
+    first = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def received() -> Any:
+        return first.pop() if first else await receive()
+
+    return received

@@ -1,0 +1,236 @@
+"""Several workers behind one front: one queue, a tenant's sandboxes together, and the end of a worker told as ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.conftest import Server, make_token
+from tests.serve.test_e2b import Box
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from warmcell.interfaces.serve.held_sandboxes import marked_worker, worker_mark
+from warmcell.interfaces.serve.measured import summed
+from warmcell.interfaces.serve.relay import forwarded
+
+RUN = {"language": "python", "code": "print(1)", "timeout": 60}
+LONG = RUN | {"code": "import time; print('begun', flush=True); time.sleep(60)"}
+Start = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    file = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    made = {"one": make_token(file, "one", "--runs", "1", "--sandboxes", "1"), "two": make_token(file, "two")}
+    return made | {"file": str(file)}
+
+
+@pytest.fixture(scope="module")
+def front(start_server: Start, tokens: dict[str, str]) -> Iterator[Server]:
+    with start_server("--workers", "2", "--tokens", tokens["file"]) as server:
+        server.client.get("/metrics", headers={"x-api-key": tokens["two"]})  # which all of them answer
+        yield server
+
+
+def key(tokens: dict[str, str], name: str = "two") -> dict[str, str]:
+    return {"x-api-key": tokens[name]}
+
+
+def worker_pids(server: Server) -> list[int]:
+    """With the arguments that tell them from the managers of cages."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"serve.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    latest = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < latest
+        time.sleep(0.02)
+
+
+def test_every_door_is_there(front: Server, tokens: dict[str, str]) -> None:
+    client, mine = front.client, key(tokens)
+    assert client.get("/readyz").json() == {"status": "ready"}
+    assert client.post("/v1/run", json=RUN).status_code == 401
+    assert client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"
+    ran = client.post("/run_code", json={"language": "python", "code": "print(2)"}, headers=mine).json()
+    assert (ran["status"], ran["run_result"]["stdout"]) == ("Success", "2\n")
+    assert client.get("/nothing").json()["error"]["code"] == "http.404"
+    assert client.get("/v1/run").headers["allow"] == "POST"
+    assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 403
+    told = client.get("/metrics", headers=mine).text
+    assert "warmcell_runs_total{" in told and client.get("/metrics").status_code == 401
+    with client.stream("POST", "/v1/run", json=RUN, headers=mine | {"accept": "text/event-stream"}) as stream:
+        assert "event: result" in list(stream.iter_lines())
+
+
+def test_what_stays_of_a_tenant_is_in_one_worker(front: Server, tokens: dict[str, str]) -> None:
+    client, mine = front.client, key(tokens)
+    box = Box(client, tokens["two"])
+    made = client.post("/v1/sandboxes", json={}, headers=mine).json()
+    assert box.id[-2:] == made["id"][-2:] and box.id[-2:] in ("00", "01")
+    assert box.run("cat; echo 42") == (0, "42\n", "")
+    assert len(client.get("/v1/activity", headers=mine).json()["sandboxes"]) == 2
+    assert {one["id"] for one in client.get("/v1/sandboxes", headers=mine).json()} >= {made["id"]}
+    assert client.get(f"/v1/sandboxes/{made['id']}", headers=key(tokens, "one")).status_code == 404
+    assert client.put(f"/v1/sandboxes/{made['id']}/files/a", content=b"#" * 1_000_000, headers=mine).status_code == 204
+    assert client.get(f"/v1/sandboxes/{made['id']}/files/a", headers=mine).content == b"#" * 1_000_000
+    assert box.kill() == client.delete(f"/v1/sandboxes/{made['id']}", headers=mine).status_code == 204
+    first = client.post("/v1/sandboxes", json={}, headers=key(tokens, "one"))
+    assert client.post("/v1/sandboxes", json={}, headers=key(tokens, "one")).status_code == 429
+    client.delete(f"/v1/sandboxes/{first.json()['id']}", headers=key(tokens, "one"))
+
+
+def test_a_signed_link_is_found_wherever_it_belongs(front: Server, tokens: dict[str, str]) -> None:
+    """It names no tenant, and each worker is as likely to know it."""
+    import base64
+    import hashlib
+
+    box = Box(front.client, tokens["two"])
+    token = box.made["envdAccessToken"]
+    for operation, method in (("write", "POST"), ("read", "GET")):
+        digest = hashlib.sha256(f"a.txt:{operation}:user:{token}".encode()).digest()
+        signature = "v1_" + base64.b64encode(digest).decode().rstrip("=")
+        asked = {"path": "a.txt", "username": "user", "signature": signature}
+        content = b"signed" if method == "POST" else None
+        headers = {"content-type": "application/octet-stream"}
+        answer = front.client.request(method, "/files", params=asked, content=content, headers=headers)
+        assert answer.status_code == 200, answer.text
+    assert answer.content == b"signed"
+    refused = front.client.post("/files", params=asked, content=b"#" * 5_000_000, headers=headers)
+    assert refused.status_code == 401  # by each in turn, before it has read all that
+    assert front.client.get("/files", params=asked | {"signature": "v1_no"}).status_code == 401
+    box.kill()
+
+
+def test_a_web_socket_reaches_the_worker_of_its_tenant(front: Server, tokens: dict[str, str]) -> None:
+    mine = key(tokens)
+    url = front.url.replace("http:", "ws:") + "/v1/run/ws"
+    with connect(url, additional_headers=mine) as socket:
+        socket.send(json.dumps(RUN | {"code": "print(input() * 300_000)"}))
+        socket.send(b"abc\n")
+        heard = [message for message in socket if isinstance(message, bytes)]
+    assert b"".join(piece[1:] for piece in heard) == b"abc" * 300_000 + b"\n"
+    for headers, status in ((mine | {"origin": "http://evil.example"}, 403), ({"x-api-key": "wc_wrong"}, 401)):
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url, additional_headers=headers)
+        assert refused.value.response.status_code == status
+
+
+def test_a_quota_of_runs_holds_over_all_workers(front: Server, tokens: dict[str, str]) -> None:
+    code = "import time; a = time.time(); time.sleep(0.3); print(a, time.time())"
+
+    def run(_: int) -> list[float]:
+        ran = front.client.post("/v1/run", json=RUN | {"code": code}, headers=key(tokens, "one"))
+        return list(map(float, ran.json()["stdout"].split()))
+
+    with ThreadPoolExecutor(4) as threads:
+        times = sorted(threads.map(run, range(4)))
+    assert all(before[1] <= after[0] for before, after in pairwise(times)), times
+
+
+def test_a_run_ends_with_its_client(front: Server, tokens: dict[str, str]) -> None:
+    mine = key(tokens, "one")
+    with pytest.raises(httpx.ReadTimeout):
+        front.client.post("/v1/run", json=LONG, headers=mine, timeout=1.5)
+    began = time.monotonic()
+    assert front.client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"  # the one place is free
+    assert time.monotonic() - began < 40
+
+
+def test_the_end_of_a_worker_is_our_fault_and_costs_its_runs_alone(front: Server, tokens: dict[str, str]) -> None:
+    mine = key(tokens)
+    answers: dict[str, Any] = {}
+
+    def ask(path: str, body: dict[str, Any]) -> None:
+        answers[path] = front.client.post(path, json=body, headers=mine)
+
+    def listen() -> None:
+        headers = mine | {"accept": "text/event-stream"}
+        with front.client.stream("POST", "/v1/run", json=LONG, headers=headers) as stream:
+            answers["stream"] = stream.read().decode()
+
+    long_fusion = {"language": "python", "code": LONG["code"], "run_timeout": 60}
+    long_piston = {"language": "python", "version": "*", "files": [{"content": LONG["code"]}], "run_timeout": 60_000}
+    asked = {"/v1/run": LONG, "/run_code": long_fusion, "/api/v2/execute": long_piston}
+    threads = [threading.Thread(target=ask, args=item) for item in asked.items()]
+    threads.append(threading.Thread(target=listen))
+    for thread in threads:
+        thread.start()
+    until(lambda: "warmcell_runs_running 4\n" in front.client.get("/metrics", headers=mine).text)
+    before = worker_pids(front)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join(60)
+    assert answers["/v1/run"].status_code == 503 and answers["/v1/run"].headers["retry-after"] == "1"
+    told = answers["/v1/run"].json()["error"]
+    assert (told["code"], told["fault"], told["retryable"]) == ("sandbox.worker_lost", "host", True)
+    assert answers["/run_code"].json()["status"] == "SandboxError"
+    assert answers["/api/v2/execute"].status_code >= 500
+    assert answers["stream"].rstrip().splitlines()[-2] == "event: error" and '"fault": "host"' in answers["stream"]
+    assert front.client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"
+    until(lambda: len(set(worker_pids(front)) - set(before)) == 2)
+
+
+def test_it_reloads_and_ends_in_order(start_server: Start) -> None:
+    with start_server("--workers", "2") as server:
+        until(lambda: server.client.get("/readyz").status_code == 200)
+        until(lambda: len(worker_pids(server)) == 2)
+        workers = worker_pids(server)
+        body = RUN | {"code": "import time; print('begun', flush=True); time.sleep(1); print('ended')"}
+        with server.client.stream("POST", "/v1/run", json=body, headers={"accept": "text/event-stream"}) as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "event: stdout"
+            server.reload()
+            server.process.send_signal(signal.SIGTERM)
+            heard = "\n".join(lines)
+        server.process.communicate(timeout=60)
+    assert '"stdout": "begun\\nended\\n"' in heard and server.process.returncode == 0
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def test_workers_end_when_their_front_is_killed(start_server: Start) -> None:
+    with start_server("--workers", "2") as server:
+        assert server.client.post("/v1/run", json=RUN).status_code == 200
+        until(lambda: len(worker_pids(server)) == 2)
+        workers = worker_pids(server)
+        server.process.kill()
+        until(lambda: not [pid for pid in workers if Path(f"/proc/{pid}").exists()])
+        server.process.wait()
+
+
+def test_ids_say_which_worker() -> None:
+    assert [marked_worker("ab" * 16 + worker_mark(number)) for number in (0, 7, 255)] == [0, 7, 255]
+    assert [marked_worker(text) for text in ("", "zz", "é")] == [None, None, None]
+
+
+def test_figures_of_several_are_added() -> None:
+    text = '# HELP runs x\n# TYPE runs counter\nruns{a="b c"} 2.0\nruns_created{a="b c"} 5.0\n'
+    other = text.replace("2.0", "3.0").replace("5.0", "4.0") + "more 0.1\n"
+    expected = (
+        '# HELP runs x\n# TYPE runs counter\nruns{a="b c"} 5\nruns_created{a="b c"} 4\nmore 0.10000000000000001\n'
+    )
+    assert summed([text, other]) == expected
+
+
+def test_a_body_is_framed_once() -> None:
+    """Where both are said, whoever believes the other one would find a second request in the body."""
+    asked = [(b"host", b"a"), (b"content-length", b"4"), (b"transfer-encoding", b"chunked"), (b"connection", b"x")]
+    assert forwarded(asked) == [(b"host", b"a"), (b"transfer-encoding", b"chunked"), (b"connection", b"close")]
+    assert forwarded([(b"content-length", b"4"), (b"expect", b"100-continue")]) == [
+        (b"content-length", b"4"),
+        (b"connection", b"close"),
+    ]
