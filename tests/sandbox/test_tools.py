@@ -62,6 +62,20 @@ def test_what_run_code_left_running_is_reached_by_its_port() -> None:
         assert (port["status"], port["guest_port"]) == ("success", 8000), port
         with urllib.request.urlopen(f"http://{port['host']}:{port['port']}/a.txt", timeout=30) as answer:
             assert answer.read() == b"served"
+        assert tools["expose_port"](port=8000) == port
+        assert {tools["expose_port"](port=9000 + n)["status"] for n in range(15)} == {"success"}
+        assert "16 ports are exposed already" in tools["expose_port"](port=9999)["stderr"]
+
+
+@pytest.mark.needs("user namespaces")
+def test_the_longest_time_that_a_model_may_ask_for() -> None:
+    with Sandbox(timeout=60) as sandbox:
+        run_code = sandbox.tools(max_timeout=5)["run_code"]
+        rule = run_code.parameters["properties"]["timeout_secs"]
+        assert (rule["maximum"], rule["default"]) == (5, 5)
+        assert "from 1 to 5" in run_code(code="1", timeout_secs=6)["stderr"]
+        with pytest.raises(InvalidRequest, match="max_timeout"):
+            sandbox.tools(max_timeout=0)
 
 
 @pytest.mark.needs("user namespaces")

@@ -312,19 +312,25 @@ class AsyncSandbox(LivingSandbox):
         return self._guest.capabilities()
 
     def tools(
-        self, *, max_text: int = 30_000, languages: Sequence[str] | None = None, stateful: bool = True
+        self,
+        *,
+        max_text: int = 30_000,
+        languages: Sequence[str] | None = None,
+        stateful: bool = True,
+        max_timeout: int = 300,
     ) -> Toolset:
         """Tools for a model, as callables with JSON schemas: code, commands, files, patches (docs/tools.md).
 
         `max_text` caps what a model sees of each stream; `languages` narrows what it may run. With `stateful`,
-        variables stay from one `run_code` to the next, in the languages that have sessions.
+        variables stay from one `run_code` to the next, in the languages that have sessions. `max_timeout` is the most
+        seconds that a call may ask for.
         """
         from warmcell.sandbox.tools.toolset import ToolCalls, make_toolset
 
         self._operations.check_open()
         remembering = session_languages(self._guest) if stateful else ()
         has_ports = bool(remembering)  # what listens must still run after the call that started it
-        calls = ToolCalls(self, self._settings["timeout"], max_text, languages, remembering, has_ports)
+        calls = ToolCalls(self, self._settings["timeout"], max_text, languages, remembering, has_ports, max_timeout)
         return make_toolset(calls.definitions, calls.answer, is_async=True)
 
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:

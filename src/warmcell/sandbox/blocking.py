@@ -202,16 +202,22 @@ class Sandbox:
         return self._async.capabilities()
 
     def tools(
-        self, *, max_text: int = 30_000, languages: Sequence[str] | None = None, stateful: bool = True
+        self,
+        *,
+        max_text: int = 30_000,
+        languages: Sequence[str] | None = None,
+        stateful: bool = True,
+        max_timeout: int = 300,
     ) -> Toolset:
         """Tools for a model, as callables with JSON schemas: code, commands, files, patches (docs/tools.md).
 
         `max_text` caps what a model sees of each stream; `languages` narrows what it may run. With `stateful`,
-        variables stay from one `run_code` to the next, in the languages that have sessions.
+        variables stay from one `run_code` to the next, in the languages that have sessions. `max_timeout` is the most
+        seconds that a call may ask for.
         """
         from warmcell.sandbox.tools.toolset import make_toolset
 
-        tools = self._async.tools(max_text=max_text, languages=languages, stateful=stateful)
+        tools = self._async.tools(max_text=max_text, languages=languages, stateful=stateful, max_timeout=max_timeout)
         return make_toolset(tools.definitions, functools.partial(portal.call, tools.call), is_async=False)
 
     processes = _blocking(AsyncSandbox.processes)

@@ -25,13 +25,17 @@ def mcp(arguments: Namespace) -> int:
         raise UsageError("--work-dir is for one client, and --http serves many", "leave one of them out")
     try:
         from warmcell.interfaces.mcp import server, transports
+        from warmcell.interfaces.mcp.clients import OwnPlace
         from warmcell.interfaces.serve.settings import is_loopback
     except ImportError as error:
         hint = "pip install 'warmcell[mcp]'"
         raise BackendUnavailable(f"the MCP server needs the package {error.name!r}", hint=hint) from None
     make = _maker(arguments)
     made = server.make_server(
-        make, _languages(arguments.language), is_http=arguments.http, is_stateful=not arguments.stateless
+        lambda _: OwnPlace(make()),
+        _languages(arguments.language),
+        is_http=arguments.http,
+        is_stateful=not arguments.stateless,
     )
     if not arguments.http:
         asyncio.run(transports.serve_stdio(made))

@@ -224,17 +224,7 @@ def _add_jupyter(commands: argparse._SubParsersAction[Parser]) -> None:
     jupyter.add_argument("--prefix", metavar="DIR", help="install for the environment in DIR")
     jupyter.add_argument("--beside-notebook", action="store_true", help="let it work in the notebook's own directory")
     jupyter.add_argument("--work-dir", metavar="DIR", help="a directory to work in (default: a private one)")
-    jupyter.add_argument("--policy", metavar="FILE", help="what code may do, as a .toml or .json file")
-    jupyter.add_argument(
-        "--allow-read", metavar="PATH", action="append", default=[], help="a host path that it may read"
-    )
-    jupyter.add_argument(
-        "--allow-write", metavar="PATH", action="append", default=[], help="a host path that it may change"
-    )
-    jupyter.add_argument(
-        "--allow-domain", metavar="NAME[:PORT]", action="append", default=[], help="a host that it may talk to"
-    )
-    jupyter.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+    _add_permissions(jupyter)
     jupyter.add_argument("--memory", metavar="MB", default="2048", help="memory of all that runs there (default 2048)")
     jupyter.set_defaults(handler=_later("jupyter", "jupyter"))
 

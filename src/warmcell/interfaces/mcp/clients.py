@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import mcp_types as types
@@ -13,24 +14,62 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from warmcell.core.records import dataclass
 from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.tools.definitions import MAX_TIMEOUT
 from warmcell.sandbox.tools.toolset import Toolset
 
 T = TypeVar("T")
 _ONLY_ONE = "stdio"
 
 
+class Place(Protocol):
+    """Where a client's sandbox lives, and by what right its calls are made."""
+
+    sandbox: AsyncSandbox
+    #: The most seconds that a call may ask for.
+    max_timeout: int
+
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Held for as long as a call takes; may raise a `SandboxError`, which the client is told."""
+
+    async def end(self) -> None:
+        """Destroys the sandbox."""
+
+
+class OwnPlace:
+    """A sandbox that nobody else has a say in."""
+
+    max_timeout = MAX_TIMEOUT
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self.sandbox = sandbox
+
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+    async def end(self) -> None:
+        await self.sandbox.destroy()
+
+
+#: From the context of a client's first request.
+MakePlace = Callable[[Any], Place]
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """One client's sandbox and the tools over it."""
 
-    sandbox: AsyncSandbox
+    place: Place
     tools: Toolset
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        return self.place.sandbox
 
 
 class Clients:
-    """All clients of one server. `make` gives a sandbox that has not begun."""
+    """All clients of one server."""
 
-    def __init__(self, make: Callable[[], AsyncSandbox], languages: Sequence[str] | None, is_stateful: bool) -> None:
+    def __init__(self, make: MakePlace, languages: Sequence[str] | None, is_stateful: bool) -> None:
         self._make = make
         self._is_stateful = is_stateful
         self._languages = languages
@@ -40,10 +79,14 @@ class Clients:
         """The client's own. Two calls that come at once get the same."""
         key = self._key(context)
         if key not in self._begun:
-            self._begun[key] = asyncio.create_task(self._begin())
+            self._begun[key] = asyncio.create_task(self._begin(context))
             if key != _ONLY_ONE:  # over stdio it lives as long as the server
                 context.session._connection.exit_stack.push_async_callback(self.end, key)
-        return await asyncio.shield(self._begun[key])
+        try:
+            return await asyncio.shield(self._begun[key])
+        except Exception:
+            self._begun.pop(key, None)  # the next call may find room
+            raise
 
     async def end(self, key: str) -> None:
         begun = self._begun.pop(key, None)
@@ -51,7 +94,7 @@ class Clients:
             with anyio.CancelScope(shield=True):
                 (client,) = await asyncio.gather(begun, return_exceptions=True)
                 if isinstance(client, Client):
-                    await client.sandbox.destroy()
+                    await client.place.end()
 
     async def end_all(self) -> None:
         await asyncio.gather(*(self.end(key) for key in list(self._begun)))
@@ -67,10 +110,17 @@ class Clients:
             raise MCPError(types.UNSUPPORTED_PROTOCOL_VERSION, said, versions)
         return str(session_id)
 
-    async def _begin(self) -> Client:
-        sandbox = self._make()
-        await sandbox.start()
-        return Client(sandbox, sandbox.tools(languages=self._languages, stateful=self._is_stateful))
+    async def _begin(self, context: Any) -> Client:
+        place = self._make(context)
+        try:
+            await place.sandbox.start()
+            tools = place.sandbox.tools(
+                languages=self._languages, stateful=self._is_stateful, max_timeout=place.max_timeout
+            )
+        except BaseException:
+            await place.end()
+            raise
+        return Client(place, tools)
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

@@ -1,22 +1,25 @@
-"""The MCP server: what a client may ask, and what it is answered. Transports are `stdio.py` and `http.py`."""
+"""The MCP server: what a client may ask, and what it is answered. How clients reach it is `transports.py`."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
 import mcp_types as types
 from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from warmcell.core.door_text import explain
+from warmcell.core.errors import SandboxError
 from warmcell.interfaces.mcp import resources
-from warmcell.interfaces.mcp.clients import Client, Clients, to_the_end
+from warmcell.interfaces.mcp.clients import Client, Clients, MakePlace, to_the_end
 from warmcell.interfaces.mcp.progress import Progress, is_wanted
-from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.tools.answers import failure
 from warmcell.sandbox.tools.definitions import Definition
 
 INSTRUCTIONS = (
@@ -28,17 +31,17 @@ _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "
 
 
 def make_server(
-    make_sandbox: Callable[[], AsyncSandbox],
+    make: MakePlace,
     languages: Sequence[str] | None = None,
     *,
     is_http: bool = False,
     is_stateful: bool = True,
 ) -> Server[Clients]:
-    """A server whose clients each get a sandbox from `make_sandbox`."""
+    """A server whose clients each get a sandbox from `make`."""
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[Clients]:
-        clients = Clients(make_sandbox, languages, is_stateful)
+        clients = Clients(make, languages, is_stateful)
         try:
             yield clients
         finally:
@@ -65,7 +68,10 @@ def make_server(
 
 
 async def _client(context: Any) -> Client:
-    client: Client = await context.lifespan_context.of(context)
+    try:
+        client: Client = await context.lifespan_context.of(context)
+    except SandboxError as error:
+        raise MCPError(types.INTERNAL_ERROR, explain(error)) from None
     return client
 
 
@@ -76,16 +82,22 @@ async def _list_tools(context: Any, _: object) -> types.ListToolsResult:
 
 async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
     client = await _client(context)
-    arguments = params.arguments or {}
-    if not is_wanted(context):
-        answer = await to_the_end(client.tools.call(params.name, arguments))
-    else:
-        seconds = arguments.get("timeout_secs")
-        total = float(seconds) if type(seconds) is int and 0 < seconds < 1e6 else None
-        async with Progress(context, total) as progress:
-            answer = await to_the_end(client.tools.call(params.name, arguments, progress.hear))
+    try:
+        async with client.place.turn():
+            answer = await _answer(context, client, params.name, params.arguments or {})
+    except SandboxError as error:  # there was no turn for it
+        answer = failure(error)
     await _log(context, answer)
     return await _as_result(client, answer)
+
+
+async def _answer(context: Any, client: Client, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    if not is_wanted(context):
+        return await to_the_end(client.tools.call(name, arguments))
+    seconds = arguments.get("timeout_secs")
+    total = float(seconds) if type(seconds) is int and 0 < seconds < 1e6 else None
+    async with Progress(context, total) as progress:
+        return await to_the_end(client.tools.call(name, arguments, progress.hear))
 
 
 async def _list_resources(context: Any, _: object) -> types.ListResourcesResult:

@@ -17,6 +17,7 @@ from warmcell.interfaces.serve import (
     forks,
     fusion,
     fusion_jupyter,
+    mcp_door,
     native,
     openapi,
     piston,
@@ -52,7 +53,7 @@ def make_app(service: Service) -> Starlette:
 
     measured, under_way = Measured(), UnderWay()
     app = Starlette(
-        routes=make_routes(measured, under_way),
+        routes=[*make_routes(measured, under_way), *mcp_door.routes(service)],
         lifespan=lifespan,
         middleware=[Middleware(FromElsewhere, settings=service.settings)],
         exception_handlers={404: not_found, 405: wrong_method},

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.door_text import cap
+from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import ExecResult
 from warmcell.sandbox.tools import cells
 from warmcell.sandbox.tools.answers import failure, partial_result, success
@@ -14,8 +15,10 @@ from warmcell.workspace.files import DirEntry
 
 if TYPE_CHECKING:
     from warmcell.sandbox.asynchronous import AsyncSandbox
+    from warmcell.sandbox.ports import AsyncExposedPort
 
 MAX_ENTRIES = 1000
+MAX_PORTS = 16
 MAX_FILE_BYTES = 16 * 1024 * 1024
 #: Gets "stdout" or "stderr" and text, as it comes; may return an awaitable.
 OnOutput = Callable[[str, str], object]
@@ -32,6 +35,7 @@ class Calls:
         self._kept = KeptOutput(sandbox, max_text)
         self._interpreters = cells.Interpreters(sandbox)
         self._remembering = tuple(remembering)
+        self._ports: dict[int, AsyncExposedPort] = {}
 
     async def run_code(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
         if args["language"] in self._remembering and args["stdin"] is None:
@@ -111,7 +115,12 @@ class Calls:
         return {"status": "success", "changes": [{"path": item.path, "kind": item.kind} for item in changes]}
 
     async def expose_port(self, args: dict[str, Any]) -> dict[str, Any]:
-        port = await self._sandbox.expose(args["port"])
+        port = self._ports.get(args["port"])
+        if port is None:
+            if len(self._ports) >= MAX_PORTS:
+                taken = ", ".join(map(str, self._ports))
+                raise InvalidRequest(f"{MAX_PORTS} ports are exposed already: {taken}", field="port", hint="use those")
+            port = self._ports[args["port"]] = await self._sandbox.expose(args["port"])
         plain = {"url": port.url, "host": port.host, "port": port.port, "guest_port": port.guest_port}
         return {"status": "success"} | plain
 

@@ -35,6 +35,7 @@ def definitions(
     has_ports: bool,
     only: Sequence[str] | None = None,
     remembering: Sequence[str] = (),
+    max_timeout: int = MAX_TIMEOUT,
 ) -> list[Definition]:
     """What a sandbox of such capabilities offers, in the order in which a model should see it.
 
@@ -43,7 +44,8 @@ def definitions(
     languages = [str(name) for name in capabilities.supported_languages if name != "wasm"]
     if only is not None:
         languages = [name for name in only if name in languages]
-    timeout = _number("Seconds after which it is stopped.", MIN_TIMEOUT, MAX_TIMEOUT, _default(timeout_secs))
+    usual = int(min(max(timeout_secs, MIN_TIMEOUT), max_timeout))
+    timeout = _number("Seconds after which it is stopped.", MIN_TIMEOUT, max_timeout, usual)
     tools = (
         [_run_code(languages, timeout, capabilities, [name for name in languages if name in remembering])]
         if languages
@@ -64,10 +66,6 @@ def network_words(capabilities: BackendCapabilities) -> str:
         return "no network access"
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"network access to {', '.join(names[:MAX_NAMES])}{more} only, through the proxy that the environment names"
-
-
-def _default(seconds: float) -> int:
-    return int(min(max(seconds, MIN_TIMEOUT), MAX_TIMEOUT))
 
 
 def _run_code(

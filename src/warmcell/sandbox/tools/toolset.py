@@ -11,7 +11,7 @@ from warmcell.core.lines import one_line
 from warmcell.sandbox.tools.answers import MAX_TEXT, failure
 from warmcell.sandbox.tools.arguments import as_mapping, checked, ignored
 from warmcell.sandbox.tools.calls import Calls, OnOutput
-from warmcell.sandbox.tools.definitions import Definition, definitions
+from warmcell.sandbox.tools.definitions import MAX_TIMEOUT, Definition, definitions
 from warmcell.workspace.errors import PatchRejected
 
 if TYPE_CHECKING:
@@ -105,10 +105,13 @@ class ToolCalls:
         languages: Sequence[str] | None = None,
         remembering: Sequence[str] = (),
         has_ports: bool = False,
+        max_timeout: int = MAX_TIMEOUT,
     ) -> None:
         if isinstance(max_text, bool) or not isinstance(max_text, int) or max_text < 100:
             raise InvalidRequest("must be a whole number of at least 100 characters", field="max_text")
-        found = definitions(sandbox.capabilities(), timeout_secs, has_ports, languages, remembering)
+        if isinstance(max_timeout, bool) or not isinstance(max_timeout, int) or max_timeout < 1:
+            raise InvalidRequest("must be a whole number of seconds from 1", field="max_timeout")
+        found = definitions(sandbox.capabilities(), timeout_secs, has_ports, languages, remembering, max_timeout)
         self._by_name = {definition.name: definition for definition in found}
         self._calls = Calls(sandbox, max_text, remembering)
         self._max_text = max_text
