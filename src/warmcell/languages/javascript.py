@@ -149,12 +149,15 @@ def _candidates(config: ProcessConfig) -> Iterator[str]:
 
 
 def places_of_node(config: ProcessConfig) -> tuple[str, ...]:
-    """What has to be shown of this host for Node to run, found without running it; nothing where there is none."""
+    """What has to be shown of this host for Node to run, found without running it; nothing where there is none.
+
+    Of each that there is: the first may be too old for TypeScript.
+    """
     try:
-        path = next(_candidates(config), None)
+        found = [place for path in _candidates(config) for place in shown_for(os.path.realpath(path))]
     except BackendUnavailable:
         return ()
-    return () if path is None else beside_usr(shown_for(os.path.realpath(path)))
+    return beside_usr(found)
 
 
 @lru_cache(maxsize=32)

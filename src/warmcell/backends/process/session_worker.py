@@ -17,9 +17,9 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.policy.places import CODE_DIR
 
-#: By the language's own name: the worker that the agent forks into. JavaScript is a program of its own.
+#: By the language's own name: the worker that the agent forks into. What Node runs is a program of its own.
 _WORKERS = {"python": "python_session", "command": "shell_session"}
-LANGUAGES = ("python", "javascript", "command")
+LANGUAGES = ("python", "javascript", "typescript", "command")
 _NODE_SESSION = f"{CODE_DIR}/live/node_session.cjs"
 _REASON_SECONDS = 30.0
 
@@ -104,6 +104,8 @@ def _how(language: str, config: ProcessConfig) -> dict[str, Any]:
         return {"worker": _WORKERS[language]}
     if language == "javascript":
         return {"argv": [_node(config), _NODE_SESSION]}
+    if language == "typescript":
+        return {"argv": [_node_for_types(config), "--disable-warning=ExperimentalWarning", _NODE_SESSION, language]}
     raise InvalidRequest(
         f"there are no sessions in {language}", field="language", hint=f"one of {', '.join(LANGUAGES)}"
     )
@@ -115,6 +117,14 @@ def _node(config: ProcessConfig) -> str:
 
     need = "JavaScript sessions need Node.js 18 or newer"
     return find_node(config, runs_javascript, need, remedy=REMEDIES["javascript"]).path
+
+
+def _node_for_types(config: ProcessConfig) -> str:
+    from warmcell.languages.javascript import find_node, runs_typescript, transforms_types
+
+    return find_node(
+        config, runs_typescript, "TypeScript sessions need Node.js 22.18 or newer", prefer=transforms_types
+    ).path
 
 
 def _told(ending: Ending) -> str:

@@ -1,6 +1,7 @@
 'use strict';
 // The worker of a JavaScript session: Node's own REPL without its prompt. Cells come over descriptor 3, and what they
 // give goes back over it; what they print goes to the pipes at 1 and 2, which Node writes to synchronously.
+// For TypeScript the types are taken out of each cell first; nothing checks them.
 
 const net = require('net');
 const repl = require('repl');
@@ -13,6 +14,7 @@ const LONGEST_TEXT = 32 * 1024;
 const LONGEST_VALUE = 16 * 1024 * 1024;
 const LONGEST_VARIABLE = 1000;
 const CELL = /<cell \d+>/;
+const isTyped = process.argv[2] === 'typescript';
 
 const streams = [process.stdout, process.stderr];
 const sources = new Map();
@@ -121,12 +123,23 @@ function runCell(request) {
   if (request.isInterrupted) return request.done({ code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED' });
   process.removeAllListeners('SIGINT');
   try {
-    server.eval(request.code + '\n', server.context, name, request.done);
+    server.eval(plainScript(request.code) + '\n', server.context, name, request.done);
   } catch (error) {
     request.done(error);
   }
   process.removeAllListeners('SIGINT');
   process.on('SIGINT', onInterrupt);
+}
+
+function plainScript(code) {
+  if (!isTyped) return code;
+  const { stripTypeScriptTypes } = require('module');
+  try {
+    return stripTypeScriptTypes(code, { mode: 'transform' });
+  } catch (error) {
+    if (error.code !== 'ERR_INVALID_ARG_VALUE') throw error;
+    return stripTypeScriptTypes(code); // from Node 26 on there is nothing but taking them out
+  }
 }
 
 function once(call) {

@@ -20,6 +20,9 @@ _METHODS = (
     ("application/javascript", "_repr_javascript_"),
 )
 _PLOTLY = "application/vnd.plotly.v1+json"
+#: What a figure or a table holds, for whoever cannot look at it.
+_CHART, _TABLE = "application/vnd.warmcell.chart+json", "application/vnd.warmcell.table+json"
+_MOST_VALUES = 100_000
 
 
 #: What has no other form than its text.
@@ -96,10 +99,28 @@ def _special(value):
     """What offers nothing by itself outside of a notebook's own program."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__}
     if "matplotlib.figure.Figure" in names:
-        return {"image/png": picture(value)}
+        return {"image/png": picture(value), **_chart(value)}
     if "plotly.basedatatypes.BaseFigure" in names:
         return {_PLOTLY: json.loads(value.to_json()), "text/plain": f"<{type(value).__name__}>"}
+    if "pandas.core.frame.DataFrame" in names:
+        return _table(value)
     return {}
+
+
+def _chart(figure):
+    from . import session_charts
+
+    found = session_charts.described(figure)
+    return {} if found is None else {_CHART: found}
+
+
+def _table(frame):
+    """By column. Nothing where names come twice, which JSON cannot have."""
+    if frame.size > _MOST_VALUES or not frame.columns.is_unique:
+        return {}
+    found = json.loads(frame.to_json(orient="split", date_format="iso", default_handler=str))
+    rows = found["data"]
+    return {_TABLE: {str(name): [row[place] for row in rows] for place, name in enumerate(found["columns"])}}
 
 
 def picture(figure):

@@ -36,6 +36,8 @@ def python_for(source, filename, flags):
     """The cell as a syntax tree. Raises the SyntaxError of what is neither Python nor one of these."""
     if cell := _CELL.match(source):
         return ast.parse(f"__magic__.cell{cell.groups()!r}", filename)
+    if source[:1].isspace():
+        source = _at_the_margin(source)
     lines = None
     while True:
         try:
@@ -45,6 +47,14 @@ def python_for(source, filename, flags):
             if not _replace(lines, (error.lineno or 0) - 1):
                 raise
             source = "\n".join(lines)
+
+
+def _at_the_margin(source):
+    """As in notebooks: a cell that is indented as a whole begins where its first line does. Lines keep their places."""
+    lines = source.split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    return "\n".join(line.removeprefix(indent) for line in lines)
 
 
 def _replace(lines, number):

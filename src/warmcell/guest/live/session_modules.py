@@ -7,13 +7,15 @@ import os
 import sys
 
 _FIGURES = "warmcell_figures"
+#: By module, the class whose `show()` opens a browser or a viewer.
+_SHOWN = {"plotly.basedatatypes": "BaseFigure", "PIL.Image": "Image"}
 
 
 def install(screen):
     """Looked at last: whatever is installed comes first."""
     os.environ.setdefault("MPLBACKEND", f"module://{_FIGURES}")
     sys.meta_path.append(_Finder(screen))
-    sys.meta_path.insert(0, _PlotlyFinder(screen))
+    sys.meta_path.insert(0, _ShowFinder(screen))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -31,25 +33,25 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_loader(name, _Loader(maker), is_package=name == "IPython")
 
 
-class _PlotlyFinder(importlib.abc.MetaPathFinder):
-    """`figure.show()` of plotly opens a browser, of which there is none here: it is shown like any other value."""
+class _ShowFinder(importlib.abc.MetaPathFinder):
+    """There is no browser and no viewer here: what would be seen there is shown like any other value."""
 
     def __init__(self, screen):
         self._screen = screen
 
     def find_spec(self, name, path=None, target=None):
-        if name != "plotly.basedatatypes":
+        if name not in _SHOWN:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = self._adapted(spec.loader.exec_module)
+            spec.loader.exec_module = self._adapted(spec.loader.exec_module, _SHOWN[name])
         return spec
 
-    def _adapted(self, execute):
+    def _adapted(self, execute, name):
         def exec_module(module):
             execute(module)
-            if hasattr(module, "BaseFigure"):
-                module.BaseFigure.show = lambda figure, *args, **kwargs: self._screen.display(figure) and None
+            if hasattr(module, name):
+                getattr(module, name).show = lambda value, *args, **kwargs: self._screen.display(value) and None
 
         return exec_module
 

@@ -1,0 +1,211 @@
+"""The contexts of E2B's code interpreter: sessions of ours, with a directory and variables for single cells."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from contextlib import suppress
+from typing import Any
+
+from warmcell.core.errors import SessionEnded
+from warmcell.core.records import replace
+from warmcell.core.types import MAX_TIMEOUT
+from warmcell.interfaces.serve.e2b.box import HOME, Box, FileError
+from warmcell.interfaces.serve.exchange import Refused
+from warmcell.sandbox.session import AsyncSession
+from warmcell.sessions.cell_results import CellResult
+
+MAX_CONTEXTS = 32
+#: By what clients call them, ours. `deno` is what runs TypeScript there.
+LANGUAGES = {
+    "python": "python",
+    "python3": "python",
+    "javascript": "javascript",
+    "js": "javascript",
+    "typescript": "typescript",
+    "ts": "typescript",
+    "deno": "typescript",
+    "bash": "command",
+}
+#: Those that clients find before they have used any.
+DEFAULTS = ("python", "javascript")
+_OWN_CELL_SECONDS = 60
+
+
+class Context:
+    """What its client said about it, and a session, which begins when it is first needed. Cells of one come one after
+    the other, and are counted here: a session also counts the cells that are ours.
+    """
+
+    def __init__(self, box: Box, language: str, cwd: str) -> None:
+        self.id, self.language, self.cwd = secrets.token_hex(16), language, cwd
+        self._box, self._count = box, 0
+        self._session: AsyncSession | None = None
+        self._starting, self._turn = asyncio.Lock(), asyncio.Lock()
+
+    def plain(self) -> dict[str, str]:
+        return {"id": self.id, "language": self.language, "cwd": self.cwd}
+
+    async def start(self) -> AsyncSession:
+        """Once; whoever comes later gets the same."""
+        async with self._starting:
+            if self._session is None:
+                is_at_home = self.cwd == HOME or self.cwd.startswith(f"{HOME}/")
+                await self._make_directory()
+                began = await self._box.held.sandbox.session(
+                    LANGUAGES[self.language], cwd=self.cwd if is_at_home else HOME
+                )
+                await self._go_to(began)
+                self._session = began
+            return self._session
+
+    async def restart(self) -> None:
+        if self._session is not None:
+            await self._session.restart()
+            await self._go_to(self._session)
+        self._count = 0
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def run(self, code: str, env: dict[str, str], **listeners: Any) -> CellResult:
+        session = await self.start()
+        if not code.strip():
+            return CellResult(execution_count=self._count)
+        async with self._turn:
+            self._count += 1
+            try:
+                result = await self._run_with(session, code, env, listeners)
+            except SessionEnded:
+                await self.restart()
+                raise
+        return replace(result, execution_count=self._count)
+
+    async def _run_with(
+        self, session: AsyncSession, code: str, env: dict[str, str], listeners: dict[str, Any]
+    ) -> CellResult:
+        if not env:
+            return await session.run(code, timeout=MAX_TIMEOUT, **listeners)
+        own = LANGUAGES[self.language]
+        await session.run(_setting(own, env), timeout=_OWN_CELL_SECONDS)
+        try:
+            return await session.run(code, timeout=MAX_TIMEOUT, **listeners)
+        finally:
+            with suppress(SessionEnded):  # and the variables with it
+                await asyncio.shield(session.run(_undoing(own, env), timeout=_OWN_CELL_SECONDS))
+
+    async def _make_directory(self) -> None:
+        """As there: a directory that is not there is no mistake."""
+        if self.cwd == HOME:
+            return
+        try:
+            await self._box.files.ask("mkdir", path=self.cwd)
+        except FileError as error:
+            if error.errno != "EEXIST":
+                raise Refused(400, f"cwd '{self.cwd[:200]}': {error.message}") from None
+
+    async def _go_to(self, session: AsyncSession) -> None:
+        """A session begins in the work directory; what lies outside of it only the guest can enter."""
+        if not self.cwd.startswith(HOME):
+            await session.run(_moving(LANGUAGES[self.language], self.cwd), timeout=_OWN_CELL_SECONDS)
+
+
+class Contexts:
+    """Of one sandbox."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        self._all: dict[str, Context] = {}
+        self._defaults: dict[str, str] = {}
+        for language in DEFAULTS:
+            self._default(language)
+
+    async def create(self, language: str | None, cwd: str | None) -> Context:
+        made = self._add(language or "python", cwd or HOME)
+        try:
+            await made.start()
+        except BaseException:
+            del self._all[made.id]
+            raise
+        return made
+
+    def chosen(self, identity: str | None, language: str | None) -> Context:
+        if identity is not None and language is not None:
+            raise Refused(400, "only one of context_id or language can be provided")
+        return self._default(language or "python") if identity is None else self.find(identity)
+
+    def find(self, identity: str) -> Context:
+        found = self._all.get(identity)
+        if found is None:
+            raise Refused(404, f"Context {identity[:80]} not found")
+        return found
+
+    def every(self) -> list[Context]:
+        return list(self._all.values())
+
+    async def remove(self, context: Context) -> None:
+        self._all.pop(context.id, None)
+        await context.close()
+
+    def _default(self, language: str) -> Context:
+        own = LANGUAGES.get(language.lower(), language)
+        found = self._all.get(self._defaults.get(own, ""))
+        if found is None:
+            found = self._add(language, HOME)
+            self._defaults[own] = found.id
+        return found
+
+    def _add(self, language: str, cwd: str) -> Context:
+        if language.lower() not in LANGUAGES:
+            raise Refused(400, f"unsupported language: {language[:40]}")
+        if len(self._all) >= MAX_CONTEXTS:
+            raise Refused(429, f"there are {MAX_CONTEXTS} contexts already")
+        made = Context(self._box, language.lower(), cwd)
+        self._all[made.id] = made
+        return made
+
+
+def _moving(language: str, path: str) -> str:
+    if language == "python":
+        return f"__import__('os').chdir({path!r})"
+    return f"cd -- {_quoted(path)}" if language == "command" else f"process.chdir({json.dumps(path)})"
+
+
+def _setting(language: str, env: dict[str, str]) -> str:
+    plain = json.dumps(env)
+    if language == "python":
+        keep = "__import__('builtins').__dict__.__setitem__('_warmcell_env', dict(__import__('os').environ))"
+        return f"{keep}\n__import__('os').environ.update(__import__('json').loads({plain!r}))"
+    if language == "command":
+        return "\n".join(
+            f"[ -z ${{{name}+x}} ] || _warmcell_{name}=${name}\nexport {name}={_quoted(value)}"
+            for name, value in env.items()
+        )
+    return f"globalThis._warmcell_env = {{...process.env}}; Object.assign(process.env, {plain}); undefined"
+
+
+def _undoing(language: str, env: dict[str, str]) -> str:
+    if language == "python":
+        return (
+            f"for _warmcell_name in {list(env)!r}:\n"
+            "    __import__('os').environ.pop(_warmcell_name, None)\n"
+            "    if _warmcell_name in _warmcell_env: "
+            "__import__('os').environ[_warmcell_name] = _warmcell_env[_warmcell_name]\n"
+            "del _warmcell_name"
+        )
+    if language == "command":
+        return "\n".join(
+            f"if [ -z ${{_warmcell_{name}+x}} ]; then unset {name}; "
+            f"else export {name}=$_warmcell_{name}; unset _warmcell_{name}; fi"
+            for name in env
+        )
+    return (
+        f"for (const name of {json.dumps(list(env))}) {{ delete process.env[name]; "
+        "if (name in _warmcell_env) process.env[name] = _warmcell_env[name]; } undefined"
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
