@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,6 +132,52 @@ def test_cells_remember(box: Box) -> None:
     assert box.client.get("/contexts", headers={"e2b-sandbox-id": box.id}).status_code == 502
 
 
+def _cell(box: Box, code: str, **more: Any) -> list[dict[str, Any]]:
+    answer = box.client.post("/execute", json={"code": code, **more}, headers=box.headers)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_contexts_are_there_before_they_are_used_and_begin_anywhere(box: Box) -> None:
+    names = [context["language"] for context in box.client.get("/contexts", headers=box.headers).json()]
+    assert names[:2] == ["python", "javascript"]
+    for cwd in ("/tmp", "/home/user/made/here"):
+        context = box.client.post("/contexts", json={"language": "bash", "cwd": cwd}, headers=box.headers).json()
+        assert _cell(box, "pwd", context_id=context["id"])[0]["text"] == f"{cwd}\n"
+        assert box.client.post(f"/contexts/{context['id']}/restart", headers=box.headers).status_code == 204
+        said = _cell(box, "pwd; A=1", context_id=context["id"])
+        assert said[0]["text"] == f"{cwd}\n" and said[-2]["execution_count"] == 1
+    outside = box.client.post("/contexts", json={"cwd": "/proc/none"}, headers=box.headers)
+    assert outside.status_code == 400 and "/proc/none" in outside.text
+    assert box.client.post("/execute", json={"code": "1", "language": "no"}, headers=box.headers).status_code == 400
+
+
+def test_variables_of_one_cell_are_undone(box: Box) -> None:
+    """To what they were, which may be something."""
+    for env in ({"A": "for one"}, None):
+        said = _cell(box, "echo $A ${B-none}", language="bash", env_vars=env)
+        assert said[0]["text"] == f"{'for one' if env else 'b'} none\n"
+
+
+def test_an_answer_breaks_off_where_the_sandbox_is_killed(server: Server) -> None:
+    box = Box(server.client)
+    sent = server.client.stream("POST", "/execute", json={"code": "print(1)\nwhile 1: pass"}, headers=box.headers)
+    with sent as answer, pytest.raises(httpx.RemoteProtocolError):
+        lines = answer.iter_lines()
+        assert json.loads(next(lines))["text"] == "1\n"
+        assert box.kill() == 204
+        assert [line for line in lines if "keepalive" not in line] == []
+
+
+def test_metrics_are_of_the_time_that_was_asked_for(box: Box) -> None:
+    box.run("head -c 100000 /dev/zero > zeros")
+    now = int(time.time())
+    [sample] = box.client.get(f"/sandboxes/{box.id}/metrics", params={"start": now - 1}).json()
+    assert 100_000 <= sample["diskUsed"] < sample["diskTotal"] and 0 < sample["memUsed"] < sample["memTotal"]
+    assert sample["cpuUsedPct"] >= 0 and abs(sample["timestampUnix"] - now) < 60
+    assert box.client.get(f"/sandboxes/{box.id}/metrics", params={"start": 1, "end": 100}).json() == []
+
+
 def test_sandboxes_are_found_by_what_they_were_given(box: Box) -> None:
     query = {"metadata": "x%3Dy%2520z", "state": "running"}
     found = box.client.get("/v2/sandboxes", params={"metadata": "x=y%20z", "state": "running"}).json()
@@ -201,7 +248,9 @@ def test_nothing_of_a_sandbox_is_anothers(start_server: Callable[..., Any], tmp_
 
 
 @pytest.mark.attack("PT-15")
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 50_000, b'{"process": 3, "path": 7}', b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", pytest.param(b"[" * 50_000, id="deep"), b'{"process": 3, "path": 7}', b"\xff"]
+)
 def test_messages_that_are_none_are_the_callers_fault(box: Box, body: bytes) -> None:
     for name in ("process.Process/SendInput", "process.Process/SendSignal", "filesystem.Filesystem/Move"):
         answer = box.client.post(f"/{name}", content=body, headers=box.headers | {"content-type": "application/json"})

@@ -76,13 +76,13 @@ def shell_worker(**options: object) -> BareWorker:
     return BareWorker(lambda control: [sys.executable, "-c", _BOOT, str(control), "shell_session"], **options)
 
 
-def node_worker(**options: object) -> BareWorker:
+def node_worker(language: str = "javascript", **options: object) -> BareWorker:
+    from warmcell.backends.process.session_worker import _how
     from warmcell.languages.config import ProcessConfig
-    from warmcell.languages.javascript import find_node, runs_javascript
 
-    node = find_node(ProcessConfig(), runs_javascript, "these tests need Node.js").path
-    script = os.path.join(LIVE, "node_session.cjs")
-    boot = f"import os; os.dup2(%d, 3); os.execv({node!r}, [{node!r}, {script!r}])"
+    words = _how(language, ProcessConfig())["argv"]
+    argv = [os.path.join(LIVE, "node_session.cjs") if word.endswith(".cjs") else word for word in words]
+    boot = f"import os; os.dup2(%d, 3); os.execv({argv[0]!r}, {argv!r})"
     return BareWorker(lambda control: [sys.executable, "-c", boot % control], **options)
 
 

@@ -91,3 +91,15 @@ def test_a_crash_ends_the_session() -> None:
     with pytest.raises(errors.SessionEnded):
         cells("process.kill(process.pid, 'SIGKILL')\nwhile (true) {}")
     cells.close()
+
+
+def test_types_are_taken_out_of_cells() -> None:
+    cells = Cells(node_worker("typescript"))
+    try:
+        assert cells("const less = (x: number, y: number): number => x - y").error is None
+        found = cells("enum Kind { One = 4 }\nless(1, Kind.One) as number")
+        assert (found.value, found.stderr) == ("-3", "")
+        wrong = cells("const x: = 3").error
+        assert wrong is not None and wrong.name == "SyntaxError"
+    finally:
+        cells.close()

@@ -184,6 +184,29 @@ def op_tree(asked):
     return {"tree": dict(list(found.items())[:MOST_WATCHED])}
 
 
+def op_usage(asked):
+    """Of all that runs in this cage: seconds of processor time, bytes of memory; and bytes of files at home."""
+    ticks = pages = size = 0
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+        pages += int(fields[21])
+    for directory, names, files in os.walk(HOME):
+        for name in names + files:
+            try:
+                size += os.lstat(os.path.join(directory, name)).st_blocks * 512
+            except OSError:
+                continue
+    memory = pages * os.sysconf("SC_PAGE_SIZE")
+    return {"seconds": ticks / os.sysconf("SC_CLK_TCK"), "memory": memory, "disk": size}
+
+
 def answer(line):
     try:
         asked = json.loads(line)

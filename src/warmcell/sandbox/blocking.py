@@ -248,7 +248,10 @@ class Sandbox:
     def session(
         self, language: str = "python", *, cwd: AnyPath | None = None, env: Mapping[str, str] | None = None
     ) -> Session:
-        """An interpreter that remembers: `"python"`, `"javascript"` or `"command"` (bash). It ends with the sandbox."""
+        """An interpreter that remembers: `"python"`, `"javascript"`, `"typescript"` or `"command"` (bash).
+
+        It ends with the sandbox.
+        """
         from warmcell.sandbox.session import Session
 
         async def opened() -> AsyncSession:

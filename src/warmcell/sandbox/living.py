@@ -165,7 +165,7 @@ class LivingSandbox(ABC):
     def session(
         self, language: str = "python", *, cwd: AnyPath | None = None, env: Mapping[str, str] | None = None
     ) -> Opening:
-        """An interpreter that remembers: `"python"`, `"javascript"` or `"command"` (bash).
+        """An interpreter that remembers: `"python"`, `"javascript"`, `"typescript"` or `"command"` (bash).
 
         `await` it, or use it with `async with`. It lives in the sandbox's live cage, and ends with the sandbox.
         """

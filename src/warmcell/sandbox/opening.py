@@ -51,12 +51,15 @@ def session_language(backend: str, language: str) -> str:
 
 
 def session_languages(guest: object) -> tuple[str, ...]:
-    """Those in which such a guest has sessions, where the host has the languages."""
+    """Those in which such a guest has sessions, where the host has the languages.
+
+    Not TypeScript, which has to be asked for: the Node that can run it may lie where a cage has something else.
+    """
     if not getattr(guest, "has_live_cage", False):
         return ()
     from warmcell.backends.process.session_worker import LANGUAGES
 
-    return tuple(LANGUAGES)
+    return tuple(name for name in LANGUAGES if name != "typescript")
 
 
 def session_starter(

@@ -115,7 +115,7 @@ def _boxes(axes):
         for line in axes.lines:
             data = line.get_xydata()
             if len(data) and all(ends[0] <= place <= ends[1] for place in data[:, across]):
-                box.add(data[:, across], data[:, along], ends)
+                box.add(line, data[:, across], data[:, along], ends)
         elements.append(box.described(names.at(sum(ends) / 2)))
     return {**_labels(axes, is_turned), "elements": elements}
 
@@ -138,10 +138,12 @@ class _Box:
         self._least, self._most, self._median = low, high, (low + high) / 2
         self._outliers = []
 
-    def add(self, across, along, ends):
+    def add(self, line, across, along, ends):
         least, most = float(along.min()), float(along.max())
-        if len(along) != 2:
+        if line.get_linestyle() in ("None", ""):
             self._outliers += [float(value) for value in along]
+        elif len(along) != 2:
+            return  # the outline of the same box, drawn once more
         elif across[0] == across[1]:
             self._least, self._most = min(self._least, least), max(self._most, most)
         elif math.isclose(abs(across[1] - across[0]), ends[1] - ends[0]) and self._low <= least <= self._high:

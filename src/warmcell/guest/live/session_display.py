@@ -102,7 +102,7 @@ def _special(value):
         return {"image/png": picture(value), **_chart(value)}
     if "plotly.basedatatypes.BaseFigure" in names:
         return {_PLOTLY: json.loads(value.to_json()), "text/plain": f"<{type(value).__name__}>"}
-    if "pandas.core.frame.DataFrame" in names:
+    if names & {"pandas.DataFrame", "pandas.core.frame.DataFrame"}:
         return _table(value)
     return {}
 

@@ -32,6 +32,7 @@ def serve(arguments: Namespace) -> int:
         token=arguments.token or os.environ.get("WARMCELL_TOKEN") or None,
         tokens=arguments.tokens,
         policy=arguments.policy,
+        python=arguments.python,
         max_timeout=options.seconds("--max-timeout", arguments.max_timeout),
         workers=options.whole_number("--workers", arguments.workers, MOST_WORKERS) or 1,
         max_body=(options.whole_number("--max-body", arguments.max_body, 1 << 10) or 1) << 20,

@@ -99,7 +99,13 @@ def _with_workers(settings: Settings, listening: socket.socket) -> Coroutine[Any
     return serve_with_workers(settings, listening)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """An answer that was broken off on purpose is none: see `e2b.interpreter.CellStream`."""
+    return "without completing response" not in record.getMessage()
+
+
 async def served(service: Service, listening: socket.socket) -> None:
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     await Server(configured(make_app(service), service.settings), service).serve(sockets=[listening])
 
 

@@ -44,7 +44,7 @@ class Service:
         self.settings = settings
         #: Set when nothing new is taken any more: what would stand for ever ends.
         self.draining = asyncio.Event()
-        self._config = config or ProcessConfig()
+        self._config = config or ProcessConfig(python_path=settings.python)
         self._tenants = self._read_tenants()
         self.policy = self._read_policy()
         self.backend = self._make_backend()

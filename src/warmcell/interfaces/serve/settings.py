@@ -24,6 +24,8 @@ class Settings:
     token: str | None = None
     tokens: str | None = None
     policy: str | None = None
+    #: The interpreter that guests get, with what is installed beside it; None: the host's own, bare.
+    python: str | None = None
     max_body: int = 16 * MIB
     max_timeout: float = 300.0
     max_connections: int = 1024

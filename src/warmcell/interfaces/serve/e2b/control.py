@@ -16,6 +16,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.types import check_env
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.e2b.box import HOME, Box, box_of, rfc3339
+from warmcell.interfaces.serve.e2b.metrics import metrics_of
 from warmcell.interfaces.serve.e2b.snapshots import Snapshots, copied
 from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of, told
 from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
@@ -156,9 +157,9 @@ async def resume(request: Request, tenant: Tenant) -> Response:
 
 
 async def metrics(request: Request, tenant: Tenant) -> Response:
-    """None are kept."""
-    _held(request, tenant)
-    return answer([])
+    asked = request.query_params
+    begin, end = (float(text) if (text := asked.get(name, "")).isdigit() else None for name in ("start", "end"))
+    return answer(await metrics_of(_box(_held(request, tenant)), begin, end))
 
 
 async def fork(request: Request, tenant: Tenant) -> Response:
