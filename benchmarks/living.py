@@ -1,8 +1,9 @@
-"""What living sandboxes cost: a process in the live cage against bare `subprocess`, and a hundred of them at once.
+"""What living sandboxes cost, beside what one would use without them, in the same run and in turns.
 
-    python benchmarks/living.py [--rounds 200] [--sandboxes 100]
+    python benchmarks/living.py [--quick]
 
-Run it as an ordinary user. Bare and live take turns in the same process, so that both meet the same machine.
+Run it as an ordinary user. Writes benchmarks/results/living.json and living.md. ipykernel is left out where it is not
+installed (`pip install -r benchmarks/requirements.txt`).
 """
 
 from __future__ import annotations
@@ -10,24 +11,95 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from warmcell import AsyncProcess, AsyncSandbox, ProcessBackend, Sandbox, SandboxError
+from living_report import Figure, host, write
+from repls import BareRepl, JupyterKernel, OurSession, Repl
+
+from warmcell import AsyncSandbox, Limits, ProcessBackend, Sandbox
 
 WORDS = ["/bin/echo", "x"]
+CELLS = ("x += 1", "x + 1", "print('hello')")
+#: Pours as many bytes as the eight that it is sent say.
+POURER = """
+import socket, struct
+listener = socket.create_server(("127.0.0.1", {port}), backlog=256)
+print(listener.getsockname()[1], flush=True)
+piece = bytes(1 << 18)
+while True:
+    connection, _ = listener.accept()
+    with connection:
+        left = struct.unpack("!q", connection.recv(8, socket.MSG_WAITALL))[0]
+        while left > 0:
+            left -= connection.send(piece[:left])
+"""
+DRINKER = """
+import socket, sys, time
+left = size = int(sys.argv[2])
+buffer = bytearray(1 << 18)
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+    began = time.perf_counter()
+    connection.sendall(size.to_bytes(8, "big"))
+    while left:
+        count = connection.recv_into(buffer)
+        assert count, f"the connection ended {left} bytes early"
+        left -= count
+    print(size / (1 << 20) / (time.perf_counter() - began))
+"""
 
 
-def median_ms(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - began)
+def median_ms(ways: dict[str, Callable[[], object]], rounds: int, in_a_row: int = 1) -> dict[str, float]:
+    """In turns, so that a busy machine is unfair to all alike; as many in a row as their caches need to be warm."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds // in_a_row):
+        for name, call in ways.items():
+            for _ in range(in_a_row):
+                began = time.perf_counter()
+                call()
+                taken[name].append(time.perf_counter() - began)
     return {name: statistics.median(times) * 1000 for name, times in taken.items()}
+
+
+# ---- sessions ----
+
+
+def peers() -> dict[str, Callable[[], Repl]]:
+    found: dict[str, Callable[[], Repl]] = {"bare python3 -i": BareRepl}
+    try:
+        JupyterKernel().close()
+        found["ipykernel"] = JupyterKernel
+    except ImportError:
+        print("ipykernel is not installed and is left out", file=sys.stderr)
+    return found
+
+
+def session_start(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
+    """From the call to the answer to a first cell."""
+    ways = {"session, in a live cage": lambda: OurSession(sandbox).close()}
+    ways |= {name: lambda make=make: make().close() for name, make in peers().items()}
+    yield from compared("session start", median_ms(ways, rounds), "bare python3 -i")
+
+
+def round_trips(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
+    repls: dict[str, Repl] = {"session": OurSession(sandbox)}
+    repls |= {name: make() for name, make in peers().items()}
+    for repl in repls.values():
+        repl.run("x = 1")
+    for cell in CELLS:
+        ways = {name: lambda repl=repl, cell=cell: repl.run(cell) for name, repl in repls.items()}
+        times = median_ms(ways, rounds, in_a_row=20)
+        yield from compared(f"cell: {cell}", times, "bare python3 -i", goals={"session": 3.0})
+    for repl in repls.values():
+        repl.close()
+
+
+# ---- processes ----
 
 
 def bare() -> None:
@@ -41,31 +113,90 @@ def bare_first_byte() -> None:
         os.read(process.stdout.fileno(), 1)
 
 
-def first_byte(sandbox: Sandbox) -> None:
-    next(sandbox.spawn(WORDS).output())
+def processes(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
+    ways: dict[str, Callable[[], object]] = {"spawn": lambda: sandbox.spawn(WORDS).wait(), "bare subprocess": bare}
+    yield from compared("process, to its end", median_ms(ways, rounds), "bare subprocess", goals={"spawn": 2.0})
+    ways = {"spawn": lambda: next(sandbox.spawn(WORDS).output()), "bare subprocess": bare_first_byte}
+    yield from compared("process, first byte", median_ms(ways, rounds), "bare subprocess")
 
 
-def processes(rounds: int) -> None:
-    with Sandbox() as sandbox:
-        began = time.perf_counter()
-        sandbox.spawn(WORDS).wait()
-        first = (time.perf_counter() - began) * 1000
-        calls: dict[str, Callable[[], object]] = {
-            "bare subprocess, to its end": bare,
-            "spawn, to its end": lambda: sandbox.spawn(WORDS).wait(),
-            "bare subprocess, first byte": bare_first_byte,
-            "spawn, first byte": lambda: first_byte(sandbox),
-        }
-        figures = median_ms(calls, rounds)
-    print(f"{'first spawn, which makes the live cage':42}{first:9.2f} ms")
-    for name, figure in figures.items():
-        print(f"{name:42}{figure:9.2f} ms")
-    ratio = figures["spawn, to its end"] / figures["bare subprocess, to its end"]
-    print(f"{'spawn against bare':42}{ratio:9.2f} x")
+def streamed(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
+    """A program that prints and then goes on for a while: when its first line is heard."""
+
+    def hear(began: float) -> float:
+        heard: list[float] = []
+        sandbox.sh("echo x; sleep 0.05", on_stdout=lambda text: heard.append(time.perf_counter()))
+        return (heard[0] - began) * 1000
+
+    def hear_bare(began: float) -> float:
+        with subprocess.Popen(["sh", "-c", "echo x; sleep 0.05"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            os.read(process.stdout.fileno(), 1)
+            return (time.perf_counter() - began) * 1000
+
+    times = [(hear(time.perf_counter()), hear_bare(time.perf_counter())) for _ in range(rounds)]
+    ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
+    figures = {"sandbox.sh(on_stdout=...)": ours, "bare subprocess": theirs}
+    yield from compared("streamed output, first byte", figures, "bare subprocess")
+
+
+# ---- ports ----
+
+
+def poured(port: int, size: int) -> float:
+    """MB per second, of so many bytes, into a program of its own: ours has the port to carry."""
+    got = subprocess.run([sys.executable, "-c", DRINKER, str(port), str(size)], stdout=subprocess.PIPE, check=True)
+    return float(got.stdout)
+
+
+def answered(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall((1).to_bytes(8, "big"))
+        assert connection.recv(1)
+
+
+def ports(sandbox: Sandbox, size: int, rounds: int) -> Iterator[Figure]:
+    bare_server = subprocess.Popen([sys.executable, "-c", POURER.format(port=0)], stdout=subprocess.PIPE, text=True)
+    assert bare_server.stdout is not None
+    direct = int(bare_server.stdout.readline())
+    server = sandbox.spawn(["python3", "-c", POURER.format(port=8000)])
+    next(server.output())
+    try:
+        with sandbox.expose(8000) as exposed:
+            rates = [(poured(exposed.port, size), poured(direct, size)) for _ in range(rounds)]
+            ways = {"exposed port": lambda: answered(exposed.port), "direct loopback": lambda: answered(direct)}
+            connections = median_ms(ways, rounds * 20)
+    finally:
+        bare_server.kill()
+        bare_server.communicate()
+        server.kill()
+    ours, theirs = (statistics.median(column) for column in zip(*rates, strict=True))
+    for name, rate in (("exposed port", ours), ("direct loopback", theirs)):
+        yield Figure("port, one connection", name, rate, "MB/s", rate / theirs)
+    yield from compared("port, a connection", connections, "direct loopback")
+
+
+# ---- forks and many at once ----
+
+
+def forks(rounds: int) -> Iterator[Figure]:
+    """From the call to a branch that has answered its first cell."""
+    for megabytes in (0, 100, 500):
+        with Sandbox(forkable=True, timeout=120, limits=Limits(memory_mb=2048)) as sandbox:
+            session = sandbox.session("python")
+            session.run(f"data = bytes({megabytes} << 20)")
+            times = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                branch = session.fork()
+                branch.run("0")
+                times.append((time.perf_counter() - began) * 1000)
+                branch.sandbox.destroy()
+        yield Figure("fork of a session", f"{megabytes} MB of variables", statistics.median(times), "ms")
 
 
 def memory_of(pids: list[int]) -> float:
-    """MiB that are theirs, shared pages divided among who shares them."""
+    """MB that are theirs, shared pages divided among who shares them."""
     total = 0
     for pid in pids:
         with open(f"/proc/{pid}/smaps_rollup") as file:
@@ -73,41 +204,52 @@ def memory_of(pids: list[int]) -> float:
     return total / 1024
 
 
-async def failure(process: AsyncProcess) -> str:
-    try:
-        return str(await process.wait())
-    except SandboxError as error:
-        return str(error)
-
-
-async def many(count: int) -> None:
-    """Of one backend, as a program that serves many would have them."""
+async def at_once(count: int) -> list[Figure]:
+    """Of one backend, as a program that serves many would have them; each with a program that runs."""
     backend = ProcessBackend()
     began = time.perf_counter()
     sandboxes = [AsyncSandbox(backend=backend) for _ in range(count)]
     started = [await sandbox.spawn("sleep 1000") for sandbox in sandboxes]
     taken = time.perf_counter() - began
     agents = [(await sandbox._live_cage()).pid for sandbox in sandboxes]
-    print(f"{f'{count} sandboxes with a process each':42}{taken:9.2f} s")
-    print(f"{'memory of their agents, each':42}{memory_of(agents) / count:9.2f} MiB")
-    print(f"{'processes that still run':42}{sum(process.is_running for process in started):9}")
-    for error in [await failure(process) for process in started if not process.is_running]:
-        print(f"ended: {error}")
+    memory, running = memory_of(agents) / count, sum(process.is_running for process in started)
     began = time.perf_counter()
     for sandbox in sandboxes:
         await sandbox.destroy()
     await backend.aclose()
-    print(f"{'their end':42}{time.perf_counter() - began:9.2f} s")
+    if running != count:
+        raise SystemExit(f"{count - running} of {count} programs have ended by themselves")
+    part = f"{count} live sandboxes at once"
+    return [
+        Figure(part, "made, with a program in each", taken, "s"),
+        Figure(part, "memory of one", memory, "MB"),
+        Figure(part, "all ended", time.perf_counter() - began, "s"),
+    ]
 
 
-def main() -> None:
+def compared(
+    part: str, figures: dict[str, float], base: str, unit: str = "ms", goals: dict[str, float] | None = None
+) -> Iterator[Figure]:
+    for name, value in figures.items():
+        yield Figure(part, name, value, unit, value / figures[base], (goals or {}).get(name))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--sandboxes", type=int, default=100)
-    arguments = parser.parse_args()
-    processes(arguments.rounds)
-    asyncio.run(many(arguments.sandboxes))
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    figures: list[Figure] = []
+    with Sandbox(timeout=600) as sandbox:
+        sandbox.spawn(["true"]).wait()
+        figures += session_start(sandbox, 3 if quick else 15)
+        figures += round_trips(sandbox, 100 if quick else 2000)
+        figures += processes(sandbox, 20 if quick else 200)
+        figures += streamed(sandbox, 5 if quick else 40)
+        figures += ports(sandbox, (64 if quick else 512) << 20, 2 if quick else 7)
+    figures += forks(2 if quick else 10)
+    figures += asyncio.run(at_once(10 if quick else 100))
+    return write(figures, host(), None if quick else Path(__file__).parent / "results")
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

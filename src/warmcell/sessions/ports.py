@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 #: Beyond these, connections wait to be accepted.
 MOST_CONNECTIONS = 512
 _MOST_WAITING = 1 << 18
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 _PAUSE_SECONDS = 0.1
 
 #: Our end of a new way into the guest, and the answer to it; None where there is no guest.
@@ -34,6 +34,8 @@ class PortListener:
 
     def __init__(self, connect: Connect, port: int, most: int = MOST_CONNECTIONS) -> None:
         self._connect, self._most = connect, most
+        #: What is under way from one socket to the other; what the other does not take at once is kept with its lane.
+        self._scratch = memoryview(bytearray(_CHUNK))
         self._links: set[_Link] = set()
         self._owned = Descriptors()
         with self._owned:
@@ -80,7 +82,7 @@ class PortListener:
             if is_shortage(error):  # it would be told again at once, and without end
                 self._pause()
             return
-        self._links.add(_Link(self._loop, client, self._connect, self._forget))
+        self._links.add(_Link(self._loop, client, self._connect, self._forget, self._scratch))
         self._update()
 
     def _pause(self) -> None:
@@ -116,8 +118,15 @@ def _listening(owned: Descriptors, port: int) -> socket.socket:
 class _Link:
     """One connection and its way into the guest."""
 
-    def __init__(self, loop: Loop, client: socket.socket, connect: Connect, on_closed: Callable[[_Link], None]) -> None:
-        self._loop, self._on_closed = loop, on_closed
+    def __init__(
+        self,
+        loop: Loop,
+        client: socket.socket,
+        connect: Connect,
+        on_closed: Callable[[_Link], None],
+        scratch: memoryview,
+    ) -> None:
+        self._loop, self._on_closed, self._scratch = loop, on_closed, scratch
         self._client = client
         self._guest: socket.socket | None = None
         self._lanes: list[_Lane] = []
@@ -147,8 +156,8 @@ class _Link:
         if answer.exception() is not None or "error" in answer.result():
             self._refuse()
             return
-        inward = _Lane(self._client, self._guest, is_guarded=True)
-        self._lanes = [inward, _Lane(self._guest, self._client)]
+        inward = _Lane(self._client, self._guest, self._scratch, is_guarded=True)
+        self._lanes = [inward, _Lane(self._guest, self._client, self._scratch)]
         self._turn()
 
     def _turn(self) -> None:
@@ -205,8 +214,10 @@ class _Link:
 class _Lane:
     """One way. The end of the source is told to the target; the way back stays open."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, *, is_guarded: bool = False) -> None:
-        self.source, self.target = source, target
+    def __init__(
+        self, source: socket.socket, target: socket.socket, scratch: memoryview, *, is_guarded: bool = False
+    ) -> None:
+        self.source, self.target, self._scratch = source, target, scratch
         self._waiting = bytearray()
         #: Until its first bytes have shown what it is.
         self._is_guarded = is_guarded
@@ -236,13 +247,20 @@ class _Lane:
 
     def _fill(self) -> None:
         try:
-            data = self.source.recv(_CHUNK)
+            count = self.source.recv_into(self._scratch)
         except BlockingIOError:
             return
         except OSError:  # reset
-            data = b""
-        self._waiting += data
-        self._is_open = bool(data)
+            count = 0
+        self._is_open = bool(count)
+        passed = 0 if self._waiting or self._is_guarded else self._passed_at_once(self._scratch[:count])
+        self._waiting += self._scratch[passed:count]
+
+    def _passed_at_once(self, data: memoryview) -> int:
+        try:
+            return self.target.send(data, socket.MSG_NOSIGNAL)
+        except OSError:  # told again when it is tried again
+            return 0
 
     def _look(self) -> None:
         verdict = is_let_in(bytes(self._waiting))

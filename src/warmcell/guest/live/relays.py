@@ -6,7 +6,8 @@ import socket
 from .loop import READ, WRITE
 
 _MOST_WAITING = 1 << 18
-_CHUNK = 1 << 16
+#: What is under way from one descriptor to the other; what the other does not take at once is kept with its lane.
+_SCRATCH = memoryview(bytearray(1 << 18))
 
 
 class Lane:
@@ -24,15 +25,23 @@ class Lane:
         return self.is_open and not self.is_over and len(self.waiting) < _MOST_WAITING
 
     def fill(self):
+        """Whether something came."""
         try:
-            data = os.read(self.source, _CHUNK)
+            count = os.readv(self.source, [_SCRATCH])
         except BlockingIOError:
             return False
         except OSError:  # a terminal without programs, a connection that was reset
-            data = b""
-        self.waiting += data
-        self.is_open = bool(data)
-        return bool(data)
+            count = 0
+        self.is_open = bool(count)
+        passed = 0 if self.waiting else self._passed_at_once(_SCRATCH[:count])
+        self.waiting += _SCRATCH[passed:count]
+        return bool(count)
+
+    def _passed_at_once(self, data):
+        try:
+            return os.write(self.target, data)
+        except OSError:  # told again when it is tried again
+            return 0
 
     def drain(self):
         try:
