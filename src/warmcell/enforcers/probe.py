@@ -8,7 +8,7 @@ from functools import cache
 
 from warmcell.cage.failure import CageError
 from warmcell.cage.linux import landlock_version
-from warmcell.enforcers import kernel_calls, namespaces_probe
+from warmcell.enforcers import kernel_calls, namespaces_witness
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.host import HostCapabilities, HostLayout
 
@@ -47,12 +47,20 @@ def measure() -> HostCapabilities:
 
 def _why_no_namespaces() -> Reason | None:
     """What there is to say is only loaded where something is to be said."""
-    refusal = namespaces_probe.refusal() if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
+    refusal = _tried() if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
     if refusal is None and os.stat("/proc/sys").st_uid != os.geteuid():
         return None
     from warmcell.enforcers.refusals import roots_own_guests, why_no_namespaces
 
     return why_no_namespaces(refusal) if refusal is not None else roots_own_guests()
+
+
+def _tried() -> CageError | None:
+    if namespaces_witness.has_seen_them():
+        return None
+    from warmcell.enforcers import namespaces_probe
+
+    return namespaces_probe.refusal()
 
 
 def _is_proc_whole() -> bool:

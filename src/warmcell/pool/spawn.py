@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 from _socket import AF_UNIX, SOCK_SEQPACKET, socketpair  # without the classes around it, which take longer to load
 
 import warmcell.cage
@@ -13,7 +12,10 @@ from warmcell.policy.guest_environment import CAGED_ENV
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Sequence
+else:
+    import _signal as signal
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
 _CONTROL = 3
@@ -23,9 +25,10 @@ LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
 MANAGER_MARK = "from cage.manager.start import main"
 #: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down. And with as
 #: many descriptors and as large files as it may have, since it lives longer than the moment in which its supervisor
-#: has few left.
+#: has few left. What it loads stays: its collector has nothing to find until it serves.
 BOOT = f"""
-import os, resource, sys
+import gc, os, resource, sys
+gc.disable()
 from types import ModuleType
 os.environ.pop("{CHILD_MARK}", None)
 for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):

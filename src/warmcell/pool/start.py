@@ -13,10 +13,12 @@ from contextlib import suppress
 from functools import partial
 
 import warmcell.guest
+from warmcell.enforcers.namespaces_witness import will_tell
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
 from warmcell.pool.spawn import BOOT, CAGE_DIR, LOWEST_OWN, Early, spawn
 
+_NAMESPACES_SECONDS = 2.0
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Start:
         self._lock = threading.Lock()
         #: What it was told to become, if it was.
         self.order: dict[str, Any] = {}
+        #: What it has said, and nobody has dealt with.
+        self.heard: list[dict[str, Any]] = []
         self._pidfd = -1
         self._channels, self._process = Descriptors(), Descriptors()
         with self._channels:
@@ -87,6 +91,25 @@ class Start:
             self._process.close()
             self._process.take([pidfd])
             self.pid, self._pidfd = pid, pidfd
+
+    def has_namespaces(self) -> bool:
+        """Waits until it has made those that are its own. Whatever else it says is kept for who asks for its answer."""
+        from warmcell.cage.wire import receive_packet
+
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        while not self.heard and poll.poll(_NAMESPACES_SECONDS * 1000):
+            try:
+                message, descriptors = receive_packet(self.control)
+            except ConnectionResetError:  # it died with its order unread
+                message, descriptors = {}, []
+            if "pid" in message:
+                self.moved(message["pid"], descriptors[0])
+            elif "namespaces" in message:
+                return True
+            else:
+                self.heard.append(message)
+        return False
 
     def is_running(self) -> bool:
         with self._lock:
@@ -155,8 +178,9 @@ def start_ahead(interpreter: str, early: Early | None = None) -> None:
     """For a process that will most likely need a plain one: it loads, and becomes it, while its supervisor loads."""
     if interpreter not in _ahead:
         with suppress(OSError):  # told when it is needed
-            _ahead[interpreter] = Start(interpreter, early=early)
-            _ahead[interpreter].tell(first_order("namespaces"))
+            start = _ahead[interpreter] = Start(interpreter, early=early)
+            start.tell(first_order("namespaces"))
+            will_tell(start.has_namespaces)
 
 
 def started(interpreter: str, prefix: tuple[str, ...], order: dict[str, Any]) -> Start:

@@ -90,6 +90,8 @@ class ZygoteProcess:
         if "pid" in answer:
             self._process.moved(answer["pid"], descriptors[0])
             answer, _ = self._answer(cancelled)
+        if "namespaces" in answer:
+            answer, _ = self._answer(cancelled)
         if "ready" in answer:
             return
         if "failed" in answer:
@@ -105,6 +107,8 @@ class ZygoteProcess:
         raise told_shortage(last_words, f"start {self.key.interpreter}") or died
 
     def _answer(self, cancelled: int) -> tuple[dict[str, Any], list[int]]:
+        if self._process.heard:
+            return self._process.heard.pop(0), []
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if cancelled >= 0:

@@ -7,6 +7,7 @@ stays with it: guests are copies of the zygote, never of this process.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import select
 import time
@@ -62,6 +63,7 @@ class Manager:
 
     def serve(self) -> None:
         """Until the supervisor closes the control socket or dies; runs that are under way are seen to their end."""
+        gc.enable()
         wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)

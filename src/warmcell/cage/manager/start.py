@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+from .. import cell as cell  # and what else both it and its zygote need, loaded once
 from ..failure import CageError
+from ..guest import root as root
 from ..light import socket
+from ..linux import capabilities as capabilities
+from ..linux import fds as fds
 from ..linux.syscalls import call
 from ..wire import receive_packet, send_packet
 from . import own_namespaces

@@ -6,6 +6,7 @@ import os
 
 from ..failure import CageError
 from ..light import socket
+from ..linux import kernel_files
 from ..linux.owned import close_all
 from ..plan import plain
 from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, rights_to, send_packet
@@ -93,6 +94,11 @@ class ZygoteChild:
 
 def _fork_unlike_a_guest() -> int:
     """Its pid must not be one that a guest has in its own namespace: OpenSSL tells a fork by nothing else."""
+    if os.getpid() == 1:  # the namespace is our own, and so are its numbers
+        try:
+            kernel_files.write("/proc/sys/kernel/ns_last_pid", "2")
+        except OSError:
+            pass  # a kernel without CONFIG_CHECKPOINT_RESTORE: the numbers that will not do are passed over
     while True:
         pid = os.fork()
         if pid == 0 and os.getpid() <= 2:

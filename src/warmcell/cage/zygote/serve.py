@@ -81,6 +81,7 @@ class _Zygote:
             gc.collect()
         self._file_pages = pages.of_files() if order.get("spares") else []
         gc.freeze()
+        gc.enable()
 
     def run(self) -> Callable[[], None]:
         while True:
