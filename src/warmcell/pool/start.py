@@ -94,6 +94,8 @@ class Start:
 
     def has_namespaces(self) -> bool:
         """Waits until it has made those that are its own. Whatever else it says is kept for who asks for its answer."""
+        if self._pidfd < 0 or self.control.fileno() < 0:  # not ours, or let go of
+            return False
         from warmcell.cage.wire import receive_packet
 
         poll = select.poll()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from warmcell.cage.failure import CageError
+from warmcell.enforcers import namespaces_probe, namespaces_witness, probe
 from warmcell.languages.base import base_executable
 from warmcell.pool import start
 from warmcell.pool.start import Start, first_order, start_ahead, started
+from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 
 
 def _descriptors() -> int:
@@ -97,3 +102,33 @@ def test_it_sees_its_own_four_descriptors_even_when_low_numbers_are_free(tmp_pat
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.usefixtures("no_witness")
+def test_one_started_ahead_tells_that_namespaces_are_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody tries them first: that takes a process, and the end of its namespaces is waited for."""
+    monkeypatch.setattr(namespaces_probe, "refusal", lambda: pytest.fail("they were tried"))
+    start_ahead(base_executable())
+    assert probe._why_no_namespaces() is None
+    zygote = ZygoteProcess(ZygoteKey(base_executable(), "namespaces", "native"))  # which finds what was said meanwhile
+    assert zygote.is_alive()
+    zygote.close()
+
+
+@pytest.mark.usefixtures("no_witness")
+def test_where_it_could_not_make_them_they_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = CageError("create namespaces", errno.EPERM, "")
+    monkeypatch.setattr(namespaces_probe, "refusal", lambda: tried)
+    start_ahead(base_executable())
+    early = start._ahead.pop(base_executable())
+    early.kill()
+    assert probe._tried() is tried and early.heard == [{}]
+    early.let_go()
+    assert early.await_end(10) and not early.has_namespaces()
+
+
+@pytest.fixture
+def no_witness() -> Iterator[None]:
+    namespaces_witness._witnesses.clear()
+    yield
+    namespaces_witness._witnesses.clear()

@@ -1,0 +1,59 @@
+"""What the cage has in place of modules of the standard library: the same, with less to load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warmcell.cage import light
+from warmcell.cage.watching.patterns import Pattern
+
+VALUES = [{}, [], {"a": [1, -2.5, True, None], "b": {"c": '\u00e4\ud800\n"'}}, "text", 0, float("inf"), 1e300, 10**30]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_json_is_that_of_the_standard_module(value: object) -> None:
+    text = light.write_json(value)
+    assert text == json.dumps(value, separators=(",", ":"))
+    assert light.read_json(text) == light.read_json(text.encode()) == json.loads(text)
+    assert light.read_json_at("x" + text + "y", 1) == (value, len(text) + 1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{} {}", "[1,]", "nul", '{"a" 1}', b"\xff", "'a'", "01"])
+def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        light.read_json(text)
+
+
+def test_what_json_does_not_know_is_not_written() -> None:
+    with pytest.raises(TypeError):
+        light.write_json({"a": object()})
+
+
+def test_a_function_remembers_its_latest_results() -> None:
+    asked = []
+    twice = light.lru_cache(maxsize=2)(lambda number: asked.append(number) or 2 * number)  # type: ignore[func-returns-value]
+    assert [twice(1), twice(1), twice(2), twice(3), twice(1)] == [2, 2, 4, 6, 2] and asked == [1, 2, 3, 1]
+
+
+def test_a_pattern_is_of_lines() -> None:
+    assert Pattern(r"^a(.)$").findall("ab\nac\nad ") == ["b", "c"]
+
+
+def test_a_manager_loads_nothing_heavy() -> None:
+    """Of the standard library what is written in C, and little else; its zygote loads more where there is time."""
+    cage = Path(light.__file__).parent
+    code = (
+        f"import sys; from types import ModuleType; cage = ModuleType('cage'); cage.__path__ = [{str(cage)!r}]\n"
+        "sys.modules['cage'] = cage\n"
+        "import cage.manager.start, cage.manager.serve, cage.zygote.serve, cage.watching.loop\n"
+        "print(*sys.modules)"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    heavy = {"re", "enum", "collections", "functools", "contextlib", "socket", "signal", "json", "typing", "threading"}
+    assert "cage.watching.loop" in loaded and not loaded & heavy
