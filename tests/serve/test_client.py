@@ -13,8 +13,8 @@ from warmcell import (
     ExecutionTimeout,
     InvalidRequest,
     SandboxBackend,
+    SandboxDestroyed,
     SandboxError,
-    SessionNotFound,
 )
 from warmcell.core.output_events import OutputEvent, ResultEvent
 
@@ -55,7 +55,7 @@ def test_a_sandbox_over_there(server: Server) -> None:
         with pytest.raises(FileNotFoundError):
             sandbox.read_file("dir/a b.txt")
         sandbox.destroy()
-        with pytest.raises(SessionNotFound):
+        with pytest.raises(SandboxDestroyed):
             sandbox.sh("true")
     with pytest.raises(BackendUnavailable, match="closed"):
         sandbox.sh("true")

@@ -130,7 +130,7 @@ def status_of(error: SandboxError) -> int:
         return 503
     if error.fault == "host":
         return 503 if error.retryable else 500
-    return _STATUSES.get(error.code, 422)
+    return getattr(error, "http_status", None) or _STATUSES.get(error.code, 422)
 
 
 _STATUSES = {

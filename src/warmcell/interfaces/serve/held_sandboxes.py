@@ -22,7 +22,7 @@ Make = Callable[[], AsyncSandbox]
 class SandboxNotFound(SandboxError):
     """There is no such sandbox, or it is another tenant's: nobody can tell the two apart."""
 
-    code = "sandbox.session_not_found"
+    code = "sandbox.destroyed"
     fault = "caller"
 
 

@@ -17,7 +17,6 @@ from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.event_streams import OutputTexts, event, event_stream, with_pauses
 from warmcell.interfaces.serve.exchange import (
     ENDED_OTHERWISE,
-    Refused,
     answer,
     plain_outcome,
     read_body,
@@ -34,6 +33,15 @@ from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
 _PID = re.compile(r"[1-9][0-9]{0,9}")
 _POSITION = re.compile(r"(?P<stdout>[0-9]{1,18})-(?P<stderr>[0-9]{1,18})")
 WAIT_SECONDS = 30.0
+
+
+class NoSuchProcess(InvalidRequest):
+    """To who asks over there what it is to who asks here; to HTTP something that is not found."""
+
+    http_status = 404
+
+    def __init__(self) -> None:
+        super().__init__("there is no such process", field="pid", hint="processes() lists them")
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
@@ -160,11 +168,11 @@ async def _output(service: Service, process: AsyncProcess, heard: Mapping[str, i
 async def process_of(request: Any, tenant: Tenant) -> AsyncProcess:
     held, pid = held_of(request, tenant), request.path_params["pid"]
     if not _PID.fullmatch(pid):
-        raise Refused(404, "there is no such process")
+        raise NoSuchProcess
     try:
         return await held.sandbox.attach(int(pid))
     except InvalidRequest:
-        raise Refused(404, "there is no such process") from None
+        raise NoSuchProcess from None
 
 
 def _plain(info: ProcessInfo) -> dict[str, Any]:

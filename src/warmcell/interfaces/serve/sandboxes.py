@@ -123,7 +123,14 @@ async def _ran(request: Request, tenant: Tenant, run: Run) -> Response:
 
 
 def plain_sandbox(held: Held) -> dict[str, Any]:
-    return {"id": held.id, "created": held.created, "expires": held.expires, "metadata": held.metadata}
+    limits = held.sandbox.limits
+    return {
+        "id": held.id,
+        "created": held.created,
+        "expires": held.expires,
+        "metadata": held.metadata,
+        "limits": {name: getattr(limits, name) for name in limits.__slots__},
+    }
 
 
 def routes() -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from warmcell.core.types import Enforced, EnforcedLimits
+from warmcell.core.types import EffectiveLimits, Enforced, EnforcedLimits
 
 
 def _object(needed: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -84,7 +84,15 @@ SCHEMAS: dict[str, Any] = {
         }
     ),
     "Judged": _object({"status": _VERDICT, "accepted": _WHOLE, "total": _WHOLE, "verdicts": _list(_ref("Verdict"))}),
-    "Sandbox": _object({"id": _TEXT, "created": _NUMBER, "expires": _NUMBER, "metadata": _TEXTS}),
+    "Sandbox": _object(
+        {
+            "id": _TEXT,
+            "created": _NUMBER,
+            "expires": _NUMBER,
+            "metadata": _TEXTS,
+            "limits": _object({name: {"type": ["number", "null"]} for name in EffectiveLimits.__slots__}),
+        }
+    ),
     "Sandboxes": _list(_ref("Sandbox")),
     "Entries": _list(_object(_ENTRY)),
     "Tree": _list(_object(_ENTRY | {"path": _TEXT})),
