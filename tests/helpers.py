@@ -109,3 +109,11 @@ if routes - {"lo"}:
     raise SystemExit(f"not in a network of its own: {routes}")
 """
 ALONE_IN_SHELL = "[ $(wc -l < /proc/net/route) = 1 ] && ! grep -qv ' lo$' /proc/net/ipv6_route 2>/dev/null || exit 99"
+
+
+def share_no_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, backends of this test start zygotes of their own, whatever others of the program have open."""
+    from warmcell.pool import pool
+    from warmcell.pool.shared_zygotes import SharedZygotes
+
+    monkeypatch.setattr(pool, "shared_zygotes", SharedZygotes())

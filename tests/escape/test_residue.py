@@ -63,3 +63,35 @@ def test_nothing_of_earlier_runs_is_in_a_guests_memory(cage: Cage, tmp_path: Pat
     found = dict(zip(("own", *marks), eval(counts), strict=True))
     assert found.pop("own") > 0
     assert found == dict.fromkeys(marks, 0)
+
+
+@pytest.mark.attack("S2-09")
+@pytest.mark.claim("WC-LK-3")
+def test_nothing_of_one_backend_is_in_the_memory_of_anothers_guests(cage: Cage, tmp_path: Path) -> None:
+    """They share a zygote: no host path, variable or job of the one is in there for the other's."""
+    marks = {name: _mark(name) for name in ("host", "variable", "code", "input")}
+    shared = tmp_path / marks["host"]
+    shared.mkdir()
+    builder = SandboxPolicyBuilder().allow_read_write(shared, at="/work").env("NAME", marks["variable"])
+    first = cage.backend(builder.allow_process_spawn().build())
+    for _ in range(3):
+        code = f"import sys; kept = '{marks['code']}', sys.stdin.read()"
+        assert cage.run(code, backend=first, stdin=marks["input"].encode()).result.ok
+    second = cage.backend()
+    turned = "\n".join(word[::-1] for word in ("site-packages", *marks.values()))
+    found = dict(zip(("own", *marks), eval(cage.run(SCAN, backend=second, stdin=turned.encode()).stdout), strict=True))
+    assert first.zygote_pids == second.zygote_pids
+    assert found.pop("own") > 0
+    assert found == dict.fromkeys(marks, 0)
+
+
+@pytest.mark.attack("S2-09")
+@pytest.mark.claim("WC-LK-3")
+def test_a_place_that_a_caller_named_is_unknown_to_anothers_guests(cage: Cage, tmp_path: Path) -> None:
+    """Guests see it by that name, so it is in their zygote's memory: and that is why it is not the others'."""
+    shared = tmp_path / _mark("place")
+    shared.mkdir()
+    policies = (SandboxPolicyBuilder().allow_read(shared).build(), None)
+    turned = shared.name[::-1].encode()
+    found = [cage.run(SCAN, backend=cage.backend(policy), stdin=turned).stdout for policy in policies]
+    assert eval(found[0])[0] > 0 and eval(found[1]) == [0]

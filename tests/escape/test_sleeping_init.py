@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.escape.harness import Cage, settled
 from tests.escape.payloads import guest
+from tests.helpers import share_no_zygotes
 
 import warmcell.backends.process.world
 from warmcell.backends.process.backend import ProcessBackend
@@ -126,7 +127,10 @@ def test_a_guest_that_is_refused_without_end_holds_up_nobody(cage: Cage) -> None
 
 
 @pytest.mark.claim("WC-RX-5")
-def test_a_run_whose_manager_is_killed_fails_as_the_hosts_and_the_next_works(cage: Cage) -> None:
+def test_a_run_whose_manager_is_killed_fails_as_the_hosts_and_the_next_works(
+    cage: Cage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_no_zygotes(monkeypatch)
     backend = cage.backend()
     assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
     thread, ends = _in_background(backend, "import time; time.sleep(20); print('there')")
@@ -143,7 +147,8 @@ def test_a_run_whose_manager_is_killed_fails_as_the_hosts_and_the_next_works(cag
 
 
 @pytest.mark.claim("WC-RX-5")
-def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage) -> None:
+def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
+    share_no_zygotes(monkeypatch)
     backend = cage.backend(config=None)
     assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
     assert settled(lambda: backend.ready_cells > 0, 5.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
+from tests.helpers import share_no_zygotes
 
 import warmcell.backends.process.world
 import warmcell.pool.start
@@ -41,6 +42,7 @@ class Weakened:
 
     def line(self, file: str, old: str, new: str) -> None:
         """Changes one line of the trusted code, in a copy of it."""
+        share_no_zygotes(self._patch)
         if not self._copy.exists():
             shutil.copytree(warmcell.pool.start.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
             self._patch.setattr(warmcell.pool.start, "CAGE_DIR", str(self._copy))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.helpers import share_no_zygotes
 from tests.inside import plugin
 
 from warmcell import ExecRequest, Language, ProcessBackend, ProcessConfig
@@ -18,6 +19,7 @@ needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 13), reason="sys.mo
 @pytest.mark.needs("user namespaces")
 def test_zygotes_begin_with_the_boot_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
+    share_no_zygotes(monkeypatch)
     monkeypatch.setattr(start, "BOOT", f"open({str(mark)!r}, 'w').close()\n{start.BOOT}")
     with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0)) as backend:
         assert backend.execute_blocking(ExecRequest(Language.PYTHON, "print(6 * 7)", 20)).stdout == "42\n"

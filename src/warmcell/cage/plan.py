@@ -73,6 +73,18 @@ class LaunchPlan(NamedTuple):
     report_path: str = ""
 
 
+def is_shared(bind: Bind, plan: LaunchPlan) -> bool:
+    """Whether it is the same for every guest of the plan: nothing of a caller's, nothing on top of a guest's own."""
+    own = [path for path, _ in plan.scratch_dirs]
+    own += [other.target for other in plan.binds if other.as_owner or other.writable]
+    return not (bind.as_owner or bind.writable or any(is_below(bind.target, path) for path in own))
+
+
+def is_below(path: str, place: str) -> bool:
+    """Or the place itself."""
+    return (path + "/").startswith(place.rstrip("/") + "/")
+
+
 class PlanError(ValueError):
     """The text is not a plan."""
 

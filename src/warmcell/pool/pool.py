@@ -11,19 +11,18 @@ from warmcell.cage.wire import Job
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.records import dataclass
-from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.scarcity import scarcity
+from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
 from warmcell.pool.state import IDLE_SECONDS, PoolState
-from warmcell.pool.zygote import START_SECONDS, ZygoteKey, ZygoteProcess
+from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
 from warmcell.runner.cgroups import GroupLimits
 
 _READY_SECONDS = 30.0
-_RUNS_PER_ZYGOTE = 10_000
 _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
 _DYING_SECONDS = 0.2  # a zygote that was killed still counts as living for a moment
@@ -50,7 +49,10 @@ class CellKind:
 
 
 class Pool:
-    """Owned by a backend. `close` ends every zygote and waiting cell; in a fork there are none yet."""
+    """Owned by a backend. `close` ends every waiting cell, and the zygotes that no other backend uses.
+
+    In a fork there are none yet.
+    """
 
     def __init__(self, smallest: int, largest: int, group_parent: GroupParent | None) -> None:
         self._group_parent = group_parent
@@ -65,10 +67,7 @@ class Pool:
         self._state = PoolState(self._smallest, self._largest, 2 * self._largest)
         self._changed = threading.Condition()
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
-        self._zygotes: dict[ZygoteKey, ZygoteProcess] = {}
-        self._retired: list[ZygoteProcess] = []
-        self._runs: defaultdict[ZygoteKey, int] = defaultdict(int)
-        self._turns: defaultdict[ZygoteKey, FairQueue] = defaultdict(lambda: FairQueue(1))
+        self._zygotes: dict[ZygoteKey, ZygoteShare] = {}
         self._maker: threading.Thread | None = None
         self._leased = self._staying = 0
         self._is_making = False
@@ -92,7 +91,8 @@ class Pool:
         """What was leased was closed: a good moment to make others."""
         with self._changed:
             self._leased -= 1
-            self._retired = [zygote for zygote in self._retired if zygote.is_alive()]
+            for share in self._zygotes.values():
+                share.forget_ended()
             self._changed.notify()
 
     def stay(self) -> None:
@@ -165,33 +165,13 @@ class Pool:
         """The living one, or a new one. Starting one takes a while, and must not hold up those who need another."""
         with self._changed:
             self._check_open()
-            turns = self._turns[key]
-        turns.enter(run, 2 * START_SECONDS)
-        try:
-            zygote = self._zygotes.get(key)
-            if zygote is not None and zygote.is_alive() and self._runs[key] < _RUNS_PER_ZYGOTE:
-                self._runs[key] += 1
-                return zygote
-            return self._replace(key, self._started(key, cancelled))
-        finally:
-            turns.leave()
-
-    def _started(self, key: ZygoteKey, cancelled: int) -> ZygoteProcess:
-        return ZygoteProcess(key, self._group_parent.prefix if self._group_parent else (), cancelled)
-
-    def _replace(self, key: ZygoteKey, zygote: ZygoteProcess) -> ZygoteProcess:
-        with self._changed:
-            if not self._is_closed:
-                old = self._zygotes.get(key)
-                if old is not None:
-                    old.retire()
-                    self._retired.append(old)
-                self._zygotes[key] = zygote
-                self._runs[key] = 1
-                return zygote
-        zygote.close()  # we were closed while it started, and nobody else would end it
-        self._check_open()
-        raise AssertionError("unreachable")
+            share = self._zygotes.get(key)
+            if share is None:
+                prefix = self._group_parent.prefix if self._group_parent else ()
+                share = self._zygotes[key] = shared_zygotes.join(key, prefix)
+        zygote = share.zygote(run, cancelled)
+        self._check_open()  # it may have started for others, while we were closed
+        return zygote
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -254,23 +234,18 @@ class Pool:
 
     def zygote_pids(self) -> list[int]:
         with self._changed:
-            return [zygote.pid for zygote in self._zygotes.values() if zygote.is_alive()]
+            return [pid for share in self._zygotes.values() if (pid := share.pid)]
 
     def shed(self) -> bool:
-        """Ends the cells that wait, and the zygotes if nobody is served by them; both are made anew when needed."""
+        """Ends the cells that wait, and leaves the zygotes if we are served by none; all are had anew when needed."""
         with self._changed:
             cells = [cell for waiting in self._ready.values() for cell in waiting]
             self._ready.clear()
             self._state.clear()
-            zygotes = []
+            shares: dict[ZygoteKey, ZygoteShare] = {}
             if not self._leased and not self._staying and not self._is_making:
-                zygotes = [*self._zygotes.values(), *self._retired]
-                self._zygotes, self._retired = {}, []
-        for cell in cells:
-            cell.close()
-        for zygote in zygotes:
-            zygote.close()
-        return bool(cells or zygotes)
+                shares, self._zygotes = self._zygotes, {}
+        return _let_go(cells, shares)
 
     def close(self) -> None:
         with self._changed:
@@ -278,12 +253,15 @@ class Pool:
             self._state.clear()
             cells = [cell for waiting in self._ready.values() for cell in waiting]
             self._ready.clear()
-            zygotes = [*self._zygotes.values(), *self._retired]
-            self._zygotes, self._retired = {}, []
+            shares, self._zygotes = self._zygotes, {}
             self._changed.notify_all()
         if self._maker is not None and self._maker is not threading.current_thread():
             self._maker.join(10)
-        for cell in cells:
-            cell.close()
-        for zygote in zygotes:
-            zygote.close()
+        _let_go(cells, shares)
+
+
+def _let_go(cells: list[Cell], shares: dict[ZygoteKey, ZygoteShare]) -> bool:
+    """Whether anything ended by it."""
+    for cell in cells:
+        cell.close()
+    return bool([share for share in shares.values() if shared_zygotes.leave(share)] or cells)

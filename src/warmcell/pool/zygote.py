@@ -35,7 +35,7 @@ START_SECONDS = 60.0  # a preload such as pandas may take its time
 
 @dataclass(frozen=True, slots=True)
 class ZygoteKey:
-    """What makes two zygotes different."""
+    """What makes two zygotes different; backends of one key may share one."""
 
     interpreter: str
     isolation: str
@@ -45,6 +45,13 @@ class ZygoteKey:
     preload: tuple[str, ...] = ()
     #: Whether anything may wait for a run that has not been asked for.
     keeps_spares: bool = False
+    #: Places that its guests see and that have names of the caller's: guests of others are not to find these words.
+    names: tuple[str, ...] = ()
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Not where guests share the host's root: the directory of every run is in its memory by name."""
+        return self.isolation != "landlock"
 
     def first_order(self) -> dict[str, Any]:
         return first_order(

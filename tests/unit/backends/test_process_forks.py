@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.helpers import in_a_fork
+from tests.helpers import in_a_fork, share_no_zygotes
 
 from warmcell import ExecRequest, ProcessBackend, run
 from warmcell.backends import shared
+from warmcell.pool.shared_zygotes import shared_zygotes
 
 pytestmark = [
     pytest.mark.needs("linux"),
@@ -165,9 +166,11 @@ def test_a_fork_that_lives_on_does_not_keep_a_guests_input_open(backend: Process
         lambda backend: backend._runs._queue._lock,
         lambda backend: backend._launcher._worlds_lock,
         lambda backend: backend._launcher.egress._lock,
+        lambda backend: shared_zygotes._lock,
         lambda backend: next(iter(backend._launcher.pool._zygotes.values()))._lock,
+        lambda backend: next(iter(backend._launcher.pool._zygotes.values()))._current._lock,
     ],
-    ids=["pool", "runs", "queue", "worlds", "egress", "zygote"],
+    ids=["pool", "runs", "queue", "worlds", "egress", "shared zygotes", "share", "zygote"],
 )
 def test_no_lock_that_is_held_while_forking_is_held_in_the_fork(
     backend: ProcessBackend, lock_of: Callable[[ProcessBackend], Any]
@@ -185,6 +188,7 @@ def test_run_works_in_a_fork_made_while_its_lock_was_held() -> None:
 def test_a_fork_made_while_a_zygote_starts_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from warmcell.pool.zygote import ZygoteProcess
 
+    share_no_zygotes(monkeypatch)
     prepare, entered, may_go = ZygoteProcess._prepare, threading.Event(), threading.Event()
 
     def slowly(self: ZygoteProcess, cancelled: int) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.helpers import share_no_zygotes
 
 from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
 from warmcell.backends.process import launcher
@@ -40,7 +41,8 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def slow_zygotes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> threading.Event:
-    """As a heavy preload makes them. The event: one is being started."""
+    """As a heavy preload makes them. The event: one is being started, also where another backend has one."""
+    share_no_zygotes(monkeypatch)
     prepare, entered = ZygoteProcess._prepare, threading.Event()
 
     def slowly(self: ZygoteProcess, cancelled: int) -> None:
@@ -164,6 +166,7 @@ class TestCancelling:
             entered.set()
             return answer(self, cancelled)
 
+        share_no_zygotes(monkeypatch)
         monkeypatch.setattr(ZygoteProcess, "_answer", never_ready)
         backend = ProcessBackend(ProcessConfig(pool_size=0))
         task = asyncio.create_task(backend.execute(ExecRequest("python", SMALL, 20)))

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from warmcell.cage.cell import Shape
 from warmcell.cage.manager.cells import without_sources
 from warmcell.cage.manager.serve import Manager
+from warmcell.cage.manager.zygote_child import ZygoteChild
 from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.cage.watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
-from warmcell.cage.wire import send_packet
+from warmcell.cage.wire import receive_packet, send_packet
 
 
 class _Guest:
@@ -116,3 +118,18 @@ def test_plans_that_differ_in_one_guests_own_paths_share_root_and_recipe() -> No
     other = LaunchPlan(isolation="namespaces", binds=(Bind("/opt", "/usr"), own[0]))
     assert without_sources(first, own[:1]) != without_sources(other, own[:1])
     assert without_sources(first, ()) is first
+
+
+def test_a_zygote_is_told_of_no_place_that_the_root_has_already() -> None:
+    """Where one backend's toolchain is would be in the memory of another's guests."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        zygote = ZygoteChild.__new__(ZygoteChild)
+        zygote._recipes, zygote._number, zygote._channel = {}, 0, ours  # type: ignore[assignment]
+        shared = (Bind("/opt/me/node", "/opt/me/node"), Bind("/data", "/data"))
+        own = (Bind("", "/work", True, as_owner=True), Bind("", "/data/inside", as_owner=True))
+        plan = LaunchPlan(isolation="namespaces", binds=(*shared, *own))
+        zygote._recipe(Shape(plan, 0, (("/work", True), ("/data/inside", True))))
+        lesson, _ = receive_packet(theirs)
+    told = [(bind["target"], bind["source"]) for bind in lesson["plan"]["binds"]]
+    assert told == [("/data", ""), ("/work", ""), ("/data/inside", "")]

@@ -17,6 +17,8 @@ from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.interrupts import Interrupts
+from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Limits
     from warmcell.languages.host_tools import HostTools
-    from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
     from warmcell.runner.listening import Listener
@@ -321,11 +322,15 @@ class ProcessBackend:
         self._launcher.egress.set_rules(rules if isinstance(rules, FetchPolicy) else tuple(rules))
 
     def close(self) -> None:
-        """Ends the runs that are under way, which raise `BackendUnavailable`, then zygotes and waiting cells."""
-        self._runs.close()
-        for cage in tuple(self._cages):
-            cage.close()
-        self._launcher.close()
+        """Ends the runs that are under way, which raise `BackendUnavailable`, then waiting cells and zygotes.
+
+        A zygote that other backends of this program use goes on for them.
+        """
+        with Interrupts(Run()):  # half of it done would leave the other half to nobody
+            self._runs.close()
+            for cage in tuple(self._cages):
+                cage.close()
+            self._launcher.close()
 
     async def aclose(self) -> None:
         from warmcell.lifetime.threads import in_thread

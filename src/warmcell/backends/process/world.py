@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from warmcell.cage.plan import Bind, LaunchPlan, encode
+from warmcell.cage.plan import Bind, LaunchPlan, encode, is_shared
 from warmcell.core.contracts import SandboxEnforcer
 from warmcell.core.records import dataclass
 from warmcell.enforcers import probe
@@ -52,8 +52,8 @@ class World:
         self.effective = effective
         self._runtime_paths = program.runtime_paths
         self.keeps_cells = config.pool_size > 0
-        self.zygote = _zygote_key(effective, config)
         self._plan = self._compile()
+        self.zygote = _zygote_key(effective, config, self._plan)
         self._prepared = PreparedWorld(encode(self._plan), Directories(effective.work))
 
     def _compile(self) -> LaunchPlan:
@@ -121,7 +121,7 @@ def world_for(
     return OpenWorld(effective, config, program, enforcer if effective.isolation == "none" else None)
 
 
-def _zygote_key(effective: EffectivePolicy, config: ProcessConfig) -> ZygoteKey:
+def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, plan: LaunchPlan) -> ZygoteKey:
     """One zygote of the configured interpreter serves every language, so that there is rarely more than one."""
     from warmcell.languages.python import find_interpreter
 
@@ -135,4 +135,11 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig) -> ZygoteKey:
         with_site=interpreter.has_site and not is_open,
         preload=() if is_open else tuple(config.preload),
         keeps_spares=config.pool_size > 0,
+        names=_names(plan),
     )
+
+
+def _names(plan: LaunchPlan) -> tuple[str, ...]:
+    """What a zygote is told of where things are. Places that are the same for everybody tell nobody anything."""
+    own = {bind.target for bind in plan.binds if not is_shared(bind, plan)}
+    return tuple(sorted({plan.cwd, *own} - {"/", WORK_DIR, OUT_DIR}))

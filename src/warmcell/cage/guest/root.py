@@ -14,7 +14,7 @@ from ..failure import step
 from ..linux import mounts
 from ..linux.call_list import CallList, Value
 from ..linux.mounts import AT_FDCWD, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
-from ..plan import Bind, LaunchPlan
+from ..plan import LaunchPlan, is_below, is_shared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,17 +39,6 @@ TERMINALS = "/dev/pts"
 _MOST_TERMINALS = 64
 
 _ENOENT, _EBADF, _EEXIST = 2, 9, 17
-
-
-def is_shared(bind: Bind, plan: LaunchPlan) -> bool:
-    """Whether it is the same for every guest of the plan: nothing of a caller's, nothing on top of a guest's own."""
-    own = [path for path, _ in plan.scratch_dirs]
-    own += [other.target for other in plan.binds if other.as_owner or other.writable]
-    return not (bind.as_owner or bind.writable or any(_is_below(bind.target, path) for path in own))
-
-
-def _is_below(path: str, place: str) -> bool:
-    return (path + "/").startswith(place.rstrip("/") + "/")
 
 
 # ---- the original ----
@@ -81,7 +70,7 @@ def lay_out(plan: LaunchPlan, trees: Sequence[int], attached: Sequence[Tuple[str
     with step("make places"):
         taken = [bind.target for bind in plan.binds] + [path for path, _ in plan.scratch_dirs]
         for path, is_directory in attached:
-            if not any(_is_below(path, other) and path != other for other in taken):
+            if not any(is_below(path, other) and path != other for other in taken):
                 _make_place(path, is_directory)
 
 
@@ -163,7 +152,7 @@ def _missing(plan: LaunchPlan, target: str) -> Iterator[str]:
     """What may have to be made first: everything below the scratch directory or host path that it lies in."""
     others = [path for path, _ in plan.scratch_dirs] + [bind.target for bind in plan.binds]
     # What takes a scratch directory's own place (/work, usually) finds it there.
-    covering = max((path for path in others if _is_below(target, path) and path != target), key=len, default=None)
+    covering = max((path for path in others if is_below(target, path) and path != target), key=len, default=None)
     if covering is None:
         return
     place = covering.rstrip("/")

@@ -15,7 +15,6 @@ from .. import plan as plans
 from .. import verify
 from ..cell import Shape
 from ..failure import CageError, step, tell
-from ..guest import root
 from ..light import lru_cache, partial, read_json, signal, socket
 from ..linux import mounts, namespaces
 from ..linux.owned import Owned
@@ -42,6 +41,8 @@ class Order(NamedTuple):
     plan: plans.LaunchPlan
     #: The paths of the plan that are one guest's own.
     own: Tuple[plans.Bind, ...]
+    #: The plan without where those come from: roots and recipes are the same for all cells that differ in that alone.
+    common: plans.LaunchPlan
     #: Whether its job will be a program, and whether that comes later.
     may_exec: bool
     waits: bool
@@ -101,9 +102,9 @@ class CellMaker:
         status = socket.socket(fileno=status_end)
         owned = Owned(job, *descriptors[2:])
         try:
-            plan, own = _parse(order["plan"])
+            plan, own, common = _parse(order["plan"])
             cgroups = tuple(descriptors[5:])
-            wanted = Order(plan, own, order["execs"], bool(order.get("waits")), job, tuple(stdio), cgroups)
+            wanted = Order(plan, own, common, order["execs"], bool(order.get("waits")), job, tuple(stdio), cgroups)
             if plan.isolation == "namespaces":
                 return self._make_guest(wanted, status, owned)
             self._make_keeper(wanted, status, owned)
@@ -128,7 +129,7 @@ class CellMaker:
             owned.take(descriptor)
         try:
             attached, trees = self._open_trees(order, init.host_id, owned)
-            shape = Shape(order.plan, len(order.cgroups), attached, _files(order.plan, attached))
+            shape = Shape(order.common, len(order.cgroups), attached, _files(order.plan, attached))
             ours, handoff = owned.socketpair()
             given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, *trees)
             with step("fork guest"):
@@ -157,7 +158,7 @@ class CellMaker:
         trees = [owned.take(self._open_tree(bind, host_id)) for bind in order.own]
         kinds = (stat.S_ISDIR(os.fstat(tree).st_mode) for tree in trees)
         attached = tuple(zip((bind.target for bind in order.own), kinds))  # noqa: B905  # since Python 3.10
-        root_of_all = self._roots.copy_for(without_sources(order.plan, order.own), attached)
+        root_of_all = self._roots.copy_for(order.common, attached)
         return attached, (owned.take(root_of_all), *trees)
 
     def _make_keeper(self, order: Order, status: socket.socket, owned: Owned) -> None:
@@ -189,9 +190,7 @@ class CellMaker:
 
 
 def without_sources(plan: plans.LaunchPlan, own: Sequence[plans.Bind]) -> plans.LaunchPlan:
-    """For roots and recipes, which know nothing of where one guest's own paths come from: a run with a directory made
-    for it then finds those of the run before, which had another.
-    """
+    """A run with a directory made for it then finds the root and recipe of the run before, which had another."""
     binds = (bind._replace(source="", identity="") if bind in own else bind for bind in plan.binds)
     return plan._replace(binds=tuple(binds)) if own else plan
 
@@ -221,7 +220,8 @@ def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _parse(text: str) -> Tuple[plans.LaunchPlan, Tuple[plans.Bind, ...]]:
-    """The plan and the paths that are one guest's own. The same text comes again with every cell of a policy."""
+def _parse(text: str) -> Tuple[plans.LaunchPlan, Tuple[plans.Bind, ...], plans.LaunchPlan]:
+    """The plan, the paths that are one guest's own, and the rest. The same text comes with every cell of a policy."""
     plan = plans.decode(read_json(text))
-    return plan, tuple(bind for bind in plan.binds if not root.is_shared(bind, plan))
+    own = tuple(bind for bind in plan.binds if not plans.is_shared(bind, plan))
+    return plan, own, without_sources(plan, own)

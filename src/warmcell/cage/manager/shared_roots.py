@@ -17,7 +17,7 @@ from ..linux import mounts
 from ..linux.namespaces import CLONE_NEWNS
 from ..linux.owned import Owned
 from ..linux.syscalls import call
-from ..plan import Bind, LaunchPlan
+from ..plan import Bind, LaunchPlan, is_shared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SharedRoots:
 
     def _make(self, plan: LaunchPlan, attached: Attached) -> _SharedRoot:
         self._number += 1
-        shared = [bind for bind in plan.binds if root.is_shared(bind, plan)]
+        shared = [bind for bind in plan.binds if is_shared(bind, plan)]
         sources = {bind.source: _identity(bind.source) for bind in shared}
         name = str(self._number)
         with Owned() as owned:

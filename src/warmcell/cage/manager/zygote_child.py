@@ -8,7 +8,7 @@ from ..failure import CageError
 from ..light import socket
 from ..linux import kernel_files
 from ..linux.owned import close_all
-from ..plan import plain
+from ..plan import is_below, plain
 from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, rights_to, send_packet
 
 TYPE_CHECKING = False
@@ -77,11 +77,16 @@ class ZygoteChild:
         return int(pid)
 
     def _recipe(self, shape: Shape) -> int:
-        """The number under which it knows the shape. It is told no path of the host: guests are copies of it."""
+        """The number under which it knows the shape. It is told no path of the host: guests are copies of it.
+
+        Nor where toolchains are, which may be other guests': all that the root already has is left out.
+        """
         number = self._recipes.pop(shape, None)
         if number is None:
             self._number = number = self._number % 0xFFFF + 1
-            binds = tuple(bind._replace(source="", identity="") for bind in shape.plan.binds)
+            places = [target for target, _ in shape.attached]
+            needed = [bind for bind in shape.plan.binds if any(is_below(place, bind.target) for place in places)]
+            binds = tuple(bind._replace(source="", identity="") for bind in needed)
             watch = shape.plan.watch._replace(disk_paths=())
             plan = shape.plan._replace(binds=binds, watch=watch, symlinks=(), files=())
             lesson = {"learn": number, "plan": plain(plan), "cgroups": shape.cgroups}

@@ -1,0 +1,251 @@
+"""Backends of one program share the zygotes that they may, and each can go without harm to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.processes import alive, eventually
+from tests.helpers import in_a_fork, share_no_zygotes
+
+from warmcell import ExecRequest, ProcessBackend, ProcessConfig, Sandbox, SandboxError, SandboxPolicyBuilder
+from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.pool import shared_zygotes as module
+from warmcell.pool.shared_zygotes import SharedZygotes, ZygoteShare
+from warmcell.pool.zygote import ZygoteKey
+
+REQUEST = ExecRequest("python", "print(6 * 7)", 30)
+SLOW = ExecRequest("python", "import time; time.sleep(1); print('slow')", 30)
+ON_DEMAND = ProcessConfig(pool_size=0, pool_min=0)
+KEY = ZygoteKey("/usr/bin/python3", "namespaces", "native")
+
+
+def answers(backend: ProcessBackend) -> bool:
+    return backend.execute_blocking(REQUEST).stdout == "42\n"
+
+
+class TestWho:
+    """What two backends must have in common; a table, without a process."""
+
+    @pytest.fixture
+    def zygotes(self) -> SharedZygotes:
+        return SharedZygotes()
+
+    def test_the_same_is_shared(self, zygotes: SharedZygotes) -> None:
+        assert zygotes.join(KEY, ()) is zygotes.join(ZygoteKey("/usr/bin/python3", "namespaces", "native"), ())
+
+    @pytest.mark.parametrize(
+        ("key", "prefix"),
+        [
+            (ZygoteKey("/usr/bin/python3.99", "namespaces", "native"), ()),
+            (ZygoteKey("/usr/bin/python3", "none", "native"), ()),
+            (ZygoteKey("/usr/bin/python3", "namespaces", "bubblewrap"), ()),
+            (ZygoteKey("/usr/bin/python3", "namespaces", "native", has_worker=False), ()),
+            (ZygoteKey("/usr/bin/python3", "namespaces", "native", with_site=True), ()),
+            (ZygoteKey("/usr/bin/python3", "namespaces", "native", preload=("json",)), ()),
+            (ZygoteKey("/usr/bin/python3", "namespaces", "native", keeps_spares=True), ()),
+            (ZygoteKey("/usr/bin/python3", "namespaces", "native", names=("/home/me/plans",)), ()),
+            (KEY, ("systemd-run", "--scope")),
+        ],
+    )
+    def test_whatever_differs_is_another_one(
+        self, zygotes: SharedZygotes, key: ZygoteKey, prefix: tuple[str, ...]
+    ) -> None:
+        assert zygotes.join(KEY, ()) is not zygotes.join(key, prefix)
+
+    def test_guests_on_the_hosts_own_root_share_none(self, zygotes: SharedZygotes) -> None:
+        """Each run's directory is in such a zygote's memory by its name."""
+        key = ZygoteKey("/usr/bin/python3", "landlock", "landlock")
+        assert zygotes.join(key, ()) is not zygotes.join(key, ())
+
+    @pytest.mark.parametrize("changed", ["getresuid", "getresgid", "getgroups"])
+    def test_nor_does_a_program_that_became_another_user(
+        self, zygotes: SharedZygotes, monkeypatch: pytest.MonkeyPatch, changed: str
+    ) -> None:
+        before = zygotes.join(KEY, ())
+        monkeypatch.setattr(os, changed, lambda: (12345, 12345, 12345))
+        assert zygotes.join(KEY, ()) is not before
+
+    def test_nor_one_that_went_elsewhere(
+        self, zygotes: SharedZygotes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """A chroot or a new namespace; told by what is at these places."""
+        before = zygotes.join(KEY, ())
+        monkeypatch.setattr(module, "_SURROUNDINGS", (str(tmp_path), *module._SURROUNDINGS[1:]))
+        assert zygotes.join(KEY, ()) is not before
+
+    def test_the_last_one_ends_it(self, zygotes: SharedZygotes) -> None:
+        share = zygotes.join(KEY, ())
+        zygotes.join(KEY, ())
+        assert (zygotes.leave(share), zygotes.leave(share)) == (False, True)
+        assert zygotes.join(KEY, ()) is not share
+
+    def test_what_nobody_closed_goes_with_who_had_it(self, zygotes: SharedZygotes) -> None:
+        zygotes.join(KEY, ())
+        assert not zygotes._shares
+
+
+class TestReplacing:
+    class Double:
+        """Stands for a zygote: no test needs ten thousand runs."""
+
+        def __init__(self, *_: object) -> None:
+            self.is_retired = self.is_closed = False
+            self.lives = True
+
+        def is_alive(self) -> bool:
+            return self.lives
+
+        def retire(self) -> None:
+            self.is_retired = True
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    @pytest.fixture
+    def share(self, monkeypatch: pytest.MonkeyPatch) -> ZygoteShare:
+        monkeypatch.setattr(module, "ZygoteProcess", self.Double)
+        monkeypatch.setattr(module, "_RUNS_PER_ZYGOTE", 3)
+        return ZygoteShare(KEY, ())
+
+    def test_after_so_many_runs_of_all_together(self, share: ZygoteShare) -> None:
+        used = [share.zygote(Run(), -1) for _ in range(7)]
+        assert [len(set(map(id, used[first : first + 3]))) for first in (0, 3)] == [1, 1]
+        assert len(set(map(id, used))) == 3 and used[0].is_retired and not used[6].is_retired  # type: ignore[attr-defined]
+        share.close()
+        assert all(zygote.is_closed for zygote in used)  # type: ignore[attr-defined]
+
+    def test_the_ended_ones_are_forgotten(self, share: ZygoteShare) -> None:
+        first, *_ = [share.zygote(Run(), -1) for _ in range(4)]
+        share.forget_ended()
+        assert share._retired == [first]
+        first.lives = False  # type: ignore[attr-defined]
+        share.forget_ended()
+        assert share._retired == []
+
+    def test_one_that_started_for_nobody_is_ended(self, share: ZygoteShare, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: list[object] = []
+
+        def start_and_be_left(*_: object) -> TestReplacing.Double:
+            share.close()
+            made.append(TestReplacing.Double())
+            return made[0]  # type: ignore[return-value]
+
+        monkeypatch.setattr(module, "ZygoteProcess", start_and_be_left)
+        with pytest.raises(SandboxError, match="closed"):
+            share.zygote(Run(), -1)
+        assert made[0].is_closed  # type: ignore[attr-defined]
+
+    def test_who_is_cancelled_while_it_starts_leaves_it_to_the_next(
+        self, share: ZygoteShare, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def cancelled(*_: object) -> None:
+            raise RunCancelled
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "ZygoteProcess", cancelled)
+            with pytest.raises(RunCancelled):
+                share.zygote(Run(), -1)
+        assert share.zygote(Run(), -1) is share._current
+
+
+@pytest.mark.needs("linux", "user namespaces")
+class TestTogether:
+    @pytest.fixture(autouse=True)
+    def alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        share_no_zygotes(monkeypatch)
+
+    @pytest.fixture
+    def two(self) -> Iterator[tuple[ProcessBackend, ProcessBackend]]:
+        strict = SandboxPolicyBuilder().build()
+        with ProcessBackend(ON_DEMAND) as first, ProcessBackend(ON_DEMAND, policy=strict) as second:
+            assert answers(first) and answers(second) and first.zygote_pids == second.zygote_pids
+            yield first, second
+
+    async def test_one_is_closed_while_the_other_runs(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
+        first, second = two
+        (pid,) = first.zygote_pids
+        slow = asyncio.create_task(second.execute(SLOW))
+        await asyncio.sleep(0.2)
+        await first.aclose()
+        assert alive([pid]) and first.zygote_pids == []
+        assert (await slow).stdout == "slow\n" and (await second.execute(REQUEST)).stdout == "42\n"
+        await second.aclose()
+        assert await asyncio.to_thread(eventually, lambda: not alive([pid]))
+
+    def test_one_that_is_killed_is_replaced_for_all(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
+        """Whoever was in the middle of a run is told that it was the host; the next run of each works."""
+        first, second = two
+        (pid,) = first.zygote_pids
+        told: list[SandboxError] = []
+
+        def run() -> None:
+            with pytest.raises(SandboxError) as caught:
+                second.execute_blocking(SLOW)
+            told.append(caught.value)
+
+        caller = threading.Thread(target=run)
+        caller.start()
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        assert answers(first)
+        caller.join()
+        assert [(error.fault, error.retryable) for error in told] == [("host", True)]
+        assert answers(second) and first.zygote_pids == second.zygote_pids != [pid]
+
+    def test_a_fork_has_its_own(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
+        first, second = two
+        pids = first.zygote_pids
+
+        def use() -> list[object]:
+            used = [answers(first), answers(second), first.zygote_pids == second.zygote_pids != pids]
+            first.close()
+            return [*used, answers(second)]
+
+        assert in_a_fork(use) == [True] * 4
+        assert answers(first) and answers(second) and first.zygote_pids == second.zygote_pids == pids
+
+    def test_names_of_the_callers_keep_zygotes_apart(self, tmp_path: Path) -> None:
+        shown = SandboxPolicyBuilder().allow_read(tmp_path).allow_process_spawn().build()
+        with ProcessBackend(ON_DEMAND) as plain, ProcessBackend(ON_DEMAND, policy=shown) as named:
+            assert answers(plain) and answers(named)
+            assert plain.zygote_pids != named.zygote_pids
+
+    def test_many_cost_few_descriptors(self) -> None:
+        """Sandboxes too, whose work directories all appear at the same place."""
+        with ProcessBackend(ON_DEMAND) as first, Sandbox(config=ON_DEMAND) as box:
+            assert answers(first) and box.run("print(1)").ok
+            (pid,) = first.zygote_pids
+            before = len(os.listdir("/proc/self/fd"))
+            others = [ProcessBackend(ON_DEMAND) for _ in range(20)]
+            boxes = [Sandbox(config=ON_DEMAND) for _ in range(5)]
+            assert all(answers(backend) and backend.zygote_pids == [pid] for backend in others)
+            assert all(each.run("print(1)").ok for each in boxes)
+            assert len(os.listdir("/proc/self/fd")) - before <= len(boxes) * 4
+            for backend in others:
+                backend.close()
+            for each in boxes:
+                each.destroy()
+            assert answers(first)
+
+    def test_an_interrupt_while_one_is_closed_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        backend = ProcessBackend(ON_DEMAND)
+        assert answers(backend)
+        (pid,) = backend.zygote_pids
+        leave = SharedZygotes.leave
+
+        def interrupted(self: SharedZygotes, share: ZygoteShare) -> bool:
+            signal.raise_signal(signal.SIGINT)
+            return leave(self, share)
+
+        monkeypatch.setattr(SharedZygotes, "leave", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend.close()
+        assert eventually(lambda: not alive([pid])) and len(os.listdir("/proc/self/fd")) == before
