@@ -241,6 +241,8 @@ def _add_token(commands: argparse._SubParsersAction[Parser]) -> None:
     token.add_argument("--sandboxes", metavar="N", help="sandboxes at a time (default 32)")
     token.add_argument("--disk-mb", metavar="MB", help="disk of each sandbox (default 1024)")
     token.add_argument("--lifetime", metavar="S", help="the longest life of a sandbox (default 86400)")
+    token.add_argument("--rate", metavar="N", help="requests in a second (default 1000)")
+    token.add_argument("--connections", metavar="N", help="requests under way at a time (default 512)")
     token.add_argument("--json", action="store_true", help="print it as JSON")
     token.set_defaults(handler=_later("serve", "token"))
 

@@ -78,10 +78,13 @@ def token(arguments: Namespace) -> int:
         raise UsageError(error.message, error.hint) from None
 
 
+_QUOTAS = ("runs", "sandboxes", "disk_mb", "lifetime", "rate", "connections")
+
+
 def _new(arguments: Namespace, path: str) -> int:
     from warmcell.interfaces.serve.tokens import add_token
 
-    quotas: dict[str, Any] = {name: getattr(arguments, name) for name in ("runs", "sandboxes", "disk_mb", "lifetime")}
+    quotas: dict[str, Any] = {name: getattr(arguments, name) for name in _QUOTAS}
     chosen: dict[str, Any] = {
         name: options.whole_number(f"--{name.replace('_', '-')}", text, 1 << 24)
         for name, text in quotas.items()
@@ -96,7 +99,7 @@ def _new(arguments: Namespace, path: str) -> int:
 
 def _list(arguments: Namespace, tenants: Any) -> int:
     if arguments.json:
-        names = ("id", "name", "created", "scopes", "runs", "sandboxes", "disk_mb", "lifetime")
+        names = ("id", "name", "created", "scopes", *_QUOTAS)
         print_json([{name: getattr(tenant, name) for name in names} for tenant in tenants])
         return OK
     for tenant in tenants:

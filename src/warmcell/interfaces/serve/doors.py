@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.exchange import ClientGone, Refused, refusal
+from warmcell.interfaces.serve.rates import CountedAnswer
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.settings import Settings, is_loopback
 from warmcell.interfaces.serve.tokens import Tenant
@@ -44,9 +45,9 @@ def door(
     `described` is for `/openapi.json`.
     """
 
-    async def endpoint(request: Request) -> Response:
+    async def endpoint(request: Request) -> Any:
         try:
-            return await handler(request, admitted(request, scope))
+            return await _counted(request, admitted(request, scope), handler)
         except (Refused, ClientGone, SandboxError) as error:
             return refuse(error)
         except Exception as error:
@@ -63,6 +64,19 @@ def door(
     return route
 
 
+async def _counted(request: Request, tenant: Tenant, handler: Handler) -> Any:
+    if tenant is _NOBODY:  # their protocol asks for another secret than a token
+        return await handler(request, tenant)
+    under_way = service_of(request).under_way
+    under_way.enter(tenant)
+    try:
+        response = await handler(request, tenant)
+    except BaseException:
+        under_way.leave(tenant)
+        raise
+    return CountedAnswer(response, lambda: under_way.leave(tenant))
+
+
 def admitted(request: HTTPConnection, scope: str | None) -> Tenant:
     """The tenant, or `Refused` with 401 for nobody's token and 403 for one that may not do this."""
     service = service_of(request)
@@ -75,6 +89,7 @@ def admitted(request: HTTPConnection, scope: str | None) -> Tenant:
         raise Refused(401, "a token is needed, as 'Authorization: Bearer TOKEN'", headers=_CHALLENGE)
     if scope not in tenant.scopes:
         raise Refused(403, f"this token has no scope {scope!r}")
+    service.rates.take(tenant)
     return tenant
 
 

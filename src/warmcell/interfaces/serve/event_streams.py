@@ -31,8 +31,22 @@ def wants_events(request: Request) -> bool:
     return "text/event-stream" in request.headers.get("accept", "")
 
 
-def event_stream(events: AsyncIterator[str]) -> Response:
-    return StreamingResponse(_with_last(events), media_type="text/event-stream", headers=_HEADERS)
+def event_stream(events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None = None) -> Response:
+    """`on_end` is called once, also where the client had gone before the first event."""
+    return _EventStream(events, on_end)
+
+
+class _EventStream(StreamingResponse):
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None) -> None:
+        super().__init__(_with_last(events), media_type="text/event-stream", headers=_HEADERS)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._on_end is not None:
+                await self._on_end()
 
 
 def event(name: str, data: object, identity: str | None = None) -> str:

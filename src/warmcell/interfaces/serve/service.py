@@ -15,6 +15,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
 from warmcell.interfaces.serve.held_sandboxes import Held, HeldSandboxes, worker_mark
+from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.shared_queue import FrontQueue
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
@@ -26,7 +27,7 @@ from warmcell.sandbox.asynchronous import AsyncSandbox
 
 _log = logging.getLogger("warmcell.serve")
 #: Where nobody needs a token everybody is this one.
-EVERYBODY = Tenant("local", "local", "0" * 64)
+EVERYBODY = Tenant("local", "local", "0" * 64, rate=0, connections=1 << 16)
 
 
 class Service:
@@ -51,6 +52,7 @@ class Service:
         self._retired: set[asyncio.Task[None]] = set()
         self._under_way: dict[ProcessBackend, int] = {}
         self.held = HeldSandboxes("" if worker is None else worker_mark(worker))
+        self.rates, self.under_way = Rates(), AnswersUnderWay()
         #: WebSockets that are open, by tenant.
         self.sockets: Counter[str] = Counter()
         #: What a protocol keeps beside sandboxes.

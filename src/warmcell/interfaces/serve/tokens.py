@@ -20,14 +20,22 @@ from warmcell.policy.codec import Form, from_file, to_json
 #: `install`: packages for them. `metrics`: how much of it there is.
 SCOPES = ("run", "sandbox", "install", "doctor", "metrics")
 _HASH_CHARACTERS = frozenset("0123456789abcdef")
-_LARGEST = {"runs": 1 << 16, "sandboxes": 1 << 16, "disk_mb": 1 << 24, "lifetime": 366 * 86_400}
+_LARGEST = {
+    "runs": 1 << 16,
+    "sandboxes": 1 << 16,
+    "disk_mb": 1 << 24,
+    "lifetime": 366 * 86_400,
+    "rate": 1 << 20,
+    "connections": 1 << 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Whoever holds one token, and what they may use.
 
-    `runs` and `sandboxes`: so many at a time; `disk_mb`: of each sandbox; `lifetime`: seconds of each sandbox.
+    `runs` and `sandboxes`: so many at a time; `disk_mb`: of each sandbox; `lifetime`: seconds of each sandbox; `rate`:
+    requests in a second, where 0 is as many as there are; `connections`: requests under way at a time.
     """
 
     id: str
@@ -39,6 +47,8 @@ class Tenant:
     sandboxes: int = 32
     disk_mb: int = 1024
     lifetime: int = 86_400
+    rate: int = 1000
+    connections: int = 512
 
     def __post_init__(self) -> None:
         check_text("name", self.name)

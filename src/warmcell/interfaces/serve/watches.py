@@ -12,7 +12,6 @@ from starlette.responses import Response
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.event_streams import event, event_stream, with_pauses
 from warmcell.interfaces.serve.exchange import Refused
-from warmcell.interfaces.serve.held_sandboxes import Held
 from warmcell.interfaces.serve.queries import flag_in_query, path_in_query, query
 from warmcell.interfaces.serve.service import Service, held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -30,21 +29,21 @@ async def watch(request: Request, tenant: Tenant) -> Response:
         raise Refused(429, f"the sandbox has {MOST_WATCHES} watches already", headers={"Retry-After": "5"})
     await held.sandbox.start()  # what is not there yet cannot be watched
     made = held.sandbox.watch(path_in_query(request), recursive=recursive)
-    return event_stream(_events(service_of(request), held, made))
-
-
-async def _events(service: Service, held: Held, made: AsyncWatch) -> AsyncIterator[str]:
     held.extras["watches"] = held.extras.get("watches", 0) + 1
-    try:
-        yield event("ready", {})
-        async with aclosing(with_pauses(_items(made), service.draining)) as items:  # type: ignore[type-var]
-            async for item in items:
-                yield (
-                    ": nothing happened\n\n" if item is None else event("file", {"path": item.path, "kind": item.kind})
-                )
-    finally:
+
+    async def end() -> None:
         held.extras["watches"] -= 1
         await made.aclose()
+
+    return event_stream(_events(service_of(request), made), end)
+
+
+async def _events(service: Service, made: AsyncWatch) -> AsyncIterator[str]:
+    yield event("ready", {})
+    async with aclosing(with_pauses(_items(made), service.draining)) as items:  # type: ignore[type-var]
+        async for item in items:
+            told = None if item is None else {"path": item.path, "kind": item.kind}
+            yield ": nothing happened\n\n" if told is None else event("file", told)
 
 
 async def _items(made: AsyncWatch) -> AsyncIterator[FileEvent]:

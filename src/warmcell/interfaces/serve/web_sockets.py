@@ -40,6 +40,8 @@ def socket_door(path: str, handler: Handler, scope: str) -> WebSocketRoute:
         try:
             tenant = admitted(socket, scope)
             places = service_of(socket).sockets
+            if places.total() >= service_of(socket).settings.max_connections // 2:
+                raise Refused(503, "there are as many WebSockets as there may be", headers={"Retry-After": "5"})
             if places[tenant.id] >= MOST_SOCKETS:
                 raise Refused(429, f"you have {MOST_SOCKETS} WebSockets already", headers={"Retry-After": "5"})
             places[tenant.id] += 1

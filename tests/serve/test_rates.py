@@ -1,0 +1,78 @@
+"""How much a tenant may ask, and that others do not feel it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.conftest import make_token
+from tests.serve.test_living import listening
+from tests.serve.test_sandboxes import made
+
+from warmcell.interfaces.serve.exchange import Refused
+from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
+from warmcell.interfaces.serve.tokens import Tenant
+
+SLOW = Tenant("1", "slow", "0" * 64, rate=4, connections=1)
+
+
+def test_a_bucket_empties_and_fills() -> None:
+    now = [100.0]
+    rates = Rates(lambda: now[0])
+    for _ in range(8):  # twice what comes in a second
+        rates.take(SLOW)
+    with pytest.raises(Refused) as refused:
+        rates.take(SLOW)
+    assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
+    rates.take(Tenant("2", "other", "0" * 64, rate=4))
+    now[0] += 0.25
+    rates.take(SLOW)
+    with pytest.raises(Refused):
+        rates.take(SLOW)
+    now[0] += 1000
+    for _ in range(8):
+        rates.take(SLOW)
+    with pytest.raises(Refused):
+        rates.take(SLOW)
+    for _ in range(1000):
+        rates.take(Tenant("3", "free", "0" * 64, rate=0))
+
+
+def test_answers_under_way_are_counted() -> None:
+    under_way = AnswersUnderWay()
+    under_way.enter(SLOW)
+    with pytest.raises(Refused):
+        under_way.enter(SLOW)
+    under_way.leave(SLOW)
+    under_way.enter(SLOW)
+
+
+def test_who_asks_too_much_is_told_when_to_come_again(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    tokens = [
+        make_token(file, "quick", "--rate", "1"),
+        make_token(file, "many", "--connections", "2"),
+        make_token(file, "other"),
+    ]
+    with start_server("--tokens", str(file)) as server:
+        quick, many, other = (
+            httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {token}"}, timeout=60, trust_env=False)
+            for token in tokens
+        )
+        answers = [quick.get("/v1/sandboxes") for _ in range(30)]
+        assert 429 in [answer.status_code for answer in answers[2:]]
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert refused.headers["retry-after"] == "1" and refused.json()["error"]["retryable"] is True
+        at = made(many)
+        with listening(many, "GET", f"{at}/watch") as one, listening(many, "GET", f"{at}/watch") as two:
+            assert (next(one)[0], next(two)[0]) == ("ready", "ready")
+            assert many.get("/v1/sandboxes").status_code == 429
+            assert other.get("/v1/sandboxes").status_code == 200
+        deadline = time.monotonic() + 30
+        while many.get("/v1/sandboxes").status_code == 429:  # until the server has seen that they are gone
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
