@@ -22,7 +22,10 @@ FRAMEWORKS = {
     "autogen": "autogen_core",
     "google-adk": "google.adk",
 }
-SNIPPETS = dict(re.findall(r"^## [^\n]*\(`warmcell\[([\w-]+)\]`\)$.*?^```python\n(.*?)^```$", PAGE, re.M | re.S))
+SECTIONS = re.findall(r"^## [^\n]*\(`warmcell\[([\w-]+)\]`\)$(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+SNIPPETS = [
+    (extra, code) for extra, text in SECTIONS for code in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+]
 
 
 def is_installed(module: str) -> bool:
@@ -33,19 +36,24 @@ def is_installed(module: str) -> bool:
 
 
 def test_every_seat_is_on_the_page_and_has_an_extra() -> None:
-    assert set(SNIPPETS) == set(FRAMEWORKS)
+    assert {extra for extra, _ in SNIPPETS} == set(FRAMEWORKS)
     files = {path.stem for path in (ROOT / "src/warmcell/interfaces/seats").glob("*.py")}
-    assert {extra.replace("-", "_") for extra in FRAMEWORKS} == files - {"__init__", "missing", "cage_commands"}
+    assert {extra.replace("-", "_") for extra in FRAMEWORKS} == files - {
+        "__init__",
+        "missing",
+        "cage_commands",
+        "openai_sandbox",
+    }
     extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert all(re.search(rf"^{extra} = \[", extras, re.M) for extra in FRAMEWORKS)
 
 
-@pytest.mark.parametrize("extra", FRAMEWORKS)
-def test_a_snippet_runs(extra: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("extra", "code"), SNIPPETS, ids=[extra for extra, _ in SNIPPETS])
+def test_a_snippet_runs(extra: str, code: str, tmp_path: Path) -> None:
     if not is_installed(FRAMEWORKS[extra]):
         pytest.skip(f"{extra} is not installed: scripts/test-seats runs this")
     script = tmp_path / "snippet.py"
-    script.write_text(SNIPPETS[extra], encoding="utf-8")
+    script.write_text(code, encoding="utf-8")
     ended = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search("42|hello|warmcell|run_code", ended.stdout)

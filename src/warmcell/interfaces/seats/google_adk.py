@@ -1,22 +1,33 @@
-"""The seat in Google's ADK: `Agent(code_executor=WarmcellCodeExecutor())`."""
+"""The seats in Google's ADK: `Agent(code_executor=...)`, and `EnvironmentToolset(environment=...)`."""
 
 from __future__ import annotations
 
 import base64
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from warmcell.core.errors import ExecutionTimeout
+from warmcell.core.types import ExecResult
+from warmcell.interfaces.seats.cage_commands import CageCommands
 from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.lifetime.portal import portal
+from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.blocking import Sandbox
 
 try:
     from google.adk.code_executors.base_code_executor import BaseCodeExecutor
     from google.adk.code_executors.code_execution_utils import CodeExecutionInput, CodeExecutionResult, File
+    from google.adk.environment import BaseEnvironment
+    from google.adk.environment._base_environment import ExecutionResult
     from pydantic import PrivateAttr
 except ImportError as error:
     raise framework_missing("google-adk", error) from error
 
 _MOST_FILES = 20
 _DEFAULT_TIMEOUT = 60
+_A_DAY = 86_400.0
+_TIMED_OUT = 124
 
 
 class WarmcellCodeExecutor(BaseCodeExecutor):
@@ -51,3 +62,46 @@ class WarmcellCodeExecutor(BaseCodeExecutor):
             output_files=files,
             exit_code=answer.get("exit_code"),
         )
+
+
+class WarmcellEnvironment(BaseEnvironment):
+    """Commands and files in one live cage: what runs in the background and `/tmp` stay until `close`."""
+
+    def __init__(self, **settings: Any) -> None:
+        """`settings` of the `Sandbox` that `initialize` makes."""
+        self._settings = settings
+        self._commands: CageCommands | None = None
+
+    @property
+    def working_dir(self) -> Path:
+        return Path("/work")
+
+    async def initialize(self) -> None:
+        if self._commands is None:
+            self._commands = CageCommands(await in_thread(partial(Sandbox, **self._settings)))
+        self.is_initialized = True
+
+    async def close(self) -> None:
+        commands, self._commands, self.is_initialized = self._commands, None, False
+        if commands is not None:
+            await in_thread(commands.sandbox.destroy)
+
+    async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
+        try:
+            result = await portal.reach(self._opened().run, command, timeout=timeout or _A_DAY)
+        except ExecutionTimeout as error:
+            part = error.result or ExecResult()
+            return ExecutionResult(_TIMED_OUT, part.stdout, part.stderr, timed_out=True)
+        return ExecutionResult(result.exit_code, result.stdout, result.stderr)
+
+    async def read_file(self, path: Path) -> bytes:
+        return await portal.reach(self._opened().read, str(path))
+
+    async def write_file(self, path: Path, content: str | bytes) -> None:
+        data = content.encode() if isinstance(content, str) else content
+        await portal.reach(self._opened().write, str(path), data)
+
+    def _opened(self) -> CageCommands:
+        if self._commands is None:
+            raise RuntimeError("the environment is not initialized: await initialize() first")
+        return self._commands

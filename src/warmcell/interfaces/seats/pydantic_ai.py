@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -72,6 +73,13 @@ class WarmcellWorkspace:
             limit, streams = len(result.stdout_bytes), {"stdout": result.stdout, "stderr": result.stderr}
             raise WorkspaceOutputLimitError("the command printed too much", limit=limit, **streams)
         return CommandResult(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
+
+    async def realpath(self, path: str) -> str:
+        """As the cage sees it, whatever is missing; a loop of links is an `OSError`."""
+        found = await self.run(["realpath", "-m", "-z", "--", path])
+        if found.exit_code:
+            raise OSError(errno.ELOOP, "cannot be resolved", path)
+        return found.stdout.rstrip("\0")
 
     async def destroy(self) -> None:
         """For whoever holds it: ends all that runs in it and removes its files."""
