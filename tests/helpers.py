@@ -60,7 +60,7 @@ FEATURES: dict[str, Callable[[], bool]] = {
     "node": _has_node,
     **{
         program: _on_path(program)
-        for program in ("bwrap", "rustc", "bash", "zsh", "fish", "go", "gcc", "g++", "curl", "jq", "strace")
+        for program in ("bwrap", "rustc", "bash", "zsh", "fish", "go", "gcc", "g++", "curl", "jq", "strace", "npm")
     },
 }
 

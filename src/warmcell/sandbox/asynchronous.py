@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from warmcell.backends.output_callbacks import Follow, OnText, following
 from warmcell.core import events
-from warmcell.core.errors import InvalidRequest, NetworkingDisabled, SessionBusy
+from warmcell.core.errors import InvalidRequest, NetworkingDisabled
 from warmcell.core.types import (
     BackendCapabilities,
     EffectiveLimits,
@@ -262,29 +262,17 @@ class AsyncSandbox(LivingSandbox):
             code, "javascript", stdin=stdin, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr
         )
 
-    async def install(self, *packages: str) -> None:
-        """Python packages for this sandbox, from the index that pip is configured for on this host; wheels only.
+    async def install(self, *packages: str, manager: str = "pip") -> None:
+        """Packages for this sandbox, from where pip or npm (`manager`) is configured to get them on this host.
 
-        Names with versions ("pandas", "numpy>=2"). Runs that begin afterwards find them, sessions and processes of a
-        live cage that begins afterwards too. Downloads are kept for other sandboxes of this user.
+        Names with versions ("pandas", "numpy>=2"; "lodash@^4"); wheels only, and no scripts of packages are run. Runs
+        that begin afterwards find them, sessions and processes of a live cage that begins afterwards too. Downloads are
+        kept for other sandboxes of this user.
         """
-        from warmcell.sandbox.packages import Installer, checked_requirements
+        from warmcell.sandbox.installing import checked_manager, install
 
         self._operations.check_open()
-        checked_requirements(packages)
-        if self._backend_name != "process":
-            raise InvalidRequest("is for the process backend", field="packages", hint="use Sandbox(backend='process')")
-        if self._live is not None and self._live.is_in_use:
-            raise SessionBusy("what runs in the live cage would not see the packages; install before spawn and session")
-        from warmcell.languages.config import ProcessConfig
-
-        settings = self._settings
-        config, enforcer = getattr(settings["backend"], "config", settings["config"]), settings["enforcer"]
-        disk_mb = self.limits.disk_mb
-        enforcer = getattr(settings["backend"], "enforcer", enforcer)
-        installer = Installer(config or ProcessConfig(), enforcer, disk_mb)
-        made = await self._operations.run(installer.install(packages, self._packages))
-        await self._use_packages(made)
+        await install(self, checked_manager(manager), packages)
 
     async def _use_packages(self, packages: Packages) -> None:
         """What was made for the sandbox as it was goes when the last run in it has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Where guests find what was installed for them.
 PACKAGES = "/packages"
+#: Among them, out of Python's way; Node finds what is there from every directory.
+NPM_PLACE, NODE_MODULES = ".npm", "/node_modules"
 #: What holds for a sandbox whose caller gave no policy.
 OWN_POLICY = SandboxPolicy(allow_process_spawn=True)
 #: JSON in, JSON out: what a guest's `fetch` and `curl` ask the host.
@@ -302,6 +305,9 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
     if config.packages is not None:
         paths.append(AllowedPath(config.packages, AccessMode.READ_ONLY, PACKAGES))
         policy = replace(policy, env={"PYTHONPATH": PACKAGES, **policy.env})
+        modules = os.path.join(config.packages, NPM_PLACE, "node_modules")
+        if os.path.isdir(modules):
+            paths.append(AllowedPath(modules, AccessMode.READ_ONLY, NODE_MODULES))
     return replace(policy, allowed_paths=(*policy.allowed_paths, *paths))
 
 

@@ -42,7 +42,7 @@ _REQUIREMENT = re.compile(
     re.ASCII,
 )
 #: Which errno it is depends on who met the limit: a file, the file system, a quota.
-_FULL = re.compile(r"Errno (?:27|28|122)\b|No space left|File too large")
+_FULL = re.compile(r"Errno (?:27|28|122)\b|No space left|File too large|no space left|ENOSPC|EDQUOT|EFBIG")
 _WHEEL = re.compile(r"[\w.+!-]+\.whl", re.ASCII)
 
 
@@ -54,7 +54,15 @@ class Packages:
         self.path = private.path
         self.close = weakref.finalize(self, private.close)
         if before is not None:
-            shutil.copytree(before.path, self.path, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
+            shutil.copytree(before.path, self.path, symlinks=True, copy_function=_linked, dirs_exist_ok=True)
+
+
+def _linked(source: str, target: str) -> None:
+    """npm writes into its lists as they are, and they are others' too."""
+    if os.path.basename(source) in ("package.json", "package-lock.json"):
+        shutil.copyfile(source, target)
+    else:
+        os.link(source, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Installer:
 
         names = checked_requirements(requirements)
         index = await in_thread(self._index)
-        kept = await in_thread(lambda: self._kept(index))
+        kept = await in_thread(lambda: kept_place("pip", (index.urls, index.directories)))
         fetched = await in_thread(lambda: PrivateDirectory("packages"))
         try:
             await self._fetch(names, index, kept, fetched.path)
@@ -88,21 +96,6 @@ class Installer:
         from warmcell.net.rules.package_index import configured_index
 
         return configured_index(public_index(find_interpreter(self.config).path))
-
-    def _kept(self, index: PackageIndex) -> str:
-        """One for each index: what one of them calls a name is nothing to another."""
-        import hashlib
-
-        key = hashlib.sha256(repr((index.urls, index.directories)).encode()).hexdigest()[:32]
-        path = os.path.join(cache_place(), "packages", key)
-        try:
-            make_cache(os.path.dirname(path))
-            make_cache(path)
-        except OSError as error:
-            raise ProvisionFailed(
-                path, f"cannot be made: {error.strerror}", "set XDG_CACHE_HOME to a place with room"
-            ) from None
-        return path
 
     async def _fetch(self, names: Sequence[str], index: PackageIndex, kept: str, fetched: str) -> None:
         from warmcell.net.rules.fetch_policy import FetchPolicy
@@ -139,36 +132,58 @@ class Installer:
         failure: str,
         way_out: FetchPolicy | None = None,
     ) -> None:
-        from warmcell.backends.process.backend import ProcessBackend
         from warmcell.languages.python import find_interpreter
+
+        argv = [find_interpreter(self.config).path, "-m", "pip", *_QUIET, *words]
+        result = await self.in_cage(policy, argv, env, way_out)
+        if result.ok:
+            return
+        if "No module named pip" in result.stderr:
+            raise _no_pip()
+        said = [line.removeprefix("ERROR: ") for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
+        hint = "only wheels are installed: look at the name, and for a wheel for this Python"
+        raise self.explained(result, failure, said, hint)
+
+    async def in_cage(
+        self, policy: SandboxPolicy, argv: Sequence[str], env: dict[str, str], way_out: FetchPolicy | None
+    ) -> ExecResult:
+        """A package manager, in a cage of its own."""
+        from warmcell.backends.process.backend import ProcessBackend
 
         limits = Limits(memory_mb=1024, disk_mb=self.disk_mb)
         config = replace(self.config, pool_size=0, pool_min=0)
-        argv = [find_interpreter(config).path, "-m", "pip", *_QUIET, *words]
-        request = ExecRequest("command", "pip", _SECONDS, env=env, limits=limits)
+        request = ExecRequest("command", "install", _SECONDS, env=env, limits=limits)
         policy = replace(policy, limits=limits)
         async with ProcessBackend(config, self.enforcer, policy, fetch_policy=way_out) as backend:
-            result = await backend.execute_command(argv, "/work", request)
-        if not result.ok:
-            raise self._explained(result, failure)
+            return await backend.execute_command(argv, "/work", request)
 
-    def _explained(self, result: ExecResult, failure: str) -> SandboxError:
+    def explained(self, result: ExecResult, failure: str, said: Sequence[str], hint: str) -> SandboxError:
+        """Why it failed; `said` is what the package manager gave as its reasons."""
         if _FULL.search(result.stderr) or any(denial.kind == "disk" for denial in result.denials):
             reason = f"they do not fit into the disk limit of {self.disk_mb} MB"
             return ProvisionFailed("packages", reason, "raise Limits(disk_mb=...) of the sandbox")
-        if "No module named pip" in result.stderr:
-            return _no_pip()
-        said = [line.removeprefix("ERROR: ") for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
-        refused = [denial for denial in result.denials if denial.kind == "network"]
-        reason = (
-            f"{failure}: {said[-1] if said else result.stderr.strip()[-200:] or f'pip ended with {result.exit_code}'}"
-        )
-        hint = (
-            f"{refused[0].what} was refused: {refused[0].rule}"
-            if refused
-            else "only wheels are installed: look at the name, and for a wheel for this Python"
-        )
-        return ProvisionFailed("packages", reason, hint)
+        reason = said[-1] if said else result.stderr.strip()[-200:] or f"exit status {result.exit_code}"
+        for denial in result.denials:
+            if denial.kind == "network":
+                hint = f"{denial.what} was refused: {denial.rule}"
+                break
+        return ProvisionFailed("packages", f"{failure}: {reason}", hint)
+
+
+def kept_place(manager: str, sources: object) -> str:
+    """One for each index: what one of them calls a name is nothing to another."""
+    import hashlib
+
+    key = hashlib.sha256(repr((manager, sources)).encode()).hexdigest()[:32]
+    path = os.path.join(cache_place(), "packages", key)
+    try:
+        make_cache(os.path.dirname(path))
+        make_cache(path)
+    except OSError as error:
+        raise ProvisionFailed(
+            path, f"cannot be made: {error.strerror}", "set XDG_CACHE_HOME to a place with room"
+        ) from None
+    return path
 
 
 _QUIET = ("--no-input", "--disable-pip-version-check", "--no-color", "--quiet")

@@ -1,0 +1,172 @@
+"""`sandbox.install(manager="npm")`, from a registry on loopback with packages made by hand."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from warmcell import InvalidRequest, Limits, ProvisionFailed, Sandbox
+from warmcell.net.rules.npm_registry import registry_from
+from warmcell.policy.model import NetworkRule
+from warmcell.sandbox.npm_packages import checked_names
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces"), pytest.mark.needs("npm")]
+
+
+def tarball(manifest: dict[str, Any], code: str, extra: bytes = b"") -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, data in (("package.json", json.dumps(manifest).encode()), ("index.js", code.encode()), ("x", extra)):
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return gzip.compress(made.getvalue(), mtime=0)
+
+
+class Registry(http.server.ThreadingHTTPServer):
+    """As npm asks it: a document for each name, and tarballs. `asked` are the paths that were fetched."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Page)
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+        self.documents: dict[str, dict[str, Any]] = {}
+        self.tarballs: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def publish(self, name: str, code: str, needs: dict[str, str] | None = None, **more: Any) -> None:
+        extra = more.pop("extra", b"")
+        manifest = {"name": name, "version": "1.0.0", "main": "index.js", "dependencies": needs or {}, **more}
+        data = tarball(manifest, code, extra)
+        path = f"/files/{name.replace('/', '-')}-1.0.0.tgz"
+        self.tarballs[path] = data
+        integrity = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
+        has_scripts = {"hasInstallScript": True} if "scripts" in more else {}
+        version = {**manifest, **has_scripts, "dist": {"tarball": self.url[:-1] + path, "integrity": integrity}}
+        self.documents[name] = {"name": name, "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    server: Registry
+
+    def do_GET(self) -> None:
+        path = unquote(self.path)
+        self.server.asked.append(path)
+        body = self.server.tarballs.get(path)
+        if body is None and (document := self.server.documents.get(path[1:])) is not None:
+            body = json.dumps(document).encode()
+        self.send_response(404 if body is None else 200)
+        self.send_header(
+            "Content-Type", "application/octet-stream" if path in self.server.tarballs else "application/json"
+        )
+        self.send_header("Content-Length", str(len(body or b"{}")))
+        self.end_headers()
+        self.wfile.write(body or b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    made = Registry()
+    for name in [name for name in os.environ if name.lower().startswith("npm_config_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "npmrc").write_text(f"registry={made.url}\n")
+    monkeypatch.setenv("npm_config_userconfig", str(tmp_path / "npmrc"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made.publish("fruit", "exports.word = 'fruit ' + require('@garden/seeds').word", {"@garden/seeds": "^1.0.0"})
+    made.publish(
+        "@garden/seeds",
+        "exports.word = 'with seeds'",
+        scripts={"preinstall": "touch /made/ran", "install": "touch /made/ran", "postinstall": "touch /made/ran"},
+    )
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+USE = "console.log(require('fruit').word)"
+
+
+@pytest.mark.attack("LK-05")
+def test_packages_for_runs_sessions_and_the_next_sandbox(registry: Registry, tmp_path: Path) -> None:
+    with Sandbox() as first:
+        first.install("fruit@^1.0.0", manager="npm")
+        assert first.run(USE, "javascript").stdout == "fruit with seeds\n"
+        assert first.run("import fruit from 'fruit'; console.log(fruit.word)", "js").stdout == "fruit with seeds\n"
+        assert not first.sh("echo 1 > /node_modules/fruit/index.js").ok
+        assert first.sh("find / -name ran -not -path '/proc/*' 2>/dev/null").stdout == "", "a package's script has run"
+        registry.publish("stone", "exports.word = 'stone'")
+        first.install("stone", manager="npm")
+        assert first.run("console.log(require('stone').word, require('fruit').word)", "js").stdout == (
+            "stone fruit with seeds\n"
+        )
+        with first.session("javascript") as session:
+            assert session.run("require('fruit').word").value == "'fruit with seeds'"
+    registry.asked.clear()
+    for file in (tmp_path / "cache/warmcell/packages").rglob("*"):
+        if (
+            file.is_file()
+            and "content-v2" in str(file)
+            and registry.tarballs["/files/fruit-1.0.0.tgz"] == file.read_bytes()
+        ):
+            forged = tarball({"name": "fruit", "version": "1.0.0"}, "exports.word = 'poisoned'")
+            file.chmod(0o644)
+            file.write_bytes(forged)  # somebody with the rights of the user has been there
+    with Sandbox() as second:
+        second.install("fruit", manager="npm")
+        assert second.run(USE, "javascript").stdout == "fruit with seeds\n"
+    assert "/files/@garden-seeds-1.0.0.tgz" not in registry.asked, "what is kept is used"
+
+
+def test_what_fails_is_said_and_leaves_all_as_it_was(registry: Registry) -> None:
+    registry.publish("large", "", extra=os.urandom(3 << 20))
+    with Sandbox(limits=Limits(disk_mb=2)) as sandbox:
+        with pytest.raises(ProvisionFailed, match="nowhere"):
+            sandbox.install("nowhere", manager="npm")
+        with pytest.raises(ProvisionFailed, match="disk limit of 2 MB"):
+            sandbox.install("large", manager="npm")
+        assert sandbox.sh("ls -d /packages /node_modules").stdout == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "-g", "../up", "git+https://x/y", "http://x/y.tgz", "a@file:../b", "a@npm:b", "a@.", "a b", "a@x/y", "@a"],
+)
+def test_whatever_else_npm_takes_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        checked_names([name])
+
+
+def test_names_with_versions_are_taken() -> None:
+    names = ("lodash", "lodash@4", "lodash@^4.17.0", "@types/node@>=20 <22", "react@next", "a.b-c@1.x")
+    assert checked_names(names) == names
+
+
+def test_a_manager_that_there_is_not_is_refused() -> None:
+    with Sandbox() as sandbox, pytest.raises(InvalidRequest, match="pip, npm"):
+        sandbox.install("fruit", manager="yarn")
+
+
+def test_the_registry_is_the_callers_and_its_credentials_go_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "npmrc").write_text("//one.example/:_authToken=secret\n//other.example/:_authToken=other\n")
+    said = {"registry": "https://one.example/", "@us:registry": "http://two.example:8080/", "cafile": None}
+    found = registry_from(json.dumps({**said, "strict-ssl": True, "userconfig": str(tmp_path / "npmrc")}))
+    assert found.rules() == (NetworkRule("one.example", (443,)), NetworkRule("two.example", (8080,)))
+    assert "//one.example/:_authToken=secret" in found.settings()
+    assert "other" not in found.settings()
+    assert "@us:registry=http://two.example:8080/" in found.settings()
