@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 import pytest
 from tests.hosts.conditions import limited
 
+from warmcell import ProcessBackend, ProcessConfig
 from warmcell.core.errors import SandboxError
 from warmcell.lifetime.descriptors import DescriptorsExhausted, told_shortage
 from warmcell.lifetime.run import Run, RunCancelled
@@ -18,7 +20,7 @@ from warmcell.lifetime.scarcity import Scarcity
 
 #: A few backends under a small limit, as two hundred are under the usual one.
 PROGRAM = """
-import asyncio, json, os, resource, sys
+import asyncio, json, os, resource, sys, time
 from warmcell import ExecRequest, ProcessBackend, SandboxError
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 request = ExecRequest("python", "import time; time.sleep(0.05); print(42)", 60)
@@ -31,6 +33,9 @@ async def at_once(backends, times):
 
 backends = [ProcessBackend() for _ in range(8)]
 said = [backend.execute_blocking(request).stdout for backend in backends]
+time.sleep(0.5)  # by now cells wait, as many as may
+for file in [open("/dev/null") for _ in range(24)]:  # the program has files of its own to open
+    file.close()
 said += asyncio.run(at_once(backends, 1))
 said += asyncio.run(at_once(backends[:1], 24))
 for backend in backends:
@@ -44,6 +49,19 @@ def test_runs_wait_and_idle_backends_make_room() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["42\n"] * 40
+
+
+@pytest.mark.needs("linux", "user namespaces")
+async def test_a_hundred_live_cages_fit_below_the_usual_limit() -> None:
+    async with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0)) as backend:
+        first = await backend.live_cage()
+        (await first.start_soon(["true"])).ended.result(30)
+        before = len(os.listdir("/proc/self/fd"))
+        second = await backend.live_cage()
+        (await second.start_soon(["true"])).ended.result(30)
+        assert len(os.listdir("/proc/self/fd")) - before <= 7  # and two directories, where it is a sandbox's
+        first.close()
+        second.close()
 
 
 class Spares:

@@ -17,6 +17,7 @@ from warmcell.lifetime.run import Run
 from warmcell.lifetime.scarcity import scarcity
 from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
 from warmcell.pool.state import IDLE_SECONDS, PoolState
+from warmcell.pool.waiting_room import waiting_room
 from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
@@ -58,9 +59,11 @@ class Pool:
         self._group_parent = group_parent
         self._smallest, self._largest = smallest, largest
         self._is_closed = False
+        self.last_used = 0.0
         self.abandon()
         own_until_exit(self)
         scarcity.hold(self)
+        waiting_room.enter(self)
 
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
@@ -117,7 +120,8 @@ class Pool:
         while True:
             with self._changed:
                 self._check_open()
-                is_there = self._state.lease(kind, time.monotonic())
+                self.last_used = time.monotonic()
+                is_there = self._state.lease(kind, self.last_used)
                 cell = self._ready[kind].popleft() if is_there else None
                 self._start_maker()
             if cell is None:
@@ -196,7 +200,9 @@ class Pool:
                 wanted = self._state.wanted()
                 self._forget_empty_shelves()
                 if not wanted and not dropped:
-                    self._changed.wait(IDLE_SECONDS)
+                    if not self._changed.wait(IDLE_SECONDS) and not self._state.shelves:
+                        self._maker = None  # until somebody asks again
+                        return
                     continue
                 self._is_making = bool(wanted)
             for cell in dropped:
@@ -213,10 +219,10 @@ class Pool:
         # One that will wait rehearses its job, which makes the run shorter and costs as much again. While runs are
         # under way it will be taken at once, and the processor is better spent on them.
         waits = not self._leased
-        try:
-            cell = self._make(kind, Run(), waits=waits)
-        except (SandboxError, OSError):
-            # The next caller that needs one makes it itself and is told what is wrong.
+        cell = None
+        with suppress(SandboxError, OSError):  # the next caller makes it itself, and is told what is wrong
+            cell = self._make(kind, Run(), waits=waits) if waiting_room.has_place_for(self) else None
+        if cell is None:
             with self._changed:
                 self._state.failed(kind)
             return

@@ -186,6 +186,11 @@ class Cell:
         self.start_failure += words.decode("utf-8", "replace")
         return not words
 
+    def has_begun(self) -> None:
+        """For a cell that stays: lets go of what was open for its beginning, since there may be hundreds of them."""
+        self._owned.close_only(self.job.fileno(), self._guest)
+        self._guest = -1
+
     @property
     def guest_pid(self) -> int:
         """The guest's own process as this host numbers it; 0 where only its keeper knows, or it is gone."""

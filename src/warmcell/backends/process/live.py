@@ -106,6 +106,8 @@ class LiveCage:
         idle_timeout: float | None = None,
     ) -> None:
         self._cell = cell
+        #: The agent's own process as this host numbers it, or did.
+        self.pid = cell.guest_pid
         self._env = dict(env)
         self._cleanup = cleanup
         self.world = world
@@ -140,11 +142,6 @@ class LiveCage:
     def was_idle(self) -> bool:
         """Whether it has ended for want of anything to do."""
         return self.ended.done() and self.ended.result().reason == IDLE
-
-    @property
-    def pid(self) -> int:
-        """The agent's own process as this host numbers it."""
-        return self._cell.guest_pid
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """What a program of this cage finds in its environment."""
@@ -319,6 +316,7 @@ class LiveCage:
     def _heard(self, message: Message) -> None:
         if message == {"event": "ready"} and not self._is_ready:
             self._is_ready = True
+            self._cell.has_begun()
             return
         pid, status, cpu, peak = (message.get(name) for name in ("pid", "status", "cpu", "peak"))
         program = self._programs.pop(pid, None) if isinstance(pid, int) else None

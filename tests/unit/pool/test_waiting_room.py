@@ -1,0 +1,64 @@
+"""Cells wait for runs that may never come: all backends of a program together have so many, by what it may open."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import pytest
+
+from warmcell.pool import waiting_room as module
+from warmcell.pool.state import IDLE_SECONDS
+from warmcell.pool.waiting_room import WaitingRoom, most_waiting
+
+
+class Shelf:
+    def __init__(self, waiting: int, idle: float = 0.0) -> None:
+        self.waiting = waiting
+        self.last_used = time.monotonic() - idle
+
+    def ready_count(self) -> int:
+        return self.waiting
+
+    def shed(self) -> bool:
+        self.waiting = 0
+        return True
+
+
+@pytest.mark.parametrize(
+    ("others", "has_place", "left"),
+    [
+        ([], True, []),
+        ([Shelf(3)], True, [3]),
+        ([Shelf(4)], False, [4]),
+        ([Shelf(4, IDLE_SECONDS - 5)], False, [4]),
+        ([Shelf(4, IDLE_SECONDS + 5)], True, [0]),
+        ([Shelf(1, IDLE_SECONDS + 5), Shelf(1, IDLE_SECONDS + 9), Shelf(2)], True, [1, 0, 2]),
+        ([Shelf(0, IDLE_SECONDS + 9), Shelf(4)], False, [0, 4]),
+    ],
+    ids=["nobody", "room", "full", "not idle yet", "idle", "idlest", "idle and empty"],
+)
+def test_who_idles_makes_room_and_who_works_does_not(
+    monkeypatch: pytest.MonkeyPatch, others: list[Shelf], has_place: bool, left: list[int]
+) -> None:
+    monkeypatch.setattr(module, "most_waiting", lambda: 4)
+    room, asking = WaitingRoom(), Shelf(0, 99)
+    for shelf in (asking, *others):
+        room.enter(shelf)
+    assert room.has_place_for(asking) is has_place
+    assert [shelf.waiting for shelf in others] == left
+
+
+def test_nobody_makes_room_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "most_waiting", lambda: 4)
+    room, asking = WaitingRoom(), Shelf(4, 99)
+    room.enter(asking)
+    assert not room.has_place_for(asking) and asking.waiting == 4
+
+
+@pytest.mark.parametrize(
+    ("allowed", "most"), [(20, 0), (256, 8), (1024, 32), (65_536, 256), (resource.RLIM_INFINITY, 256)]
+)
+def test_a_quarter_of_what_may_be_open(monkeypatch: pytest.MonkeyPatch, allowed: int, most: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
+    assert most_waiting() == most
