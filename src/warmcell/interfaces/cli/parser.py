@@ -187,6 +187,7 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve.add_argument("--tokens", metavar="FILE", help="tokens of several tenants, see 'warmcell token'")
     serve.add_argument("--policy", metavar="FILE", help="the most that any request can ask for, .toml or .json")
     serve.add_argument("--python", metavar="PATH", help="the Python that code gets, with its packages")
+    serve.add_argument("--open", action="store_true", help="open the page in a browser")
     serve.add_argument("--max-timeout", metavar="S", default="300", help="the longest run (default 300)")
     serve.add_argument("--max-body", metavar="MB", default="16", help="the largest request (default 16)")
     serve.add_argument("--workers", metavar="N", default="1", help="processes that carry out requests (default 1)")

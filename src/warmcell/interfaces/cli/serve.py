@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from warmcell.interfaces.cli.render import print_json
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from warmcell.interfaces.serve.settings import Settings
+
 _PACKAGES = ("starlette", "uvicorn", "pydantic")
 
 
@@ -24,6 +27,7 @@ def serve(arguments: Namespace) -> int:
 
     from warmcell.interfaces.serve.server import serve as serve_http
     from warmcell.interfaces.serve.settings import MOST_WORKERS, Settings
+    from warmcell.interfaces.serve.sign_in import new_code
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     settings = Settings(
@@ -32,16 +36,30 @@ def serve(arguments: Namespace) -> int:
         token=arguments.token or os.environ.get("WARMCELL_TOKEN") or None,
         tokens=arguments.tokens,
         policy=arguments.policy,
+        code=new_code() if arguments.open else None,
         python=arguments.python,
         max_timeout=options.seconds("--max-timeout", arguments.max_timeout),
         workers=options.whole_number("--workers", arguments.workers, MOST_WORKERS) or 1,
         max_body=(options.whole_number("--max-body", arguments.max_body, 1 << 10) or 1) << 20,
     )
     try:
-        serve_http(settings, lambda url: print(url, flush=True))
+        serve_http(settings, lambda url: _tell(settings, url))
     except (InvalidRequest, PolicyViolation) as error:
         raise UsageError(error.message, error.hint) from None
     return OK
+
+
+def _tell(settings: Settings, url: str) -> None:
+    print(url, flush=True)
+    if settings.code is None:
+        return
+    import webbrowser
+
+    from warmcell.interfaces.serve.sign_in import address_to_open
+
+    # It may wait for the browser, and the server must not.
+    address = address_to_open(settings, url)
+    threading.Thread(target=lambda: webbrowser.open(address), daemon=True).start()
 
 
 def _check_installed() -> None:

@@ -20,20 +20,23 @@ from warmcell.interfaces.serve import (
     mcp_door,
     native,
     openapi,
+    page_files,
     piston,
     ports,
     processes,
     sandboxes,
     sessions,
+    sign_in,
     terminals,
     tunnels,
     watches,
 )
 from warmcell.interfaces.serve.activity import UnderWay
-from warmcell.interfaces.serve.doors import FromElsewhere, not_found, wrong_method
+from warmcell.interfaces.serve.doors import FromElsewhere, Unframed, not_found, wrong_method
 from warmcell.interfaces.serve.e2b import control, envd, interpreter
 from warmcell.interfaces.serve.measured import Measured
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.watched import Watched
 
 
 def make_app(service: Service) -> Starlette:
@@ -50,12 +53,13 @@ def make_app(service: Service) -> Starlette:
             await service.aclose()
             measured.close()
             under_way.close()
+            watched.close()
 
-    measured, under_way = Measured(), UnderWay()
+    measured, under_way, watched = Measured(), UnderWay(), Watched()
     app = Starlette(
-        routes=[*make_routes(measured, under_way), *mcp_door.routes(service)],
+        routes=[*make_routes(measured, under_way, watched), *mcp_door.routes(service)],
         lifespan=lifespan,
-        middleware=[Middleware(FromElsewhere, settings=service.settings)],
+        middleware=[Middleware(Unframed), Middleware(FromElsewhere, settings=service.settings)],
         exception_handlers={404: not_found, 405: wrong_method},
     )
     app.router.redirect_slashes = False
@@ -63,14 +67,15 @@ def make_app(service: Service) -> Starlette:
     return app
 
 
-def make_routes(measured: Measured, under_way: UnderWay) -> list[BaseRoute]:
-    rooms = (native, sandboxes, files, watches, processes, sessions, ports, forks, measured, under_way)
+def make_routes(measured: Measured, under_way: UnderWay, watched: Watched) -> list[BaseRoute]:
+    rooms = (native, sandboxes, files, watches, processes, sessions, ports, forks, measured, under_way, watched, sign_in)
     own = [route for room in rooms for route in room.routes()]
     return [
         *own,
         *terminals.routes(),
         *tunnels.routes(),
         *openapi.routes(own),
+        *page_files.routes(),
         *fusion.routes(),
         *fusion_jupyter.routes(),
         *piston.routes(),

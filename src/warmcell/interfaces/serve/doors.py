@@ -153,6 +153,29 @@ class FromElsewhere:
         return None
 
 
+class Unframed:
+    """No answer is guessed to be of another kind than it says, nor shown inside anybody's page, nor run as one.
+
+    A guest may have written what we answer. What needs more room than this brings rules of its own (`page_files`).
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                has_rules = any(name.lower() == b"content-security-policy" for name, _ in message["headers"])
+                message["headers"] = [*message["headers"], _NOSNIFF, *(() if has_rules else (_NOTHING,))]
+            await send(message)
+
+        await self._app(scope, receive, sent if scope["type"] == "http" else send)
+
+
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+_NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox")
+
+
 def _names_loopback(host: str) -> bool:
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     return name.lower() in ("localhost", "[::1]") or (name.startswith("127.") and is_address(name))

@@ -130,6 +130,12 @@ class CreateBody(Strict):
     metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
 
 
+class SignInBody(Strict):
+    """What the address of the page had behind its `#`."""
+
+    code: Plain
+
+
 class ExecBody(Strict):
     command: Code
     args: Annotated[list[Plain], Field(max_length=1000)] = []

@@ -20,7 +20,7 @@ def _ref(name: str) -> dict[str, Any]:
 
 
 _TEXT, _NUMBER, _WHOLE, _BOOL = ({"type": name} for name in ("string", "number", "integer", "boolean"))
-_MAYBE_TEXT = {"type": ["string", "null"]}
+_MAYBE_TEXT, _MAYBE_NUMBER = {"type": ["string", "null"]}, {"type": ["number", "null"]}
 _TEXTS = {"type": "object", "additionalProperties": _TEXT}
 
 _RESULT: dict[str, Any] = {
@@ -91,6 +91,22 @@ SCHEMAS: dict[str, Any] = {
             "expires": _NUMBER,
             "metadata": _TEXTS,
             "limits": _object({name: {"type": ["number", "null"]} for name in EffectiveLimits.__slots__}),
+        }
+    ),
+    "Token": _object({"token": _TEXT}),
+    "History": _object(
+        {
+            "began": _NUMBER,
+            "step": _WHOLE,
+            "sandboxes": _WHOLE,
+            "queue": _WHOLE,
+            "steps": _list(
+                _object(
+                    {"time": _WHOLE, "outcomes": {"type": "object", "additionalProperties": _WHOLE}}
+                    | dict.fromkeys(("p50", "p95"), _MAYBE_NUMBER)
+                    | dict.fromkeys(("memory", "running", "waiting", "resident"), _WHOLE)
+                )
+            ),
         }
     ),
     "Sandboxes": _list(_ref("Sandbox")),

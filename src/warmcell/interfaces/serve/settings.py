@@ -34,6 +34,8 @@ class Settings:
     queue_timeout: float = 30.0
     #: How long what is under way may go on after SIGTERM.
     drain_timeout: float = 30.0
+    #: What the browser that the command opened exchanges for the token; see `sign_in`.
+    code: str | None = None
     #: Processes that carry out requests; 1: this one, and there is no front.
     workers: int = 1
 

@@ -1,0 +1,123 @@
+// Around every view: where one can go, how the connection is, light or dark.
+
+import type { ComponentChildren } from "preact";
+import { useEffect } from "preact/hooks";
+import { connection } from "../api/connection";
+import { useStore } from "../api/store";
+import { Activity } from "../views/activity";
+import { Doctor } from "../views/doctor";
+import { Run } from "../views/run";
+import { IconAuto, IconCode, IconMoon, IconPulse, IconSearch, IconShield, IconSun } from "./icons";
+import { isPaletteOpen, Palette, useCommands } from "./palette";
+import { go, route } from "./router";
+import { Mark, SignIn } from "./sign-in";
+import { choose, theme, type Theme } from "./theme";
+
+const PLACES = [
+  { path: "run", name: "Run", icon: <IconCode /> },
+  { path: "activity", name: "Activity", icon: <IconPulse /> },
+  { path: "doctor", name: "Doctor", icon: <IconShield /> },
+];
+
+export function Shell() {
+  const { state } = useStore(connection);
+  const here = useStore(route)[0] ?? "run";
+  useKeys();
+  useCommands(
+    [
+      ...PLACES.map((place) => ({ name: `Go to ${place.name}`, run: () => go(place.path) })),
+      ...(["system", "light", "dark"] as const).map((one) => ({ name: `Colours: ${one}`, run: () => choose(one) })),
+    ],
+    [],
+  );
+  useEffect(() => {
+    document.title = `${PLACES.find((place) => place.path === here)?.name ?? "Warmcell"} · Warmcell`;
+  }, [here]);
+  if (state === "signed-out") return <SignIn />;
+  return (
+    <div class="shell">
+      <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
+        Skip to the content
+      </a>
+      <header class="rail">
+        <a class="brand" href="#/run" aria-label="Warmcell">
+          <Mark />
+          <span>Warmcell</span>
+        </a>
+        <nav aria-label="Views">
+          {PLACES.map((place) => (
+            <a href={`#/${place.path}`} aria-current={here === place.path ? "page" : undefined}>
+              {place.icon}
+              <span>{place.name}</span>
+            </a>
+          ))}
+        </nav>
+        <div class="rail-foot">
+          <button class="quiet palette-button" aria-label="Commands" onClick={() => isPaletteOpen.set(true)}>
+            <IconSearch />
+            <span>Commands</span>
+            <kbd>Ctrl K</kbd>
+          </button>
+          <ThemeButton />
+          <Status />
+        </div>
+      </header>
+      <main id="main" tabIndex={-1}>
+        {state === "offline" && (
+          <div class="banner" role="status">
+            <span class="spinner" aria-hidden="true" /> The server does not answer. Trying again until it does…
+          </div>
+        )}
+        <Kept isShown={here === "run"}>
+          <Run />
+        </Kept>
+        {here === "activity" && <Activity />}
+        {here === "doctor" && <Doctor />}
+      </main>
+      <Palette />
+    </div>
+  );
+}
+
+/** A view that goes on while another one is looked at: its program may be running. */
+function Kept({ isShown, children }: { isShown: boolean; children: ComponentChildren }) {
+  return <div class="kept" hidden={!isShown}>{children}</div>;
+}
+
+function Status() {
+  const { state } = useStore(connection);
+  return (
+    <p class={`status ${state}`} role="status">
+      <span class="dot" aria-hidden="true" />
+      <span>{state === "online" ? "Connected" : "Reconnecting"}</span>
+    </p>
+  );
+}
+
+function ThemeButton() {
+  const held = useStore(theme);
+  const next: Record<Theme, Theme> = { system: "light", light: "dark", dark: "system" };
+  const icon = { system: <IconAuto />, light: <IconSun />, dark: <IconMoon /> }[held];
+  const name = { system: "System colours", light: "Light", dark: "Dark" }[held];
+  return (
+    <button class="quiet theme-button" onClick={() => choose(next[held])} aria-label={`Colours: ${name}. Change`}>
+      {icon}
+      <span>{name}</span>
+    </button>
+  );
+}
+
+function useKeys(): void {
+  useEffect(() => {
+    const onKey = (event: KeyboardEvent) => {
+      const target = event.composedPath()[0] as HTMLElement;
+      const isTyping = target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName ?? "");
+      const opens = (event.key === "k" && (event.ctrlKey || event.metaKey)) || (event.key === "/" && !isTyping);
+      if (!opens) return;
+      event.preventDefault();
+      isPaletteOpen.set(true);
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, []);
+}

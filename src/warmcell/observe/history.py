@@ -1,0 +1,137 @@
+"""The last half hour in steps of five seconds: how many runs, how long, how much memory. For whoever draws charts.
+
+Bounded whatever happens: a step counts, and keeps nothing of any single run. There is no timer; a step begins with the
+first event in it, and steps in which nothing happened are made up when somebody asks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from warmcell.core.events import Event, listen
+
+STEP_SECONDS = 5
+MOST_STEPS = 360
+#: Latencies are counted in classes that grow by a tenth, from half a millisecond: 140 of them reach five minutes.
+_SMALLEST, _GROWTH = 0.0005, math.log(1.1)
+_MOST_CLASSES = 200
+
+
+class Step:
+    """What happened in five seconds."""
+
+    __slots__ = ("largest_memory", "latencies", "most_running", "most_waiting", "outcomes", "resident", "start")
+
+    def __init__(self, start: int, running: int, waiting: int, resident: int) -> None:
+        self.start = start
+        self.outcomes: Counter[str] = Counter()
+        self.latencies: Counter[int] = Counter()
+        self.largest_memory = 0
+        self.most_running, self.most_waiting = running, waiting
+        self.resident = resident
+
+    def add(self, fields: Mapping[str, Any]) -> None:
+        self.outcomes[fields["outcome"]] += 1
+        if fields["duration"] is not None:
+            self.latencies[_latency_class(fields["duration"] + fields["queued"])] += 1
+            self.largest_memory = max(self.largest_memory, fields["peak_memory_bytes"])
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "time": self.start,
+            "outcomes": dict(self.outcomes),
+            "p50": quantile(self.latencies, 0.5),
+            "p95": quantile(self.latencies, 0.95),
+            "memory": self.largest_memory,
+            "running": self.most_running,
+            "waiting": self.most_waiting,
+            "resident": self.resident,
+        }
+
+
+class History:
+    """Listens from the moment it is made until `close`. Safe to use from every thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._steps: deque[Step] = deque(maxlen=MOST_STEPS)
+        self._states: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._stop = listen(self._hear)
+
+    def _hear(self, event: Event) -> None:
+        if not event.name.startswith("run."):
+            return
+        with self._lock:
+            step = self._step()
+            if event.name == "run.ended":
+                self._move(event.subject, None)
+                step.add(event.fields)
+            else:
+                self._move(event.subject, "waiting" if event.name == "run.asked" else "running")
+                step.most_running = max(step.most_running, self._counts["running"])
+                step.most_waiting = max(step.most_waiting, self._counts["waiting"])
+
+    def _move(self, subject: str, state: str | None) -> None:
+        before = self._states.pop(subject, None)
+        if before is not None:
+            self._counts[before] -= 1
+        if state is not None:
+            self._states[subject] = state
+            self._counts[state] += 1
+
+    def _step(self) -> Step:
+        """The one of this moment. A clock that was set back goes on in the last."""
+        start = int(self._clock()) // STEP_SECONDS * STEP_SECONDS
+        if not self._steps or self._steps[-1].start < start:
+            self._steps.append(Step(start, self._counts["running"], self._counts["waiting"], resident_bytes()))
+        return self._steps[-1]
+
+    def steps(self, since: float = 0) -> list[dict[str, Any]]:
+        """Those that began at `since` or later, oldest first, the unfinished one of this moment last."""
+        with self._lock:
+            last = self._step().start
+            known = {step.start: step for step in self._steps}
+            first = max(last - (MOST_STEPS - 1) * STEP_SECONDS, min(known))
+            while first < since:
+                first += STEP_SECONDS
+            found, before = [], self._steps[0]
+            for start in range(first, last + 1, STEP_SECONDS):
+                before = known.get(start) or Step(start, 0, 0, before.resident)
+                found.append(before.plain())
+            return found
+
+    def close(self) -> None:
+        self._stop()
+
+
+def _latency_class(seconds: float) -> int:
+    if seconds <= _SMALLEST:
+        return 0
+    return min(_MOST_CLASSES, 1 + int(math.log(seconds / _SMALLEST) / _GROWTH))
+
+
+def quantile(classes: Mapping[int, int], share: float) -> float | None:
+    """Seconds that this share of the runs did not take longer than, a tenth too much at most; None without runs."""
+    wanted, seen = share * sum(classes.values()), 0
+    for number in sorted(classes):
+        seen += classes[number]
+        if seen >= wanted:
+            return round(_SMALLEST * math.exp(_GROWTH * number), 6)
+    return None
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
