@@ -25,6 +25,7 @@ toolchains() {
 g++ g++
 go golang-go
 javac default-jdk-headless
+chromium chromium
 lua5.4 lua5.4
 mmdebstrap mmdebstrap
 perl perl

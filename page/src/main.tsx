@@ -3,6 +3,7 @@ import "./style/base.css";
 import "./style/shell.css";
 import "./style/run.css";
 import "./style/views.css";
+import "./style/sandbox.css";
 import { render } from "preact";
 import { redeemCode } from "./api/token";
 import { readRoute } from "./ui/router";

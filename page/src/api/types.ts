@@ -51,3 +51,21 @@ export type Step = {
   resident: number;
 };
 export type History = { began: number; step: number; sandboxes: number; queue: number; steps: Step[] };
+
+export type Sandbox = { id: string; created: number; expires: number; metadata: Record<string, string> };
+export type Entry = { name: string; path: string; is_dir: boolean; is_file: boolean; size: number };
+export type Change = { path: string; kind: "created" | "modified" | "deleted"; size: number; entry: string };
+export type Process = { pid: number; command: string; cwd: string; is_running: boolean; exit_code: number | null };
+export type Session = { id: string; language: string };
+export type Port = { port: number; host_port: number; url: string };
+export type Display = { mime: Bundle; is_result: boolean; display_id: string | null; is_update: boolean };
+export type Cell = {
+  status: string;
+  stdout: string;
+  stderr: string;
+  outputs: Display[];
+  value: string | null;
+  error: { name?: string; message: string; traceback?: string; hint?: string | null } | null;
+  execution_count: number;
+  duration: number;
+};

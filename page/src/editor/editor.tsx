@@ -11,7 +11,9 @@ import { colouring } from "./languages";
 import { theme } from "./theme";
 
 export type EditorProps = {
+  /** What it begins with, and begins anew with at another `revision`: in between the text is the editor's own. */
   code: string;
+  revision?: number;
   language: string;
   label: string;
   onChange?: (code: string) => void;
@@ -36,7 +38,7 @@ function common(isCompact: boolean): Extension[] {
   ];
 }
 
-export function Editor({ code, language, label, onChange, onRun, isCompact = false }: EditorProps) {
+export function Editor({ code, revision = 0, language, label, onChange, onRun, isCompact = false }: EditorProps) {
   const host = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView | null>(null);
   const languageSlot = useRef(new Compartment());
@@ -71,7 +73,7 @@ export function Editor({ code, language, label, onChange, onRun, isCompact = fal
   useEffect(() => {
     const held = view.current!.state.doc.toString();
     if (held !== code) view.current!.dispatch({ changes: { from: 0, to: held.length, insert: code } });
-  }, [code]);
+  }, [revision]);
 
   useEffect(() => {
     let isCurrent = true;

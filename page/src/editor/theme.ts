@@ -16,7 +16,7 @@ const look = EditorView.theme({
   "&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground": {
     backgroundColor: "var(--selection)",
   },
-  ".cm-matchingBracket": { backgroundColor: "var(--selection) !important", outline: "1px solid var(--accent)" },
+  "&.cm-focused .cm-matchingBracket": { backgroundColor: "var(--selection) !important", outline: "1px solid var(--accent)" },
   ".cm-tooltip": { backgroundColor: "var(--surface)", border: "1px solid var(--border)", borderRadius: "8px", overflow: "hidden" },
   ".cm-tooltip-autocomplete > ul > li[aria-selected]": { backgroundColor: "var(--accent)", color: "var(--on-accent)" },
   ".cm-panels": { backgroundColor: "var(--raised)", color: "var(--text)", borderColor: "var(--border)" },

@@ -7,7 +7,9 @@ import { useStore } from "../api/store";
 import { Activity } from "../views/activity";
 import { Doctor } from "../views/doctor";
 import { Run } from "../views/run";
-import { IconAuto, IconCode, IconMoon, IconPulse, IconSearch, IconShield, IconSun } from "./icons";
+import { SandboxView } from "../views/sandbox";
+import { Sandboxes } from "../views/sandboxes";
+import { IconAuto, IconBox, IconCode, IconMoon, IconPulse, IconSearch, IconShield, IconSun } from "./icons";
 import { isPaletteOpen, Palette, useCommands } from "./palette";
 import { go, route } from "./router";
 import { Mark, SignIn } from "./sign-in";
@@ -15,13 +17,14 @@ import { choose, theme, type Theme } from "./theme";
 
 const PLACES = [
   { path: "run", name: "Run", icon: <IconCode /> },
+  { path: "sandboxes", name: "Sandboxes", icon: <IconBox /> },
   { path: "activity", name: "Activity", icon: <IconPulse /> },
   { path: "doctor", name: "Doctor", icon: <IconShield /> },
 ];
 
 export function Shell() {
   const { state } = useStore(connection);
-  const here = useStore(route)[0] ?? "run";
+  const [here = "run", sandbox, tab] = useStore(route);
   useKeys();
   useCommands(
     [
@@ -71,6 +74,7 @@ export function Shell() {
         <Kept isShown={here === "run"}>
           <Run />
         </Kept>
+        {here === "sandboxes" && (sandbox === undefined ? <Sandboxes /> : <SandboxView key={sandbox} id={sandbox} tab={tab ?? "cells"} />)}
         {here === "activity" && <Activity />}
         {here === "doctor" && <Doctor />}
       </main>

@@ -25,6 +25,7 @@ export function Run() {
   const languages = found.data?.languages ?? ["python"];
   const [language, setLanguage] = useState(() => Drafts.language() ?? "python");
   const [code, setCode] = useState(() => Drafts.code(language) ?? sampleOf(language));
+  const [revision, setRevision] = useState(0);
   const [settings, setSettings] = useState<Settings>(DEFAULTS);
   const [isOpen, setOpen] = useState(false);
   const state = useStore(running.state);
@@ -38,14 +39,16 @@ export function Run() {
     Drafts.keep(language, code, next);
     setLanguage(next);
     setCode(Drafts.code(next) ?? sampleOf(next));
+    setRevision((before) => before + 1);
   };
   const change = (next: string) => (setCode(next), Drafts.keep(language, next));
+  const beginAnew = () => (change(sampleOf(language)), setRevision((before) => before + 1));
   useRunKeys(start, isRunning);
   useCommands(
     [
       { name: "Run the program", hint: "Ctrl ↵", run: () => (go("run"), start()) },
       { name: "Stop the program", hint: "Esc", run: () => running.stop() },
-      { name: "Begin anew with the sample", run: () => change(sampleOf(language)) },
+      { name: "Begin anew with the sample", run: beginAnew },
       ...languages.map((one) => ({ name: `Write ${nameOf(one)}`, run: () => (go("run"), choose(one)) })),
     ],
     [languages.join(), language, code, settings],
@@ -79,7 +82,7 @@ export function Run() {
       {found.error != null && found.data === null && <Failure error={found.error} onRetry={found.reload} />}
       <div class="split">
         <div class="pane code-pane">
-          <Editor code={code} language={language} label={`Program in ${nameOf(language)}`} onChange={change} onRun={start} />
+          <Editor code={code} revision={revision} language={language} label={`Program in ${nameOf(language)}`} onChange={change} onRun={start} />
         </div>
         <Outcome state={state} onRetry={start} />
       </div>

@@ -165,15 +165,17 @@ class Unframed:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def sent(message: Any) -> None:
             if message["type"] == "http.response.start":
-                has_rules = any(name.lower() == b"content-security-policy" for name, _ in message["headers"])
-                message["headers"] = [*message["headers"], _NOSNIFF, *(() if has_rules else (_NOTHING,))]
+                said = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(rule for rule in _NOTHING if rule[0] not in said)]
             await send(message)
 
         await self._app(scope, receive, sent if scope["type"] == "http" else send)
 
 
-_NOSNIFF = (b"x-content-type-options", b"nosniff")
-_NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox")
+_NOTHING = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+)
 
 
 def _names_loopback(host: str) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from warmcell.interfaces.serve.doors import door
+from warmcell.interfaces.serve.event_streams import event, event_stream, wants_events
 from warmcell.interfaces.serve.exchange import answer
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -31,17 +31,14 @@ class Watched:
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
         """Runs, latency and memory in the last half hour, in steps of five seconds; as events, live."""
         service = service_of(request)
-        if "text/event-stream" not in request.headers.get("accept", ""):
-            return answer(self._told(service, 0))
-        headers = {"Cache-Control": "no-store"}
-        return StreamingResponse(self._live(service), media_type="text/event-stream", headers=headers)
+        return event_stream(self._live(service)) if wants_events(request) else answer(self._told(service, 0))
 
     async def _live(self, service: Service) -> AsyncIterator[str]:
         """First all that is known; then, each second, the steps that have changed. Ends when the server is to end."""
         since = 0.0
         while not service.is_draining:
             told = self._told(service, since)
-            yield f"event: history\ndata: {json.dumps(told, separators=(',', ':'))}\n\n"
+            yield event("history", told)
             # The step before the last one is told once more, with what came in its last moment.
             since = told["steps"][-1]["time"] - STEP_SECONDS
             await asyncio.sleep(LIVE_SECONDS)

@@ -1,0 +1,120 @@
+// The files of a sandbox: a tree, one of them looked at, and what has changed.
+
+import { useEffect, useState } from "preact/hooks";
+import { ask, words } from "../../api/client";
+import type { Change, Entry } from "../../api/types";
+import { useLoaded } from "../../api/use";
+import { Editor } from "../../editor/editor";
+import { languageOfSuffix } from "../../editor/languages";
+import { bundleOf, suffixOf } from "../../output/files";
+import { Rich } from "../../output/rich";
+import { download } from "../../ui/download";
+import { size } from "../../ui/figures";
+import { IconDownload, IconFile, IconFolder, IconReload, IconTrash, IconUpload } from "../../ui/icons";
+import { Empty, Failure, Skeleton } from "../../ui/states";
+import { useDialog } from "../../ui/confirm";
+
+const LARGEST_SHOWN = 2 << 20;
+const SHOWN = ["png", "jpg", "jpeg", "gif", "webp", "svg", "csv", "tsv", "html"];
+const inPath = (path: string): string => path.split("/").map(encodeURIComponent).join("/");
+
+export function Files({ at }: { at: string }) {
+  const tree = useLoaded<Entry[]>(`${at}/tree?depth=12`);
+  const changes = useLoaded<Change[]>(`${at}/diff`);
+  const [chosen, setChosen] = useState<Entry | null>(null);
+  const [failure, setFailure] = useState<unknown>(null);
+  const reload = () => (tree.reload(), changes.reload());
+  const upload = async (files: FileList | null) => {
+    for (const file of files ?? []) await ask(`${at}/files/${inPath(file.name)}`, { method: "PUT", body: file }).catch(setFailure);
+    reload();
+  };
+  const kinds = new Map((changes.data ?? []).map((change) => [change.path, change.kind]));
+  const gone = (changes.data ?? []).filter((change) => change.kind === "deleted");
+  const paths = new Set(tree.data?.map((entry) => entry.path));
+  return (
+    <div class="files">
+      <div class="card tree-card">
+        <div class="tree-head">
+          <h2>Files</h2>
+          <span class="grow" />
+          <label class="upload quiet icon" title="Upload files">
+            <IconUpload />
+            <span class="visually-hidden">Upload files</span>
+            <input type="file" multiple onChange={(event) => void upload(event.currentTarget.files)} />
+          </label>
+          <button class="quiet icon" aria-label="Look again" onClick={reload}><IconReload /></button>
+        </div>
+        {(tree.error ?? failure) != null && <Failure error={tree.error ?? failure} onRetry={() => (setFailure(null), reload())} />}
+        {tree.data === null && tree.error == null && <Skeleton />}
+        {tree.data?.length === 0 && <p class="note tree-empty">The work directory is empty. What programs write appears here.</p>}
+        <ul class="tree" aria-label="Files">
+          {tree.data?.map((entry) => (
+            <li key={entry.path} class={`deep-${Math.min(8, entry.path.split("/").length - 1)}`}>
+              {entry.is_dir ? (
+                <span class="tree-row"><IconFolder /><span class="path">{entry.name}</span></span>
+              ) : (
+                <button class="tree-row quiet" aria-pressed={chosen?.path === entry.path} onClick={() => setChosen(entry)}>
+                  <IconFile />
+                  <span class="path">{entry.name}</span>
+                  {kinds.has(entry.path) && <span class={`change ${kinds.get(entry.path)}`}>{kinds.get(entry.path)}</span>}
+                  <span class="note">{size(entry.size)}</span>
+                </button>
+              )}
+            </li>
+          ))}
+          {gone.map((change) => (
+            <li key={`gone ${change.path}`}><span class="tree-row gone"><IconFile /><span class="path">{change.path}</span><span class="change deleted">deleted</span></span></li>
+          ))}
+        </ul>
+      </div>
+      {chosen !== null && (tree.data === null || paths.has(chosen.path)) ? (
+        <FileView key={`${chosen.path} ${chosen.size}`} at={at} entry={chosen} onRemoved={() => (setChosen(null), reload())} />
+      ) : (
+        <div class="card file-card">
+          <Empty icon={<IconFile />} title="No file is chosen"><p class="note">Choose one to look at it, or upload one.</p></Empty>
+        </div>
+      )}
+    </div>
+  );
+}
+
+type Content = { bytes: Uint8Array<ArrayBuffer> } | { error: unknown } | null;
+
+function FileView({ at, entry, onRemoved }: { at: string; entry: Entry; onRemoved: () => void }) {
+  const [content, setContent] = useState<Content>(null);
+  const { confirm, dialog } = useDialog();
+  const address = `${at}/files/${inPath(entry.path)}`;
+  const isTooLarge = entry.size > LARGEST_SHOWN;
+  const fetched = async () => new Uint8Array(await (await ask(address, { accept: "*/*" })).arrayBuffer());
+  useEffect(() => {
+    if (isTooLarge) return;
+    fetched().then((bytes) => setContent({ bytes }), (error: unknown) => setContent({ error }));
+  }, [address]);
+  const remove = async () => {
+    if (!(await confirm(`Remove ${entry.name}?`, "It cannot be taken back.", "Remove"))) return;
+    await ask(address, { method: "DELETE" }).then(onRemoved, (error: unknown) => setContent({ error }));
+  };
+  return (
+    <div class="card file-card">
+      <div class="tree-head">
+        <h2 class="path">{entry.path}</h2>
+        <span class="note">{size(entry.size)}</span>
+        <span class="grow" />
+        <button class="quiet icon" aria-label={`Download ${entry.path}`} onClick={() => void fetched().then((bytes) => download(entry.path, bytes), (error: unknown) => setContent({ error }))}><IconDownload /></button>
+        <button class="quiet icon" aria-label={`Remove ${entry.path}`} onClick={() => void remove()}><IconTrash /></button>
+      </div>
+      {isTooLarge && <p class="note tree-empty">It is too large to be shown; download it.</p>}
+      {content === null && !isTooLarge && <Skeleton />}
+      {content !== null && "error" in content && <p class="problem tree-empty">{words(content.error)}</p>}
+      {content !== null && "bytes" in content && <Contents path={entry.path} bytes={content.bytes} />}
+      {dialog}
+    </div>
+  );
+}
+
+function Contents({ path, bytes }: { path: string; bytes: Uint8Array<ArrayBuffer> }) {
+  const suffix = suffixOf(path);
+  if (SHOWN.includes(suffix)) return <div class="artefact-body"><Rich bundle={bundleOf(path, bytes)!} name={path} /></div>;
+  if (bytes.includes(0)) return <p class="note tree-empty">It is not text; download it.</p>;
+  return <Editor code={new TextDecoder().decode(bytes)} language={languageOfSuffix(suffix)} label={`Content of ${path}`} />;
+}
