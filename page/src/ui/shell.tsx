@@ -116,7 +116,7 @@ function useKeys(): void {
     const onKey = (event: KeyboardEvent) => {
       const target = event.composedPath()[0] as HTMLElement;
       const isTyping = target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName ?? "");
-      const opens = (event.key === "k" && (event.ctrlKey || event.metaKey)) || (event.key === "/" && !isTyping);
+      const opens = (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) || (event.key === "/" && !isTyping);
       if (!opens) return;
       event.preventDefault();
       isPaletteOpen.set(true);
