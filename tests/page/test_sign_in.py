@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,21 +54,36 @@ def _content(path: Path) -> str:
 
 
 def test_a_code_works_once_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warmcell.interfaces.serve.exchange import Refused
     from warmcell.interfaces.serve.settings import Settings
-    from warmcell.interfaces.serve.sign_in import CODE_SECONDS, OneTimeCode, address_to_open
+    from warmcell.interfaces.serve.sign_in import CODE_SECONDS, new_code, redeemed
 
-    code, late = OneTimeCode(), OneTimeCode()
-    assert [code.redeem(text) for text in ("", "\ud800", code.text[:-1], code.text, code.text)] == [False] * 3 + [
-        True,
-        False,
-    ]
-    later = time.monotonic() + CODE_SECONDS + 1
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert not late.redeem(late.text)
+    def is_redeemed(service: Any, text: str) -> bool:
+        try:
+            return redeemed(service, text) == TOKEN
+        except Refused:
+            return False
+
+    code = new_code()
+    service, late, none = (
+        SimpleNamespace(settings=Settings(token=TOKEN, code=held), extras={}) for held in (code, code, None)
+    )
+    tried = [is_redeemed(service, text) for text in ("", "\ud800", code[:-1], code, code)]
+    assert tried == [False, False, False, True, False]
+    assert not is_redeemed(none, "")
+    later = time.time() + CODE_SECONDS + 2
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert not is_redeemed(late, code)
+
+
+def test_the_address_has_the_code_only_where_nobody_listens() -> None:
+    from warmcell.interfaces.serve.settings import Settings
+    from warmcell.interfaces.serve.sign_in import address_to_open
+
     there = {
         ("127.0.0.1", None): "http://127.0.0.1:8",
-        ("127.0.0.1", TOKEN): f"http://127.0.0.1:8/#code={code.text}",
-        ("0.0.0.0", TOKEN): "http://127.0.0.1:8/",  # by a way that others may listen on
+        ("127.0.0.1", TOKEN): "http://127.0.0.1:8/#code=c",
+        ("0.0.0.0", TOKEN): "http://127.0.0.1:8/",
     }
     for (host, token), address in there.items():
-        assert address_to_open(Settings(host=host, token=token), f"http://{host}:8", code) == address
+        assert address_to_open(Settings(host=host, token=token, code="c"), f"http://{host}:8") == address

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 
 import pytest
 from tests.serve.conftest import Server
+
+from warmcell.interfaces.serve.watched import joined_history
 
 
 def test_the_page_may_do_nothing_but_talk_to_its_server(server: Server) -> None:
@@ -64,3 +67,25 @@ def test_history_is_for_those_who_may_see_figures(server: Server) -> None:
     with server.client.stream("GET", "/v1/history", headers={"accept": "text/event-stream"}) as live:
         names = [line for line, _ in zip(live.iter_lines(), range(8), strict=False) if line.startswith("event")]
     assert names[:2] == ["event: history"] * 2
+
+
+def test_what_several_workers_say_is_added() -> None:
+    step = {
+        "time": 5,
+        "outcomes": {"ok": 1},
+        "p50": None,
+        "p95": 0.2,
+        "memory": 3,
+        "running": 1,
+        "waiting": 0,
+        "resident": 9,
+    }
+    told = {"began": 7.0, "step": 5, "sandboxes": 1, "queue": 4, "steps": [step]}
+    other = told | {
+        "began": 6.0,
+        "steps": [step | {"outcomes": {"ok": 2, "failed": 1}, "p50": 0.1}, step | {"time": 10}],
+    }
+    found = joined_history(json.dumps(each).encode() for each in (told, other))
+    assert found["steps"][0] == step | {"outcomes": {"ok": 3, "failed": 1}, "p50": 0.1, "running": 2, "resident": 18}
+    assert [step["time"] for step in found["steps"]] == [5, 10]
+    assert (found["began"], found["sandboxes"], found["queue"]) == (6.0, 2, 4)

@@ -72,6 +72,13 @@ def test_every_door_is_there(front: Server, tokens: dict[str, str]) -> None:
     assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 403
     told = client.get("/metrics", headers=mine).text
     assert "warmcell_runs_total{" in told and client.get("/metrics").status_code == 401
+    history = client.get("/v1/history", headers=mine).json()
+    assert sum(step["outcomes"].get("ok", 0) for step in history["steps"]) >= 1
+    with client.stream("GET", "/v1/history", headers=mine | {"accept": "text/event-stream"}) as live:
+        words = [line for line, _ in zip(live.iter_lines(), range(6), strict=False)]
+    assert [line for line in words if line.startswith("event")] == ["event: history"] * 2
+    assert client.get("/v1/history", headers={"accept": "text/event-stream"}).status_code == 401
+    assert client.get("/").headers["content-security-policy"].startswith("default-src 'none'")
     with client.stream("POST", "/v1/run", json=RUN, headers=mine | {"accept": "text/event-stream"}) as stream:
         assert "event: result" in list(stream.iter_lines())
 

@@ -68,7 +68,20 @@ def make_app(service: Service) -> Starlette:
 
 
 def make_routes(measured: Measured, under_way: UnderWay, watched: Watched) -> list[BaseRoute]:
-    rooms = (native, sandboxes, files, watches, processes, sessions, ports, forks, measured, under_way, watched, sign_in)
+    rooms = (
+        native,
+        sandboxes,
+        files,
+        watches,
+        processes,
+        sessions,
+        ports,
+        forks,
+        measured,
+        under_way,
+        watched,
+        sign_in,
+    )
     own = [route for room in rooms for route in room.routes()]
     return [
         *own,

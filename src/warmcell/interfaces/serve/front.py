@@ -30,6 +30,7 @@ from warmcell.interfaces.serve.app import make_routes
 from warmcell.interfaces.serve.doors import Door, FromElsewhere, presented_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
 from warmcell.interfaces.serve.e2b.envd import MAX_FILE
+from warmcell.interfaces.serve.event_streams import event_stream, wants_events
 from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, plain_error, read_body, refusal
 from warmcell.interfaces.serve.held_sandboxes import marked_worker
 from warmcell.interfaces.serve.measured import METRICS_HEADERS, Measured, summed
@@ -38,6 +39,8 @@ from warmcell.interfaces.serve.server import Server, configured
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.socket_relay import SocketRelay
 from warmcell.interfaces.serve.tokens import read_tokens
+from warmcell.interfaces.serve.watched import PATH as HISTORY
+from warmcell.interfaces.serve.watched import Watched, joined_history, live
 from warmcell.interfaces.serve.workers import Worker, Workers
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.tenant_queue import TenantQueue
@@ -100,7 +103,7 @@ class Front:
             if self.draining.is_set():
                 raise _ending()
             if door is not None and door.described["scope"] == "metrics":
-                await (await self._of_all(scope, receive))(scope, receive, send)
+                await (await self._figures(request, receive))(scope, receive, send)
             else:
                 await self._answer(request, door, send)
         except (Refused, ClientGone, SandboxError) as error:
@@ -184,6 +187,23 @@ class Front:
             message = "the worker of this request does not start"
             raise BackendUnavailable(message, hint="come again later") from None
 
+    async def _figures(self, request: Request, receive: Receive) -> Response:
+        """Of all workers together; a stream of them is made here."""
+        scope, headers = request.scope, [pair for pair in request.scope["headers"] if pair[0] != b"accept"]
+
+        async def told(since: float) -> dict[str, Any]:
+            query = f"since={since}".encode() if since else scope["query_string"]
+            found = await self._of_all({**scope, "headers": headers, "query_string": query}, _again(b"", receive))
+            if found.status_code != 200:
+                raise Refused(found.status_code, "a worker does not say")
+            history: dict[str, Any] = json.loads(bytes(found.body))
+            return history
+
+        if scope["path"] != HISTORY or not wants_events(request):
+            return await self._of_all({**scope, "headers": headers}, receive)
+        first = await self._of_all({**scope, "headers": headers}, _again(b"", receive))
+        return first if first.status_code != 200 else event_stream(live(told, self.draining))
+
     async def _of_all(self, scope: Any, receive: Receive) -> Response:
         """What all workers have together, if each of them shows it to this client."""
         bodies: list[bytes] = []
@@ -195,7 +215,7 @@ class Front:
             if parts[0]["status"] != 200:
                 return Response(bodies[-1], parts[0]["status"], head)
         if head["content-type"] == "application/json":
-            return answer(joined(bodies))
+            return answer(joined_history(bodies) if scope["path"] == HISTORY else joined(bodies))
         return Response(summed(body.decode() for body in bodies), headers=METRICS_HEADERS)
 
     def _door(self, scope: Any) -> Door | None:
@@ -208,10 +228,11 @@ def _ending() -> Refused:
 
 def _doors() -> list[Door]:
     """As the workers have them: how each says that it failed, and whether it is for runs."""
-    measured, under_way = Measured(), UnderWay()
+    measured, under_way, watched = Measured(), UnderWay(), Watched()
     measured.close()
     under_way.close()
-    return [route for route in make_routes(measured, under_way) if isinstance(route, Door)]
+    watched.close()
+    return [route for route in make_routes(measured, under_way, watched) if isinstance(route, Door)]
 
 
 def _as_message(event: Event) -> dict[str, Any]:

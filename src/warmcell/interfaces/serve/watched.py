@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -13,12 +15,16 @@ from starlette.responses import Response
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.event_streams import event, event_stream, wants_events
 from warmcell.interfaces.serve.exchange import answer
+from warmcell.interfaces.serve.queries import number_in_query
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.observe.history import STEP_SECONDS, History
 
+PATH = "/v1/history"
 #: How often whoever watches hears something new.
 LIVE_SECONDS = 1.0
+#: Tells all that is known since a moment.
+Told = Callable[[float], Awaitable[dict[str, Any]]]
 
 
 class Watched:
@@ -29,19 +35,15 @@ class Watched:
         self._began = time.time()
 
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
-        """Runs, latency and memory in the last half hour, in steps of five seconds; as events, live."""
+        """Runs, latency and memory in the last half hour, in steps of five seconds (`?since=`); as events, live."""
         service = service_of(request)
-        return event_stream(self._live(service)) if wants_events(request) else answer(self._told(service, 0))
+        if not wants_events(request):
+            return answer(self._told(service, number_in_query(request, "since", 0)))
 
-    async def _live(self, service: Service) -> AsyncIterator[str]:
-        """First all that is known; then, each second, the steps that have changed. Ends when the server is to end."""
-        since = 0.0
-        while not service.is_draining:
-            told = self._told(service, since)
-            yield event("history", told)
-            # The step before the last one is told once more, with what came in its last moment.
-            since = told["steps"][-1]["time"] - STEP_SECONDS
-            await asyncio.sleep(LIVE_SECONDS)
+        async def told(since: float) -> dict[str, Any]:
+            return self._told(service, since)
+
+        return event_stream(live(told, service.draining))
 
     def _told(self, service: Service, since: float) -> dict[str, Any]:
         return {
@@ -53,7 +55,43 @@ class Watched:
         }
 
     def routes(self) -> list[Any]:
-        return [door("GET", "/v1/history", self, "metrics", answers=("History", "text/event-stream"))]
+        return [door("GET", PATH, self, "metrics", answers=("History", "text/event-stream"))]
 
     def close(self) -> None:
         self._history.close()
+
+
+async def live(told: Told, ending: asyncio.Event) -> AsyncIterator[str]:
+    """First all that is known; then, each second, the steps that have changed. Ends when the server is to end."""
+    since = 0.0
+    while not ending.is_set():
+        news = await told(since)
+        yield event("history", news)
+        # The step before the last one is told once more, with what came in its last moment.
+        since = news["steps"][-1]["time"] - STEP_SECONDS
+        await asyncio.sleep(LIVE_SECONDS)
+
+
+def joined_history(bodies: Iterable[bytes]) -> dict[str, Any]:
+    """What several processes say, as one. Latencies are those of the slowest: never better than they are."""
+    every = [json.loads(body) for body in bodies]
+    steps: dict[int, dict[str, Any]] = {}
+    for told in every:
+        for step in told["steps"]:
+            known = steps.get(step["time"])
+            steps[step["time"]] = step if known is None else _joined_step(known, step)
+    return {
+        "began": min(told["began"] for told in every),
+        "step": STEP_SECONDS,
+        "sandboxes": sum(told["sandboxes"] for told in every),
+        "queue": max(told["queue"] for told in every),  # there is one, which each of them knows
+        "steps": [steps[time] for time in sorted(steps)],
+    }
+
+
+def _joined_step(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    added = {name: one[name] + other[name] for name in ("running", "waiting", "resident")}
+    slowest = {name: max(filter(None, (one[name], other[name])), default=None) for name in ("p50", "p95")}
+    outcomes = dict(Counter(one["outcomes"]) + Counter(other["outcomes"]))
+    most = max(one["memory"], other["memory"])
+    return {"time": one["time"], "outcomes": outcomes, "memory": most, **slowest, **added}
