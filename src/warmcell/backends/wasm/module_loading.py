@@ -21,9 +21,10 @@ from warmcell.backends.wasm.lease import Lease
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.pool import Wanted, WorkerPool
-from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
 from warmcell.core.types import MIB
 from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run
 from warmcell.toolbox.ready_made import find_ready_made
 from warmcell.toolbox.runtime import runtime_fingerprint
@@ -90,6 +91,20 @@ class Loader:
         # One at a time, since it takes seconds and who waits finds it done. The worker is leased by then: whoever held
         # this while waiting for a worker could wait for ever.
         self._compiling = FairQueue(1)
+        self._looked_for: set[str] = set()
+
+    def look_ahead(self, load: Load) -> None:
+        """Begins to read and check a module of ours, if this is its first use: meanwhile the worker can be started."""
+        if load.source.is_own and load.key not in self._looked_for:
+            self._looked_for.add(load.key)
+            with contextlib.suppress(SandboxError):  # no thread to be had: it is read when it is needed
+                start_daemon(self._look, load, name="warmcell-wasm-look")
+
+    def _look(self, load: Load) -> None:
+        # Whoever needs it meets the same problem and says what it is.
+        with contextlib.suppress(OSError, SandboxError):
+            if (found := self.find_compiled(load)) is not None:
+                found.close()
 
     def ensure(self, lease: Lease, load: Load, run: Run) -> None:
         """After this the lease's worker, which may be another one then, has the module."""

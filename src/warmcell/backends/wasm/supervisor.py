@@ -101,6 +101,7 @@ class Supervisor:
         wanted = Wanted(load.key, tuple(sorted(set(directories))))
         if wanted.directories:
             self._directories.add(wanted.directories)
+        self.loader.look_ahead(load)
         with Lease(self.pool, wanted, run, self._queue_timeout) as lease:
             self.loader.ensure(lease, load, run)
             questions = Questions(lease, self.loader, request, commands, run)

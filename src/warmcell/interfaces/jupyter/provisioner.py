@@ -49,7 +49,7 @@ class WarmcellProvisioner(LocalProvisioner):
         return self._has_process
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        manager = self.parent
+        manager: Any = self.parent
         if manager.transport != "tcp":
             raise InvalidRequest("kernels in a cage are reached over tcp", field="transport")
         if self._kernel is None:
@@ -69,11 +69,11 @@ class WarmcellProvisioner(LocalProvisioner):
             raise
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
-        kernel = self._kernel
-        assert kernel is not None, "pre_launch comes first"
+        kernel, manager = self._kernel, self.parent
+        assert kernel is not None and manager is not None, "pre_launch comes first"
         environment = {name: kwargs["env"][name] for name in self.kernel_spec.env}
         try:
-            await portal.reach(kernel.start, cmd, self.parent.connection_file, self.connection_info, environment)
+            await portal.reach(kernel.start, cmd, manager.connection_file, self.connection_info, environment)
         except BaseException:
             await self._close()
             raise
