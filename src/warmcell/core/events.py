@@ -14,6 +14,10 @@ gave back is called. A listener that raises is told of on the logger "warmcell" 
 | `cell` | the run's id | was_ready: whether a cage stood ready for it |
 | `file` | the sandbox's id | operation, path |
 | `sandbox.made`, `sandbox.gone` | the sandbox's id | backend |
+| `live.made`, `live.gone` | the sandbox's id | of its live cage; reason |
+| `process.started`, `process.ended` | the sandbox's id | pid; exit_code, duration, what it used, denials |
+| `session.made`, `session.gone` | the session's id | sandbox, language |
+| `session.cell` | the session's id | outcome, duration, cpu_time, error, of each cell that ended |
 
 No event carries code, input, environment or a guest's output; who asks for `results` gets them with `run.ended`.
 """

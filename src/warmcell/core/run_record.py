@@ -61,7 +61,7 @@ class RunRecord:
         for denial in result.denials if result is not None else ():
             said = {"kind": denial.kind, "what": denial.what, "rule": denial.rule, "hint": denial.hint}
             events.emit("denial", self._subject, said)
-        fields = {**self._fields(error), "outcome": _outcome(result, error), "policy": self._policy}
+        fields = {**self._fields(error), "outcome": outcome_of(result, error), "policy": self._policy}
         events.emit("run.ended", self._subject, {**fields, **_costs(result)}, result)
 
     def _fields(self, error: BaseException | None) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _fault(error: BaseException | None) -> str | None:
     return "host" if isinstance(error, Exception) else "caller"  # cancelled, or interrupted
 
 
-def _outcome(result: ExecResult | None, error: BaseException | None) -> str:
+def outcome_of(result: Any, error: BaseException | None) -> str:
     """One word of a short list, for those who count."""
     if error is None:
         return "ok" if result is not None and result.ok else "failed"

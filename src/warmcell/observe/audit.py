@@ -19,7 +19,7 @@ from warmcell.core.events import Event, listen
 
 MIB = 1 << 20
 #: What only says that something is under way is no matter for an audit.
-_LEFT_OUT = frozenset({"run.asked", "run.started", "cell", "network.closed"})
+_LEFT_OUT = frozenset({"run.asked", "run.started", "process.started", "cell", "network.closed"})
 _LONGEST_LINE = 64 * 1024
 
 
@@ -169,6 +169,18 @@ def _say_file(record: dict[str, Any]) -> str:
     return f"{_word(record, 'operation')} {_word(record, 'path')}"
 
 
+def _say_cell(record: dict[str, Any]) -> str:
+    words = ["cell", _word(record, "outcome"), *([_word(record, "error")] if "error" in record else ())]
+    if isinstance(record.get("duration"), int | float):
+        words.append(f"in {record['duration'] * 1000:.0f} ms")
+    return " ".join(words)
+
+
+def _say_process(record: dict[str, Any]) -> str:
+    end = f"exit {_word(record, 'exit_code')}" if "exit_code" in record else "gone with its cage"
+    return f"process {_word(record, 'pid')} {end}"
+
+
 def _say_anything(record: dict[str, Any]) -> str:
     return ascii(record["event"])[1:-1]
 
@@ -178,4 +190,11 @@ def _word(record: dict[str, Any], name: str) -> str:
     return ascii(value)[1:-1] if isinstance(value, str) else ascii(value)
 
 
-_WORDS = {"run.ended": _say_run, "denial": _say_denial, "network": _say_network, "file": _say_file}
+_WORDS = {
+    "run.ended": _say_run,
+    "session.cell": _say_cell,
+    "process.ended": _say_process,
+    "denial": _say_denial,
+    "network": _say_network,
+    "file": _say_file,
+}

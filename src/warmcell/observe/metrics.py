@@ -43,6 +43,13 @@ class Metrics:
             "network.closed": self._closed,
             "sandbox.made": lambda event: self._sandboxes.inc(),
             "sandbox.gone": lambda event: self._sandboxes.dec(),
+            "live.made": lambda event: self._live_cages.inc(),
+            "live.gone": lambda event: self._live_cages.dec(),
+            "process.started": lambda event: self._processes.inc(),
+            "process.ended": lambda event: self._processes.dec(),
+            "session.made": lambda event: self._sessions.inc(),
+            "session.gone": lambda event: self._sessions.dec(),
+            "session.cell": lambda event: self._session_cells.labels(event.fields["outcome"]).inc(),
         }
         self._stop = listen(self._hear)
 
@@ -69,6 +76,10 @@ class Metrics:
         )
         self._cells = client.Counter("warmcell_cells", "Cages that runs were given.", ["was_ready"], **kept)
         self._sandboxes = client.Gauge("warmcell_sandboxes", "Sandboxes that exist.", **kept)
+        self._live_cages = client.Gauge("warmcell_live_cages", "Live cages that exist.", **kept)
+        self._processes = client.Gauge("warmcell_live_processes", "Processes that run in live cages.", **kept)
+        self._sessions = client.Gauge("warmcell_sessions", "Sessions that exist.", **kept)
+        self._session_cells = client.Counter("warmcell_session_cells", "Cells that ended.", ["outcome"], **kept)
 
     def text(self) -> bytes:
         """What `/metrics` answers."""

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -59,6 +60,8 @@ class Cell:
         self._guest = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
+        #: Told of every refusal at once, where the cell stays: its kind, and what it was.
+        self.on_denied: Callable[[str, str], object] = lambda kind, what: None
         #: Why the program could not be started, if it could not: only told before the guest's code.
         self.start_failure = ""
         self._is_ordered = self._is_ready = self._is_closed = False
@@ -135,6 +138,9 @@ class Cell:
         elif "ready" in message:
             self._is_ready = True
             self.listener = descriptors[0] if descriptors else -1
+        elif "denied" in message:
+            kind, what = message["denied"]
+            self.on_denied(str(kind), str(what))
         elif _is_report(message):
             self.report = message
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from warmcell.core.types import Denial, EffectiveLimits
 from warmcell.runner.outcome import Exit, KernelUsage
 
-_MOST_DENIALS = 64
+MOST_DENIALS = 64
 
 
 class DenialCollector:
@@ -15,7 +15,7 @@ class DenialCollector:
         self._denials: dict[Denial, None] = {}
 
     def add(self, denial: Denial) -> None:
-        if len(self._denials) < _MOST_DENIALS:
+        if len(self._denials) < MOST_DENIALS:
             self._denials.setdefault(denial)
 
     def all(self) -> list[Denial]:
@@ -24,12 +24,7 @@ class DenialCollector:
 
 def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
     """Everything the cage noted, in the words of the policy."""
-    found = [_refused(kind, what) for kind, what in end.denials if kind != "path"]
-    found += [
-        _refused("path", what)
-        for kind, what in end.denials
-        if kind == "path" and what.startswith("/") and not _is_covered(what, allowed_targets)
-    ]
+    found = refused(end.denials, allowed_targets)
     if end.verdict == "memory" or kernel.memory_kills:
         found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
     if end.is_over_cpu:
@@ -42,6 +37,16 @@ def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_tar
     if kernel.process_refusals or "processes" in end.limits_met:
         found.append(_limit("processes", f"more than {limits.processes} processes", "processes", "processes"))
     return found
+
+
+def refused(noted: list[list[str]], allowed_targets: tuple[str, ...]) -> list[Denial]:
+    """What the cage noted as kinds and words; files that the policy shows were refused by nobody but themselves."""
+    found = [_refused(kind, what) for kind, what in noted if kind != "path"]
+    return found + [
+        _refused("path", what)
+        for kind, what in noted
+        if kind == "path" and what.startswith("/") and not _is_covered(what, allowed_targets)
+    ]
 
 
 def _is_covered(path: str, targets: tuple[str, ...]) -> bool:

@@ -12,6 +12,7 @@ from warmcell.core.types import check_env, check_text, check_timeout
 from warmcell.languages.shell import find_shell
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.live_events import tell_of_cage, tell_of_process
 from warmcell.sandbox.operations import Operations
 from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
 from warmcell.sessions.processes import LiveProcess, ProcessTable, Streams
@@ -36,8 +37,9 @@ def _ring() -> Ring:
 class LiveSide:
     """Belongs to one sandbox, and to its event loop."""
 
-    def __init__(self, open_cage: Callable[[], Awaitable[LiveCage]], operations: Operations) -> None:
-        self._open_cage = open_cage
+    def __init__(self, open_cage: Callable[[], Awaitable[LiveCage]], operations: Operations, subject: str) -> None:
+        """`subject`: whose it is, for events."""
+        self._open_cage, self._subject = open_cage, subject
         self._operations = operations
         self._cage: LiveCage | None = None
         self._making = asyncio.Lock()
@@ -51,6 +53,7 @@ class LiveSide:
                 self._cage = await self._open_cage()
                 loop = self._cage.loop
                 self._cage.ended.add_done_callback(lambda _: loop.call(self.table.forget_pipes))
+                tell_of_cage(self._subject, self._cage)
             return self._cage
 
     def current(self) -> LiveCage | None:
@@ -83,6 +86,7 @@ class LiveSide:
             try:
                 process = await _begun(cage, argv, cwd, command, env, pty, stdin, ring, files)
                 self.table.add(process)
+                tell_of_process(self._subject, process)
                 process.begin(timeout)
                 return AsyncProcess(process, self._operations)
             except SessionEnded:

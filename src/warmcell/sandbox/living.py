@@ -40,6 +40,7 @@ class Door(Protocol):
 class LivingSandbox(ABC):
     """What `AsyncSandbox` is made of beside files and runs. The live cage begins with the first that needs it."""
 
+    id: str
     _settings: dict[str, Any]
     _operations: Operations
     _workspace: Workspace
@@ -159,7 +160,7 @@ class LivingSandbox(ABC):
             open_cage = getattr(self._guest, "live_cage", None)
             if open_cage is None:
                 raise no_live_cage(self._backend_name)
-            self._live = LiveSide(open_cage, self._operations)
+            self._live = LiveSide(open_cage, self._operations, self.id)
         return self._live
 
     def session(
@@ -178,6 +179,7 @@ class LivingSandbox(ABC):
         env: Mapping[str, str] | None,
         image: SessionImage | None = None,
     ) -> AsyncSession:
+        from warmcell.sandbox.live_events import tell_of_session
         from warmcell.sandbox.session import AsyncSession
 
         name = session_language(self._backend_name, language)
@@ -195,6 +197,7 @@ class LivingSandbox(ABC):
             whole, name, own_env, starter, worker, self._settings["timeout"], self.limits.output_bytes, cells
         )
         self._sessions = {other for other in self._sessions if not other.is_closed} | {session}
+        tell_of_session(self.id, session)
         return session
 
     async def expose(self, port: int, host_port: int = 0) -> AsyncExposedPort:

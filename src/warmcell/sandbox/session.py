@@ -59,6 +59,10 @@ class AsyncSession:
         """128 random bits in hexadecimal."""
         return self._interpreter.id
 
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """Once, when it is closed for good, by whoever closes it."""
+        self._interpreter.on_closed = call
+
     async def run(
         self,
         code: str,

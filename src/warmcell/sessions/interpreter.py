@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from typing import TypeVar
 
+from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, SandboxError, SessionBusy, SessionEnded
+from warmcell.core.run_record import outcome_of
 from warmcell.core.types import MAX_TIMEOUT
 from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
@@ -34,15 +37,37 @@ class Interpreter:
         self._lock = Lock()
         self._over: SandboxError | None = None
         self.is_closed = False
+        #: Called when it is closed for good.
+        self.on_closed: Callable[[], None] = lambda: None
         self._runs = Runs("session", 1, MAX_TIMEOUT)
 
     # ---- calls: each as work for a `Run`, which the blocking and the async form carry out in their own ways ----
 
     def cell(self, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
         def carry_out(run: Run) -> CellResult:
+            if events.listeners:
+                return self._told(lambda: self._talk.run(run, code, timeout, listeners, self._most_bytes))
             return self._talk.run(run, code, timeout, listeners, self._most_bytes)
 
         return carry_out if listeners is NOBODY else self._marked(carry_out)
+
+    def _told(self, carry_out: Callable[[], CellResult]) -> CellResult:
+        """With an event for whoever listens."""
+        began, result, error = time.monotonic(), None, None
+        try:
+            result = carry_out()
+            return result
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            fields = {
+                "outcome": outcome_of(result, error),
+                "duration": round(time.monotonic() - began, 6),
+                "cpu_time": round(result.usage.cpu_time, 6) if result else None,
+                "error": getattr(error, "code", type(error).__name__) if error else None,
+            }
+            events.emit("session.cell", self.id, fields)
 
     def look(self, timeout: float) -> Callable[[Run], dict[str, str]]:
         return lambda run: self._talk.variables(run, timeout)
@@ -135,3 +160,4 @@ class Interpreter:
                 return
             self.is_closed = True
         self._talk.close()
+        self.on_closed()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.records import dataclass
-from warmcell.core.types import Enforced, ExecResult
+from warmcell.core.types import Denial, Enforced, ExecResult
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import Lock
 from warmcell.sessions.loop import Loop
@@ -37,6 +37,8 @@ class Program(Protocol):
 
     pid: int
     failure: int
+    #: What was refused while it ran.
+    denials: list[Denial]
 
     @property
     def ended(self) -> Future[Any]:

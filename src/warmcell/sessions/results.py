@@ -36,6 +36,7 @@ def result_of(process: LiveProcess) -> ExecResult:
             peak_memory_bytes=outcome.peak_memory if outcome else 0,
         ),
         enforced=process.program.enforced,
+        denials=process.program.denials,
     )
 
 

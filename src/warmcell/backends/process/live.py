@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
@@ -14,6 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from warmcell.backends.process.live_denials import LiveDenials
 from warmcell.backends.process.live_ends import IDLE, CageEnd, Ending, end_of, refusal
 from warmcell.backends.process.world import World
 from warmcell.core.errors import (
@@ -22,7 +24,7 @@ from warmcell.core.errors import (
     SessionEnded,
 )
 from warmcell.core.records import dataclass
-from warmcell.core.types import Enforced, ExecResult
+from warmcell.core.types import Denial, Enforced, ExecResult
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.threads import in_thread
@@ -42,8 +44,11 @@ _FORGED = "something in it spoke in the agent's name"
 class StartedProgram:
     """One program or worker of a live cage. `ended` has its `Ending`, or the error that the end of the cage is."""
 
-    def __init__(self, cage: LiveCage, pid: int, failure: int, mark: str) -> None:
+    def __init__(self, cage: LiveCage, pid: int, failure: int, mark: str, began: float) -> None:
         self._cage = cage
+        self.began = began
+        #: What its cage was refused while it ran, by whomever in it; whole when it has ended.
+        self.denials: list[Denial] = []
         #: What all that it starts has in its environment.
         self._mark = mark
         #: As the guest sees it.
@@ -103,6 +108,7 @@ class LiveCage:
         world: World,
         env: Mapping[str, str],
         cleanup: ExitStack,
+        denials: LiveDenials,
         idle_timeout: float | None = None,
     ) -> None:
         self._cell = cell
@@ -110,6 +116,7 @@ class LiveCage:
         self.pid = cell.guest_pid
         self._env = dict(env)
         self._cleanup = cleanup
+        self._denials = denials
         self.world = world
         self.ended: Future[CageEnd] = Future()
         self.ended.set_running_or_notify_cancel()
@@ -125,6 +132,7 @@ class LiveCage:
         self._conversation = Conversation(self.loop, control, self._heard, self._over)
         for descriptor in (cell.stdout, cell.stderr):
             self.loop.watch(descriptor, READ, lambda descriptor=descriptor: self._keep_last_words(descriptor))  # type: ignore[misc]
+        self.loop.watch(cell.status.fileno(), READ, self._hear_denials)
         self.loop.watch(cell.pidfd, READ, lambda: self._conversation.end(""))
         self._begin_idling()
         self.loop.start()
@@ -184,7 +192,7 @@ class LiveCage:
         `pty` (columns, rows) there are two, for what is typed and what is shown. `files` are there while it runs, in
         `code_dir`, which is one of `new_code_dir()`.
         """
-        mark = str(next(self._marks))
+        mark, began = str(next(self._marks)), time.monotonic()
         fields: dict[str, Any] = {"cwd": cwd, "env": self.environment(env), "mark": mark}
         fields.update({"worker": worker} if worker else {"argv": list(argv or ())})
         if pty is not None:
@@ -195,7 +203,7 @@ class LiveCage:
         with Descriptors() as sent:
             contents = [sent.opened(partial(_memory_file, content)) for content in (files or {}).values()]
             answer = self._ask(
-                "start", [*descriptors, *contents], lambda answer: self._begun(answer, mark, started), **fields
+                "start", [*descriptors, *contents], lambda answer: self._begun(answer, mark, began, started), **fields
             )
             sent.close()
         return Starting(answer, started, cwd)
@@ -286,7 +294,7 @@ class LiveCage:
 
     # ---- in the loop's thread ----
 
-    def _begun(self, answer: Message, mark: str, started: list[StartedProgram]) -> None:
+    def _begun(self, answer: Message, mark: str, began: float, started: list[StartedProgram]) -> None:
         """Remembered before its end can be told."""
         pid, failure = answer.get("pid"), answer.get("errno")
         if "error" in answer:
@@ -294,7 +302,7 @@ class LiveCage:
         if not isinstance(pid, int) or not isinstance(failure, int) or pid <= 1 or pid in self._programs:
             self._conversation.end(_FORGED)
             return
-        started.append(StartedProgram(self, pid, failure, mark))
+        started.append(StartedProgram(self, pid, failure, mark, began))
         self._programs[pid] = started[0]
 
     def _begin_idling(self) -> None:
@@ -326,7 +334,21 @@ class LiveCage:
             self._conversation.end(_FORGED)
         else:
             self._begin_idling()
+            self._hear_denials()
+            program.denials = self._denials.since(program.began)
             program.ended.set_result(Ending(status & 0xFFFF, float(cpu), min(max(0, peak), _MOST_PEAK)))  # type: ignore[operator, arg-type, type-var]
+
+    def _hear_denials(self) -> None:
+        """What was refused is told before the guest goes on, and so before its end is."""
+        status = select.poll()
+        status.register(self._cell.status, select.POLLIN)
+        try:
+            while self._cell.report is None and status.poll(0):
+                self._cell.hear()
+        except (CellLost, SandboxError, OSError):
+            self.loop.forget(self._cell.status.fileno())
+        if self._cell.report is not None:
+            self.loop.forget(self._cell.status.fileno())
 
     def _keep_last_words(self, descriptor: int) -> None:
         """The agent says nothing there, unless it fails."""
@@ -343,12 +365,13 @@ class LiveCage:
         self.ended.set_result(end)
         programs, self._programs = self._programs, {}
         for program in programs.values():
+            program.denials = self._denials.since(program.began)
             program.ended.set_exception(end.error())
         self.loop.end()
 
     def _end(self, reason: str) -> CageEnd:
         cell = self._cell
-        for descriptor in (cell.stdout, cell.stderr, cell.pidfd):
+        for descriptor in (cell.stdout, cell.stderr, cell.pidfd, cell.status.fileno()):
             self.loop.forget(descriptor)
         if reason:
             cell.ask_to_stop()

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import warmcell.guest
 from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.live import LiveCage
+from warmcell.backends.process.live_denials import LiveDenials
 from warmcell.backends.process.world import Directories, World
 from warmcell.cage.plan import LaunchPlan
 from warmcell.cage.wire import Job
@@ -23,7 +24,6 @@ from warmcell.policy.places import CODE_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.pool import CellKind, Pool
 from warmcell.runner.cell import CellLost
-from warmcell.runner.denials import DenialCollector
 
 _GUEST_FILES = os.path.join(warmcell.guest.__path__[0], "live")
 _PLACE = f"{CODE_DIR}/live"
@@ -107,13 +107,15 @@ def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, terms:
             cell = pool.lease(replace(kind, stdin=theirs), run)
             cleanup.callback(cell.close)
             owned.close_only(theirs)
-            way_out = egress.open(cell, DenialCollector().add, cleanup)
+            denials = LiveDenials(tuple(bind.target for bind in world.visible))
+            cell.on_denied = denials.note
+            way_out = egress.open(cell, denials.add, cleanup)
             cell.start(_agent_job(way_out.files))
             leasing.pop_all()
             pool.stay()
             cleanup.callback(pool.leave)
         given = {**world.default_env(Directories()), **way_out.env, **world.effective.env, **terms.env}
-        return LiveCage(cell, control, world, given, cleanup.pop_all(), terms.idle_timeout)
+        return LiveCage(cell, control, world, given, cleanup.pop_all(), denials, terms.idle_timeout)
 
 
 def _agent_job(files_of_way_out: Mapping[str, bytes]) -> Job:

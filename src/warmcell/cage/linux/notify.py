@@ -57,6 +57,8 @@ class Listener:
         self._guest = guest
         #: Set from outside when the job is a program: our own code execs it, before any of the guest's runs.
         self.may_exec_once = False
+        #: Set from outside for who wants to know at once; called before the guest hears of it.
+        self.tell: Optional[Callable[[str, str], None]] = None
         self._seen: Set[Tuple[str, str]] = set()
 
     @property
@@ -155,6 +157,8 @@ class Listener:
     def _remember(self, kind: str, what: str) -> None:
         if len(self._seen) < _MOST_REMEMBERED:
             self._seen.add((kind, what))
+        if self.tell is not None and (kind, what) in self._seen:
+            self.tell(kind, what)
 
 
 def _read_memory(pid: int, address: int, length: int) -> bytes:

@@ -7,6 +7,7 @@ ended. Nothing of this takes a process of its own: a waiting cell is the guest a
 from __future__ import annotations
 
 import os
+import time
 
 from .. import refused_paths, verify
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, take_over
@@ -27,6 +28,9 @@ from .pid_numbers import next_pid
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+_MSG_DONTWAIT = 0x40
+_TELL_AGAIN_SECONDS = 0.1
 
 
 class Ending(NamedTuple):
@@ -63,6 +67,8 @@ class GuestChild:
         self._last_pid_before = 0
         self._is_ready = False
         self._listener: Optional[Listener] = None
+        #: What was refused, and when that was last told.
+        self._told: Dict[Tuple[str, str], float] = {}
         #: Its number with the watcher.
         self.watch: Optional[int] = None
         self._ending: Optional[Ending] = None
@@ -122,6 +128,20 @@ class GuestChild:
         note = partial(self._note_shared_memory, watcher)
         self._listener = Listener(self._given[NOTIFICATIONS], self.pid, connect, scratch, note, self._init.host_id)
         self._listener.may_exec_once = self._may_exec
+        self._listener.tell = self._tell_denial if plan.terminals else None
+
+    def _tell_denial(self, kind: str, what: str) -> None:
+        """Of a cage that stays, at once: its report would come too late. Seldom enough that no guest can flood, and
+        whoever does not listen loses it: the manager waits for nobody.
+        """
+        now = time.monotonic()
+        if now < self._told.get((kind, what), 0.0) + _TELL_AGAIN_SECONDS:
+            return
+        self._told[kind, what] = now
+        try:
+            send_packet(self._status, {"denied": [kind, what]}, flags=_MSG_DONTWAIT)
+        except OSError:
+            pass  # that the supervisor is gone shows elsewhere
 
     def _fail(self, error: Exception) -> None:
         """Whatever is wrong with init is the cause of what is wrong with the guest: it dies with it."""
