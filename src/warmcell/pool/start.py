@@ -62,12 +62,12 @@ class Start:
         self.control = self._channels.take_socket(early.control)
         self.pid, self._complaints = early.pid, early.complaints
 
-    def tell(self, order: dict[str, Any]) -> None:
-        """What it is to become. It need not have loaded for that."""
+    def tell(self, order: dict[str, Any], *, once: bool = False) -> None:
+        """What it is to become. It need not have loaded for that. `once`: it will most likely have a single guest."""
         from warmcell.cage.wire import send_packet
 
         try:
-            send_packet(self.control, order)
+            send_packet(self.control, {**order, "once": True} if once else order)
         except OSError:
             self.kill()  # nobody else knows of it yet
             self.await_end(5)
@@ -181,7 +181,7 @@ def start_ahead(interpreter: str, early: Early | None = None) -> None:
     if interpreter not in _ahead:
         with suppress(OSError):  # told when it is needed
             start = _ahead[interpreter] = Start(interpreter, early=early)
-            start.tell(first_order("namespaces"))
+            start.tell(first_order("namespaces"), once=True)
             will_tell(start.has_namespaces)
 
 

@@ -58,11 +58,12 @@ class _Zygote:
         if order.get("worker"):
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
-        # Whatever is done here, no guest does again, with pages to copy for it.
         call_list.load()
-        rehearse()
-        if self._worker is not None:
-            self._worker.warm_up()
+        if not order.get("once"):
+            # Whatever is done here, no guest does again, with pages to copy for it.
+            rehearse()
+            if self._worker is not None:
+                self._worker.warm_up()
         if not self._is_caging:
             from ..keeper import start as keeper  # with all that it takes to watch a guest
             from ..watching.patterns import compile_all
