@@ -21,6 +21,8 @@ from warmcell.cage.linux.processes import descendants
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import EnforcerFailed, ExecutionFailed, SandboxError
 from warmcell.core.types import ExecRequest
+from warmcell.languages.config import ProcessConfig
+from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.compile import compile_plan
 
 
@@ -55,6 +57,25 @@ def _in_background(backend: ProcessBackend, code: str) -> tuple[threading.Thread
 def _kernel_tells_how_others_ended() -> bool:
     release = os.uname().release.split(".")
     return (int(release[0]), int(release[1].split("-")[0])) >= (6, 15)
+
+
+def _held_mount_namespaces(process: int) -> int:
+    held = (os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd"))
+    return len({path for path in held if path.startswith("mnt:")})
+
+
+@pytest.mark.parametrize("callers_path", [False, True])
+def test_mounts_of_a_cell_are_gone_a_moment_after_its_run(tmp_path: Path, callers_path: bool) -> None:
+    """Those that nobody else can see; where a path of the caller's is among them, nothing is left to be done later."""
+    policy = SandboxPolicyBuilder().allow_read(tmp_path).build() if callers_path else None
+    with ProcessBackend(ProcessConfig(pool_size=0), policy=policy) as backend:
+        backend.execute_blocking(ExecRequest("python", "1", 10))  # type: ignore[arg-type]
+        (manager,) = backend.zygote_pids
+        assert settled(lambda: _held_mount_namespaces(manager) == 2)  # its own and its workshop
+        backend.execute_blocking(ExecRequest("python", "1", 10))  # type: ignore[arg-type]
+        if callers_path:
+            assert _held_mount_namespaces(manager) == 2
+        assert settled(lambda: _held_mount_namespaces(manager) == 2)
 
 
 @pytest.mark.claim("WC-PR-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ class _Guest:
         self.verdicts: list[Verdict] = []
         self.is_lost = False
 
+    def hold_mounts(self) -> list[int]:
+        return [os.open(os.devnull, os.O_RDONLY)]
+
     def end_all(self) -> None:
         """What it left behind has to be gone before anybody says what it used."""
         assert not self.verdicts
@@ -47,6 +51,7 @@ class _Talk:
         self.manager._watcher._channel = ours
         self.manager._asked_for = {}
         self.manager._guests = {}
+        self.manager._lingering, self.manager._ended = [], []
         self.manager._poll = select.poll()
         self.manager._poll.register(ours, select.POLLIN)
 
@@ -66,6 +71,8 @@ def talk() -> Iterator[_Talk]:
     yield made
     made.watcher.close()
     made.manager._watcher.let_go()
+    for descriptor in made.manager._lingering:
+        os.close(descriptor)
 
 
 def test_a_last_word_is_heeded_though_it_was_heard_for_another(talk: _Talk) -> None:
@@ -78,6 +85,12 @@ def test_a_last_word_is_heeded_though_it_was_heard_for_another(talk: _Talk) -> N
     talk.manager._finish(second)
     assert second.verdicts == [NO_VERDICT]
     assert first.verdicts == [Verdict("", 5, 0.0)] and talk.manager._asked_for == {}
+
+
+def test_no_more_than_a_few_wait_for_their_mounts_to_be_taken_down(talk: _Talk) -> None:
+    for _ in range(5):
+        talk.manager._finish(_Guest(None))
+    assert len(talk.manager._lingering) == 2 and talk.manager._pause_ms() == 3
 
 
 def test_a_last_word_that_comes_alone_is_heeded(talk: _Talk) -> None:

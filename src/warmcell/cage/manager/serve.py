@@ -14,6 +14,7 @@ import time
 
 from ..failure import CageError, tell
 from ..light import signal, socket
+from ..linux.owned import close_all
 from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from ..plan import PlanError, decode_binds
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
 
 _QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
+#: How long after a run the mounts of its cell are taken down, and of how many cells they may wait for that.
+_LINGER_MS, _MOST_LINGERING = 3, 2
 
 
 class Manager:
@@ -47,6 +50,8 @@ class Manager:
         self._ended: List[GuestChild] = []
         #: Those of which the watcher has a last word to say; by its number for them.
         self._asked_for: Dict[int, GuestChild] = {}
+        #: Mount namespaces whose cells have ended.
+        self._lingering: List[int] = []
         self._watcher = Watcher()
         self._poll = select.poll()
         if not self._is_caging:
@@ -74,6 +79,8 @@ class Manager:
             ready = dict(self._poll.poll(self._pause_ms()))
             self._finish_ended()
             if not ready:
+                close_all(self._lingering)
+                self._lingering.clear()
                 if not self._ended and not self._maker.is_complete:
                     self._maker.complete()
                 continue
@@ -94,6 +101,8 @@ class Manager:
         due = [guest.leftovers.next_look for guest in self._ended if guest.leftovers is not None]
         if due:
             return max(0.0, min(due) - time.monotonic()) * 1000
+        if self._lingering:
+            return _LINGER_MS
         return None if self._maker.is_complete else _QUIET_MS
 
     def _hear(self, control: socket.socket) -> None:
@@ -225,6 +234,8 @@ class Manager:
             pass
 
     def _finish(self, guest: GuestChild) -> None:
+        if len(self._lingering) < _MOST_LINGERING:
+            self._lingering += guest.hold_mounts()
         guest.end_all()
         if guest.watch is None:
             guest.finish(NO_VERDICT)
