@@ -89,7 +89,7 @@ def test_what_stays_of_a_tenant_is_in_one_worker(front: Server, tokens: dict[str
     made = client.post("/v1/sandboxes", json={}, headers=mine).json()
     assert box.id[-2:] == made["id"][-2:] and box.id[-2:] in ("00", "01")
     assert box.run("cat; echo 42") == (0, "42\n", "")
-    assert len(client.get("/v1/activity", headers=mine).json()["sandboxes"]) == 2
+    assert len(client.get("/v1/activity", headers=mine).json()["sandboxes"]) >= 2
     assert {one["id"] for one in client.get("/v1/sandboxes", headers=mine).json()} >= {made["id"]}
     assert client.get(f"/v1/sandboxes/{made['id']}", headers=key(tokens, "one")).status_code == 404
     assert client.put(f"/v1/sandboxes/{made['id']}/files/a", content=b"#" * 1_000_000, headers=mine).status_code == 204

@@ -67,14 +67,14 @@ class HeldSandboxes:
 
     def add(self, make: Make, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> Held:
         """`Refused` with 429 where the tenant has as many as it may."""
-        self._check_room(tenant)
+        self.check_room(tenant)
         return self._hold(make(), tenant, seconds, metadata)
 
     async def add_slowly(
         self, make: Callable[[], Awaitable[AsyncSandbox]], tenant: Tenant, seconds: float, metadata: Mapping[str, str]
     ) -> Held:
         """The same for one that takes its time: its place is taken from the start."""
-        self._check_room(tenant)
+        self.check_room(tenant)
         self._coming[tenant.id] += 1
         try:
             made = await make()
@@ -82,7 +82,8 @@ class HeldSandboxes:
             self._coming[tenant.id] -= 1
         return self._hold(made, tenant, seconds, metadata)
 
-    def _check_room(self, tenant: Tenant) -> None:
+    def check_room(self, tenant: Tenant) -> None:
+        """`Refused` with 429 where there is none: for who has much to do before the sandbox is there."""
         taken = sum(held.tenant_id == tenant.id for held in self._held.values()) + self._coming[tenant.id]
         if taken >= tenant.sandboxes:
             raise Refused(429, f"you have {tenant.sandboxes} sandboxes already", headers={"Retry-After": "5"})

@@ -15,15 +15,15 @@ from starlette.responses import Response
 from warmcell.core.errors import SandboxError
 from warmcell.core.types import check_env
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.e2b.box import HOME, Box, box_of, rfc3339
+from warmcell.interfaces.serve.e2b.box import Box, box_of, rfc3339
 from warmcell.interfaces.serve.e2b.metrics import metrics_of
 from warmcell.interfaces.serve.e2b.snapshots import Snapshots, copied
+from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
 from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of, told
 from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
-from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
 
 ENVD_VERSION = "0.6.4"
@@ -62,22 +62,34 @@ async def create(request: Request, tenant: Tenant) -> Response:
     snapshot = snapshots_of(service).find(tenant, body.templateID)
     if body.templateID not in TEMPLATES and snapshot is None:
         raise Refused(404, f"template '{body.templateID[:80]}' not found")
-    home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
-    return answer(_handle(_made(service, tenant, body, home)), 201)
+    _seconds(body.timeout, tenant)
+    service.held.check_room(tenant)
+    housed = None
+    if snapshot is None and not body.envVars:
+        housed = spares_of(service).take(tenant)
+    if housed is None:
+        home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
+        housed = _housed(service, tenant, body, home)
+    return answer(_handle(await _made(service, tenant, body, housed)), 201)
 
 
-def _made(service: Service, tenant: Tenant, body: Create, home: PrivateDirectory) -> Held:
+def _housed(service: Service, tenant: Tenant, body: Create, home: PrivateDirectory) -> Housed:
     try:
-        seconds = _seconds(body.timeout, tenant)
-        env = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "true"}
-        env |= dict(check_env(body.envVars or {}, "envVars"))
-        options: dict[str, Any] = {"work_dir": home.path, "mounts": [MountPoint(home.path, HOME, writable=True)]}
-        options |= {"env": env, "track_changes": False}
-        held = service.held.add(lambda: service.make_sandbox(tenant, **options), tenant, seconds, body.metadata or {})
+        env = dict(check_env(body.envVars or {}, "envVars"))
     except BaseException:
         home.close()
         raise
-    held.on_close.append(lambda: in_thread(home.close))
+    return Housed(service, tenant, home, env)
+
+
+async def _made(service: Service, tenant: Tenant, body: Create, housed: Housed) -> Held:
+    try:
+        seconds = _seconds(body.timeout, tenant)
+        held = service.held.add(lambda: housed.sandbox, tenant, seconds, body.metadata or {})
+    except BaseException:
+        await housed.destroy()
+        raise
+    held.on_close.append(lambda: in_thread(housed.home.close))
     box = held.extras["e2b"] = Box(held, body.model_dump())
     box.asked = body
     if box.auto_pause:
@@ -171,7 +183,9 @@ async def fork(request: Request, tenant: Tenant) -> Response:
         try:
             asked = _box(held).asked.model_copy(update={"timeout": body.timeout, "metadata": held.metadata})
             home = await copied(held.sandbox.work_dir, tenant)
-            forks.append({"sandbox": _handle(_made(service, tenant, asked, home))})
+            forks.append(
+                {"sandbox": _handle(await _made(service, tenant, asked, _housed(service, tenant, asked, home)))}
+            )
         except Refused as error:
             forks.append({"error": {"code": error.status, "message": error.message}})
     return answer(forks, 201)

@@ -1,0 +1,143 @@
+"""Nothing is left of what was asked, an idle sandbox costs little, one is made ahead, and streams are not held up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import has_user_namespaces, require
+from tests.serve.conftest import Server
+from tests.serve.test_e2b import Box
+
+from warmcell.core.records import replace
+from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
+from warmcell.interfaces.serve.server import listen
+from warmcell.interfaces.serve.service import EVERYBODY, Service
+from warmcell.interfaces.serve.settings import Settings
+
+Start = Callable[..., Any]
+RUN = {"language": "python", "code": "print(1)", "timeout": 60}
+MOST_MB = 40
+
+
+def below(pid: int) -> list[int]:
+    """Of every thread's children: whoever started a process is its parent."""
+    try:
+        tasks = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+    return [found for child in " ".join(tasks).split() for found in (int(child), *below(int(child)))]
+
+
+def proportional_mb(pids: list[int]) -> float:
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended, or is an init that nobody may look into
+            continue
+        total += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return total / 1024
+
+
+def settled(server: Server, looked_at: Callable[[], Any]) -> Any:
+    """What is the same three times in a row: cells that are kept ready come and go for a moment."""
+    seen: list[Any] = []
+    latest = time.monotonic() + 60
+    while len(seen) < 3 or len(set(seen[-3:])) > 1:
+        assert time.monotonic() < latest, seen
+        time.sleep(0.3)
+        seen.append(looked_at())
+    return seen[-1]
+
+
+def test_nothing_is_left_of_many_requests(start_server: Start) -> None:
+    """The long form: benchmarks/server.py, two hundred clients for five minutes."""
+    with start_server() as server:
+
+        def state() -> tuple[int, int]:
+            return len(os.listdir(f"/proc/{server.process.pid}/fd")), len(below(server.process.pid))
+
+        def one(number: int) -> None:
+            if number % 8 == 0:
+                box = Box(server.client)
+                assert box.run("echo 1") == (0, "1\n", "") and box.kill() == 204
+            elif number % 8 == 4:
+                stream = server.client.post("/v1/run", json=RUN, headers={"accept": "text/event-stream"})
+                assert "event: result" in stream.text
+            else:
+                assert server.client.post("/v1/run", json=RUN).json()["stdout"] == "1\n"
+
+        def round_of(count: int) -> tuple[int, int]:
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(one, range(count)))
+            found: tuple[int, int] = settled(server, state)
+            return found
+
+        before = round_of(32)
+        after = round_of(64)
+        assert after[0] <= before[0] + 2 and after[1] <= before[1], (before, after)
+
+        boxes = [Box(server.client) for _ in range(4)]
+        assert [box.run("true")[0] for box in boxes] == [0] * 4
+        more = settled(server, state)[1] - after[1]
+        assert 0 < more <= 4 * 8
+        size = proportional_mb(below(server.process.pid))
+        for box in boxes:
+            box.kill()
+        settled(server, state)
+        assert (size - proportional_mb(below(server.process.pid))) / 4 < MOST_MB
+
+
+def test_a_sandbox_is_made_ahead_for_who_asks_for_nothing_special() -> None:
+    require(has_user_namespaces(), "this host has no user namespaces")
+    asyncio.run(_made_ahead())
+
+
+async def _made_ahead() -> None:
+    service = Service(Settings())
+    spares = spares_of(service)
+    assert spares.take(EVERYBODY) is None  # nobody asked before
+    first = await _next(spares)
+    home = first.home.path
+    assert (await (await first.sandbox.spawn("pwd; ls -A; echo $HOME", cwd="/home/user")).wait()).stdout == (
+        "/home/user\n/home/user\n"
+    )
+    second = await _next(spares)
+    assert second.home.path != home
+    third = await _ready(spares)
+    assert spares.take(replace(EVERYBODY, disk_mb=1)) is None  # that one's are smaller
+    await first.destroy()
+    await second.destroy()
+    await service.aclose()
+    assert not any(Path(housed.home.path).exists() for housed in (first, second, third))
+
+
+async def _ready(spares: Any) -> Housed:
+    async with asyncio.timeout(60):
+        while spares._ready is None:
+            await asyncio.sleep(0.02)
+    found: Housed = spares._ready
+    return found
+
+
+async def _next(spares: Any) -> Housed:
+    await _ready(spares)
+    found: Housed = spares.take(EVERYBODY)
+    return found
+
+
+def test_no_piece_of_a_stream_waits_for_the_one_before() -> None:
+    """Which takes 40 ms each time, where the client's side confirms late."""
+    with (
+        listen(Settings(port=0)) as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
