@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -139,18 +140,29 @@ async def test_progress_tells_what_is_printed(url: str) -> None:
 @pytest.mark.attack("PT-09")
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_cancelled_call_kills_and_the_client_goes_on(way: str, url: str) -> None:
-    marker = f"warmcell-{secrets.token_hex(8)}"
+    """Within a second: the quickest of a few, since a machine that is busy can be late with anything."""
+    command, code = "sh -c 'sleep 300; echo {}'", "import subprocess; subprocess.run(['sh', '-c', 'sleep 300; {}'])"
     async with connected(way, url) as client:
         await call(client, "write_file", path="kept", content="x")
-        running = asyncio.create_task(
-            client.call_tool("run_command", {"command": f"sh -c 'sleep 300; echo {marker}'", "timeout_secs": 300})
-        )
-        await until(lambda: processes_with(marker))
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        await until(lambda: not processes_with(marker))
+        for name, text in (("command", command), ("code", code)):
+            taken = [await seconds_to_cancel(client, name, text)]
+            while min(taken) >= 1.0 and len(taken) < 5:
+                taken.append(await seconds_to_cancel(client, name, text))
+            assert min(taken) < 1.0, taken
         assert [entry["path"] for entry in (await call(client, "list_files"))["entries"]] == ["kept"]
+
+
+async def seconds_to_cancel(client: Client, name: str, text: str) -> float:
+    marker = f"warmcell-{secrets.token_hex(8)}"
+    arguments = {name: text.format(marker), "timeout_secs": 300}
+    running = asyncio.create_task(client.call_tool(f"run_{name}", arguments))
+    await until(lambda: processes_with(marker))
+    began = time.monotonic()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: not processes_with(marker))
+    return time.monotonic() - began
 
 
 @pytest.mark.attack("PT-10")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.mcp_door.conftest import COMMAND, processes_with, wait_for
+
+from warmcell.interfaces.mcp.transports import serve_http
 
 pytestmark = pytest.mark.needs("user namespaces")
 HELLO = {
@@ -122,9 +126,12 @@ def test_junk_over_stdio_is_answered_or_ignored_and_the_next_request_served() ->
             talk.call(number, "list_files")
             assert talk.receive(number)["result"]["structuredContent"]["status"] == "success"
         talk.send(b'{"jsonrpc": "2.0", "id": 5, "method": "ping", "params": {"x": "' + b"x" * 50_000_000 + b'"}}')
+        assert "at most 16777216 bytes" in talk.receive(5)["error"]["message"]
         talk.call(6, "list_files")
         assert talk.receive(6)["result"]
         assert talk.process.poll() is None
+        peak = Path("/proc", str(talk.process.pid), "status").read_text().partition("VmHWM:")[2].split()[0]
+        assert int(peak) < 250_000  # of a line without an end no more than a message is kept
     finally:
         talk.close()
 
@@ -172,8 +179,23 @@ def test_a_session_that_nobody_began_has_no_sandbox(url: str) -> None:
         assert "initialize" in answer.text
 
 
-def test_a_token_is_asked_for() -> None:
-    command = [*COMMAND, "--http", "--port", "0", "--token", "a-long-enough-token"]
+def test_the_address_is_told_when_clients_can_connect() -> None:
+    class Told(Exception):
+        pass
+
+    def hear(url: str) -> None:
+        socket.create_connection(("127.0.0.1", int(url.split(":")[2].partition("/")[0])), timeout=10).close()
+        raise Told
+
+    with pytest.raises(Told):
+        asyncio.run(serve_http(None, "127.0.0.1", 0, hear))
+
+
+@pytest.mark.attack("PT-10")
+def test_a_token_is_asked_for_and_a_silent_client_loses_its_sandbox() -> None:
+    options = ["--token", "a-long-enough-token", "--idle-timeout", "2"]
+    command = [*COMMAND, "--http", "--port", "0", *options]
+    marker = f"warmcell-{secrets.token_hex(8)}"
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -183,10 +205,18 @@ def test_a_token_is_asked_for() -> None:
             wrong = HEADERS | {"authorization": "Bearer a-long-enough-tokem"}
             assert client.post(url, json=HELLO, headers=wrong).status_code == 401
             right = HEADERS | {"authorization": "Bearer a-long-enough-token"}
-            assert client.post(url, json=HELLO, headers=right).status_code == 200
+            client.headers.update(right)
+            mine = session_of(client, url)
+            code = f"import subprocess; p = subprocess.Popen(['sh', '-c', 'sleep 300; {marker}'])"
+            params = {"name": "run_code", "arguments": {"code": code}}
+            body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+            assert client.post(url, json=body, headers=mine).status_code == 200
+            wait_for(lambda: processes_with(marker), "the guest's start")
+            wait_for(lambda: not processes_with(marker), "the end of what an idle client left")
+            assert client.post(url, json=body, headers=mine).status_code == 404
     finally:
         server.terminate()
-        server.wait(60)
+        assert server.wait(60) == 0
         server.stdout.close()  # type: ignore[union-attr]
 
 

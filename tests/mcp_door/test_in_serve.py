@@ -122,7 +122,7 @@ async def test_a_run_ends_with_its_call_and_a_client_with_the_server(tmp_path: P
             await call(
                 client, "run_code", code=f"import subprocess; p = subprocess.Popen(['sh', '-c', 'sleep 300; {marker}'])"
             )
-            assert processes_with(marker)
+            await until(lambda: processes_with(marker))
             served.process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(served.process.wait, 25) == 0  # less than a stream would be waited for
     except (httpx.HTTPError, MCPError, ExceptionGroup):

@@ -6,14 +6,18 @@ import asyncio
 import hmac
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
+import mcp_types as types
 import uvicorn
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.message import SessionMessage
 
+from warmcell.interfaces.mcp.bounded_lines import BoundedLines
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.settings import is_loopback
 
@@ -37,7 +41,14 @@ async def serve_stdio(server: Server[Clients]) -> None:
 
 
 async def _over_stdio(server: Server[Clients], is_over: asyncio.Event) -> None:
-    async with stdio_server() as (reading, writing):
+    lines = BoundedLines(MAX_BODY)
+    async with stdio_server(stdin=cast(Any, lines)) as (reading, writing):
+
+        async def refuse(request: str | int | None) -> None:
+            said = types.ErrorData(code=types.INVALID_REQUEST, message=f"a message has at most {MAX_BODY} bytes")
+            await writing.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request, error=said)))
+
+        lines.on_too_large = refuse
         try:
             await server.run(reading, writing, server.create_initialization_options())
         finally:
@@ -69,11 +80,23 @@ async def serve_http(app: Any, host: str, port: int, on_listening: Callable[[str
         server_header=False,
         timeout_graceful_shutdown=5,
     )
-    serving = uvicorn.Server(config)
-    listening = config.bind_socket()
-    address, bound = listening.getsockname()[:2]
-    on_listening(f"http://[{address}]:{bound}/mcp" if ":" in address else f"http://{address}:{bound}/mcp")
-    await serving.serve(sockets=[listening])
+    serving = _HttpServer(config)
+    with config.bind_socket() as listening:
+        listening.listen(config.backlog)  # uvicorn would do so later than the address is told
+        address, bound = listening.getsockname()[:2]
+        on_listening(f"http://[{address}]:{bound}/mcp" if ":" in address else f"http://{address}:{bound}/mcp")
+        await serving.serve(sockets=[listening])
+
+
+class _HttpServer(uvicorn.Server):
+    """Ends in order at a signal, and not by it: uvicorn would raise it again when all is done."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
 
 
 class _Guarded:
