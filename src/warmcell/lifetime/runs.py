@@ -25,8 +25,10 @@ class Runs:
     nothing is under way.
     """
 
-    def __init__(self, name: str, most: int, queue_timeout: float) -> None:
+    def __init__(self, name: str, most: int, queue_timeout: float, *, opens_descriptors: bool = True) -> None:
         self._name = name
+        #: Whether others who lack descriptors may hope for the end of a run.
+        self._opens_descriptors = opens_descriptors
         self._queue_timeout = queue_timeout
         self._queue = FairQueue(most)
         self._is_closed = False
@@ -94,10 +96,12 @@ class Runs:
         with self._lock:
             self._check_not_closed()
             self._under_way.add(run)
-        scarcity.begun()
+        if self._opens_descriptors:
+            scarcity.begun()
 
     def _end(self, run: Run) -> None:
-        scarcity.ended()
+        if self._opens_descriptors:
+            scarcity.ended()
         with self._lock:
             self._under_way.discard(run)
             if self._is_closed:

@@ -29,7 +29,7 @@ from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Qu
 from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import Exchange, Listeners, Worker
-from warmcell.sessions.frames import Decoder, FrameError, encode
+from warmcell.sessions.frames import Decoder, FrameError, encode, framed, quoted
 from warmcell.sessions.image import SessionImage, not_forkable, refuse_image, skip, too_large
 from warmcell.sessions.marked_stream import MarkedStream
 
@@ -73,6 +73,7 @@ class CellTalk:
         for descriptor in self._handlers:
             self._poll.register(descriptor, select.POLLIN)
         self._mark = f"\0\2{secrets.token_hex(8)}:"
+        self._mark_text = f'"mark":{quoted(self._mark)}'
         self._streams = {descriptor: MarkedStream(self._mark.encode()) for descriptor in (worker.stdout, worker.stderr)}
         self._open_streams = [worker.stdout, worker.stderr]
         self._printed = select.poll()
@@ -183,8 +184,11 @@ class CellTalk:
         for piece in pieces[:-1]:
             self._outgoing += encode({"op": "piece", "text": piece})
         if pieces:
-            fields |= {"code": pieces[-1], "mark": self._mark}
-        self._outgoing += encode({"op": op, "cell": cell.number, **fields})
+            self._outgoing += framed(
+                f'{{"op":"{op}","cell":{cell.number},"code":{quoted(pieces[-1])},{self._mark_text}}}'
+            )
+        else:
+            self._outgoing += encode({"op": op, "cell": cell.number, **fields})
         self._begin()
         try:
             with run.on_cancel(self._wake_up):

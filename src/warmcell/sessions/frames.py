@@ -21,7 +21,12 @@ class FrameTooLong(ValueError):
 
 def encode(message: dict[str, Any]) -> bytes:
     """`FrameTooLong` where it does not fit: that is the caller's, not the guest's."""
-    payload = _TEXT_OF(message).encode()
+    return framed(_TEXT_OF(message))
+
+
+def framed(text: str) -> bytes:
+    """A message that somebody has written as JSON."""
+    payload = text.encode()
     if len(payload) > MOST_BYTES:
         raise FrameTooLong(f"{len(payload)} bytes are more than the {MOST_BYTES} of one message")
     return _LENGTH.pack(len(payload)) + payload
@@ -54,14 +59,17 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)  # NaN and the infinities are no JSON
 
 
-_CONTENT_OF = json.JSONDecoder(parse_constant=_refuse).decode  # made once, as above
+_CONTENT_OF = json.JSONDecoder(parse_constant=_refuse).raw_decode  # made once, as above
+#: A text as JSON has it.
+quoted = json.encoder.encode_basestring_ascii
 
 
 def _message(payload: bytearray) -> dict[str, Any]:
     try:
-        message = _CONTENT_OF(payload.decode())
+        text = payload.decode()
+        message, end = _CONTENT_OF(text)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise FrameError("a frame that is no JSON") from None
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or end != len(text):
         raise FrameError("a frame that is no object")
     return message

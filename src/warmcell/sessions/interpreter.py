@@ -39,7 +39,7 @@ class Interpreter:
         self.is_closed = False
         #: Called when it is closed for good.
         self.on_closed: Callable[[], None] = lambda: None
-        self._runs = Runs("session", 1, MAX_TIMEOUT)
+        self._runs = Runs("session", 1, MAX_TIMEOUT, opens_descriptors=False)
 
     # ---- calls: each as work for a `Run`, which the blocking and the async form carry out in their own ways ----
 

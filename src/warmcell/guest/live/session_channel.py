@@ -15,7 +15,7 @@ from _thread import get_ident
 _LENGTH = struct.Struct(">I")
 #: Made once: `dumps` and `loads` look at every argument that they might have had.
 _TEXT_OF = json.JSONEncoder(separators=(",", ":")).encode
-_CONTENT_OF = json.JSONDecoder().decode
+_CONTENT_OF = json.JSONDecoder().raw_decode
 #: Longer texts go in pieces: a frame has at most 1 MiB, and JSON may take twelve bytes for a character.
 PIECE = 64 * 1024
 
@@ -134,7 +134,7 @@ class Channel:
         end = 4 + _LENGTH.unpack_from(self._buffer)[0]
         if len(self._buffer) < end:
             return None
-        message = _CONTENT_OF(self._buffer[4:end].decode())
+        message, _ = _CONTENT_OF(self._buffer[4:end].decode())
         del self._buffer[:end]
         return message
 
