@@ -69,6 +69,10 @@ def test_commands(box: Box) -> None:
     assert refused[-1]["error"]["code"] == "invalid_argument"
 
 
+def test_clients_that_want_a_workspace_find_one(box: Box) -> None:
+    assert box.run("mkdir -p -- /workspace && echo w > /workspace/there && cat ~/there; rm there") == (0, "w\n", "")
+
+
 def test_a_command_past_its_time_is_told_so(box: Box) -> None:
     process = {"cmd": "/bin/sleep", "args": ["300"]}
     events = box.stream("process.Process/Start", {"connect-timeout-ms": "300"}, process=process)

@@ -79,7 +79,7 @@ def _fill_figures(module, screen):
 
 def _fill_package(module, screen):
     module.get_ipython = lambda: None
-    module.__version__ = "0"
+    module.__version__, module.version_info = "9.0.0", (9, 0, 0)  # matplotlib looks whether it is an old one
 
 
 def _fill_display(module, screen):

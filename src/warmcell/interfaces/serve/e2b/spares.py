@@ -18,6 +18,8 @@ from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
 
+#: Where some clients work unasked. They would make it themselves, and no guest makes directories at `/`.
+WORKSPACE = "/workspace"
 ENVIRONMENT = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "true"}
 
 
@@ -26,7 +28,8 @@ class Housed:
 
     def __init__(self, service: Service, tenant: Tenant, home: PrivateDirectory, env: dict[str, str]) -> None:
         self.home, self.limits = home, _limits(service, tenant)
-        options: dict[str, Any] = {"work_dir": home.path, "mounts": [MountPoint(home.path, HOME, writable=True)]}
+        mounts = [MountPoint(home.path, place, writable=True) for place in (HOME, WORKSPACE)]
+        options: dict[str, Any] = {"work_dir": home.path, "mounts": mounts}
         try:
             self.sandbox: AsyncSandbox = service.make_sandbox(
                 tenant, env=ENVIRONMENT | env, track_changes=False, **options
