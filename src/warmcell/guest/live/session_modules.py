@@ -7,15 +7,14 @@ import os
 import sys
 
 _FIGURES = "warmcell_figures"
-#: By module, the class whose `show()` opens a browser or a viewer.
-_SHOWN = {"plotly.basedatatypes": "BaseFigure", "PIL.Image": "Image"}
+_DISPLAY = ("display", "update_display", "clear_output")
 
 
 def install(screen):
     """Looked at last: whatever is installed comes first."""
     os.environ.setdefault("MPLBACKEND", f"module://{_FIGURES}")
     sys.meta_path.append(_Finder(screen))
-    sys.meta_path.insert(0, _ShowFinder(screen))
+    sys.meta_path.insert(0, _AdaptingFinder(screen))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -33,27 +32,40 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_loader(name, _Loader(maker), is_package=name == "IPython")
 
 
-class _ShowFinder(importlib.abc.MetaPathFinder):
-    """There is no browser and no viewer here: what would be seen there is shown like any other value."""
+class _AdaptingFinder(importlib.abc.MetaPathFinder):
+    """There is no browser, no viewer and no notebook here: what these would show there is shown like any value."""
 
     def __init__(self, screen):
-        self._screen = screen
+        self._adapters = {
+            "plotly.basedatatypes": lambda module: _show_by(screen, module, "BaseFigure"),
+            "PIL.Image": lambda module: _show_by(screen, module, "Image"),
+            "IPython.core.display_functions": lambda module: _display_by(screen, module),
+        }
 
     def find_spec(self, name, path=None, target=None):
-        if name not in _SHOWN:
+        if name not in self._adapters:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = self._adapted(spec.loader.exec_module, _SHOWN[name])
+            spec.loader.exec_module = self._adapted(spec.loader.exec_module, self._adapters[name])
         return spec
 
-    def _adapted(self, execute, name):
+    def _adapted(self, execute, adapt):
         def exec_module(module):
             execute(module)
-            if hasattr(module, name):
-                getattr(module, name).show = lambda value, *args, **kwargs: self._screen.display(value) and None
+            adapt(module)
 
         return exec_module
+
+
+def _show_by(screen, module, name):
+    if hasattr(module, name):  # else it is a version that has it elsewhere
+        getattr(module, name).show = lambda value, *args, **kwargs: screen.display(value) and None
+
+
+def _display_by(screen, module):
+    for name in _DISPLAY:
+        setattr(module, name, getattr(screen, name))
 
 
 class _Loader(importlib.abc.Loader):
@@ -83,9 +95,7 @@ def _fill_package(module, screen):
 
 
 def _fill_display(module, screen):
-    module.display = screen.display
-    module.update_display = screen.update_display
-    module.clear_output = screen.clear_output
+    _display_by(screen, module)
     for kind in (HTML, Markdown, SVG, Latex, Javascript, JSON, Pretty, Image):
         setattr(module, kind.__name__, kind)
     module.Math = Latex
