@@ -33,6 +33,7 @@ Start = Callable[..., Any]
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file = tmp_path_factory.mktemp("tokens") / "tokens.json"
     made = {"one": make_token(file, "one", "--runs", "1", "--sandboxes", "1"), "two": make_token(file, "two")}
+    made["slow"] = make_token(file, "slow", "--rate", "1", "--connections", "1")
     return made | {"file": str(file)}
 
 
@@ -146,6 +147,16 @@ def test_a_quota_of_runs_holds_over_all_workers(front: Server, tokens: dict[str,
     with ThreadPoolExecutor(4) as threads:
         times = sorted(threads.map(run, range(4)))
     assert all(before[1] <= after[0] for before, after in pairwise(times)), times
+
+
+def test_what_a_tenant_may_ask_does_not_grow_with_the_workers(front: Server, tokens: dict[str, str]) -> None:
+    def ask(_: int) -> tuple[int, str]:
+        body = RUN | {"code": "import time; time.sleep(1)"}
+        answer = front.client.post("/v1/run", json=body, headers=key(tokens, "slow"))
+        return answer.status_code, answer.headers.get("retry-after", "")
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(ask, range(2))) == [(200, ""), (429, "1")]
 
 
 def test_a_run_ends_with_its_client(front: Server, tokens: dict[str, str]) -> None:

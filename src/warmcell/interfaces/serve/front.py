@@ -12,8 +12,8 @@ import hashlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -34,11 +34,12 @@ from warmcell.interfaces.serve.event_streams import event_stream, wants_events
 from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, plain_error, read_body, refusal
 from warmcell.interfaces.serve.held_sandboxes import marked_worker
 from warmcell.interfaces.serve.measured import METRICS_HEADERS, Measured, summed
+from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
 from warmcell.interfaces.serve.relay import Event, NotReached, Receive, WorkerLost, carried, reached
 from warmcell.interfaces.serve.server import Server, configured
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.socket_relay import SocketRelay
-from warmcell.interfaces.serve.tokens import read_tokens
+from warmcell.interfaces.serve.tokens import Tenant, find_tenant, read_tokens
 from warmcell.interfaces.serve.watched import PATH as HISTORY
 from warmcell.interfaces.serve.watched import Watched, joined_history, live
 from warmcell.interfaces.serve.workers import Worker, Workers
@@ -52,10 +53,14 @@ STARTING_SECONDS = 20.0
 
 def check_files(settings: Settings) -> None:
     """What every worker will read: a mistake in it is told before anything listens."""
-    if settings.tokens is not None:
-        read_tokens(settings.tokens)
+    _limited(settings)
     if settings.policy:
         SandboxPolicy.from_file(settings.policy)
+
+
+def _limited(settings: Settings) -> tuple[Tenant, ...]:
+    """Whose requests are counted."""
+    return () if settings.tokens is None else read_tokens(settings.tokens)
 
 
 async def serve_with_workers(settings: Settings, listening: socket.socket) -> None:
@@ -63,7 +68,7 @@ async def serve_with_workers(settings: Settings, listening: socket.socket) -> No
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.workers.reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.reload)
         try:
             yield
         finally:
@@ -83,9 +88,17 @@ class Front:
         self.draining = asyncio.Event()
         self._settings = settings
         self._doors = _doors()
+        self._tenants = _limited(settings)
+        self._rates, self._answers = Rates(), AnswersUnderWay()
         queue = TenantQueue(ProcessConfig().most_at_once, settings.max_waiting)
         self.workers = Workers(settings, queue)
         self._drain = asyncio.ensure_future(self._drained())
+
+    def reload(self) -> None:
+        """A file with a mistake in it changes nothing here, and the workers tell of it."""
+        with suppress(SandboxError):
+            self._tenants = _limited(self._settings)
+        self.workers.reload()
 
     async def _drained(self) -> None:
         """Workers hear of it at once: there are streams that would stand for ever."""
@@ -109,6 +122,20 @@ class Front:
         except (Refused, ClientGone, SandboxError) as error:
             refuse = refusal if door is None else door.refuse
             await refuse(error)(scope, receive, send)
+
+    @contextmanager
+    def _counted(self, request: HTTPConnection) -> Iterator[None]:
+        """As each worker counts its own, but all of them: what a tenant may ask does not grow with their number."""
+        tenant = find_tenant(self._tenants, presented_token(request) or "") if self._tenants else None
+        if tenant is None:
+            yield
+            return
+        self._rates.take(tenant)
+        self._answers.enter(tenant)
+        try:
+            yield
+        finally:
+            self._answers.leave(tenant)
 
     async def _answer(self, request: Request, door: Door | None, send: Any) -> None:
         chosen = self._chosen(request, door)
