@@ -41,6 +41,8 @@ def ignoring(signal: str) -> Prefix:
     return (sys.executable, "-c", code)
 
 
+#: Of all that is here, so that the tests find themselves; its root is a mount like any other.
+CHROOT: Prefix = ("unshare", "-Urm", "sh", "-ec", 'mount --rbind / /mnt; exec /usr/sbin/chroot /mnt "$@"', "sh")
 NO_PROC = as_root("mount -t tmpfs none /proc", then_ordinary=False)
 PROC_SUBSET = as_root("mount -t proc -o subset=pid proc /proc")
 STALE_PROC: Prefix = ("unshare", "-Urpf")

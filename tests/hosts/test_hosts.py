@@ -99,6 +99,14 @@ HOSTS = (
         "wasm",
     ),
     Host("read-only root", conditions.READ_ONLY_ROOT, "native", "wasm+process", is_only_for_users=True),
+    Host(
+        "a chroot",
+        conditions.CHROOT,
+        Refused("the kernel refuses user namespaces, as it does in a chroot", "pivot_root"),
+        "wasm",
+        is_only_for_users=True,
+    ),
+    Host("TMPDIR=/var/tmp", ("env", "TMPDIR=/var/tmp"), "native", "wasm+process"),
     Host("SIGCHLD ignored", ignoring("SIGCHLD"), "native", "wasm+process"),
     Host("ulimit -f 0", limited("-f 0"), has_many("files may not be as large"), has_many("files may not be as large")),
     Host("ulimit -n 12", limited("-n 12"), has_many("RLIMIT_NOFILE is 12"), has_many("RLIMIT_NOFILE is 12")),
@@ -110,7 +118,7 @@ HOSTS = (
         has_many("as many processes and threads as it may have"),
         is_only_for_users=True,
     ),
-    Host("ulimit -v", limited("-v 1000000"), "native", Refused("address space", "")),
+    Host("ulimit -v", limited("-v 1000000"), "native", Refused("address space", "ulimit -v unlimited")),
     Host("a full /tmp", conditions.NO_ROOM, IN_NAMESPACE, WASM_IN_NAMESPACE),
 )
 

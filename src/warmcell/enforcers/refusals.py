@@ -32,6 +32,7 @@ def why_no_namespaces(refusal: CageError) -> Reason:
         or _security_module(refusal)
         or _privileges(refusal)
         or _mounts(refusal)
+        or _unseen_chroot(refusal)
         or _unknown(refusal)
     )
 
@@ -77,11 +78,24 @@ def _place() -> Reason | None:
             f"run it outside; in here {ELSEWHERE}",
         )
     if is_chroot():
-        return Reason(
-            "the kernel refuses user namespaces in a chroot",
-            "enter this root with pivot_root in a mount namespace of its own, as container tools do, instead of chroot",
-        )
+        return Reason("the kernel refuses user namespaces in a chroot", _INSTEAD_OF_CHROOT)
     return None
+
+
+_INSTEAD_OF_CHROOT = (
+    "enter this root with pivot_root in a mount namespace of its own, as container tools do, instead of chroot; "
+    + ELSEWHERE
+)
+
+
+def _unseen_chroot(refusal: CageError) -> Reason | None:
+    """Where the new root is a mount it looks like any other; and what else the kernel refuses for was looked at."""
+    if refusal.step != "create namespaces" or refusal.errno != errno.EPERM:
+        return None
+    return Reason(
+        "the kernel refuses user namespaces, as it does in a chroot, and nothing else was found that would",
+        _INSTEAD_OF_CHROOT,
+    )
 
 
 def is_own_cage() -> bool:
@@ -180,7 +194,7 @@ def _security_module(refusal: CageError) -> Reason | None:
 
 
 def _privileges(refusal: CageError) -> Reason | None:
-    if os.geteuid() != 0 or refusal.step not in ("create namespaces", "map own user"):
+    if os.geteuid() != 0 or refusal.step != "map own user":
         return None
     return Reason(
         "this is root without the capabilities of root: who has no CAP_SETFCAP may not take uid 0 into a namespace",

@@ -65,7 +65,8 @@ def deliver(ending: Ending, stdout: Capture, stderr: Capture, terms: Terms) -> E
     """The result, or the error that a limit or our own failure calls for."""
     request = terms.request
     if ending.kind == "failed":
-        raise ExecutionFailed(f"the run could not be carried out: {ending.message}")
+        hint = "`ulimit -v unlimited`, or free some memory" if "ulimit -v" in ending.message else None
+        raise ExecutionFailed(f"the run could not be carried out: {ending.message}", hint=hint)
     result = _result(ending, stdout, stderr, terms)
     match ending.kind:
         case "timeout":

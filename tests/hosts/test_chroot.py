@@ -13,7 +13,7 @@ from tests.helpers import require
 from warmcell.enforcers import refusals
 from warmcell.languages.base import base_executable
 
-SOURCE = Path(__file__).resolve().parents[3] / "src"
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 _SCRIPT = """
 set -e
 cd "$1"

@@ -14,6 +14,7 @@ import pytest
 from tests.helpers import require
 from tests.wasm import guests
 
+pytestmark = pytest.mark.needs("linux")
 HELLO = guests.prints("hello\n")
 #: What a caller sees, as JSON: the result or the error.
 PROGRAM = f"""
