@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.core.records import dataclass, replace
+from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, is_program, stamp
 from warmcell.languages.base import base_executable
 from warmcell.languages.config import ProcessConfig
@@ -97,19 +97,20 @@ class PythonRuntime:
 
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         interpreter = find_interpreter(config)
-        program = Program(
-            argv=command_line(interpreter),
-            files={MAIN_FILE: code.encode()},
-            main_file=MAIN_FILE,
-            runtime_paths=interpreter.runtime_paths,
-            worker="python",
-        )
-        return replace(program, check=_check(program, interpreter))
+        files = {MAIN_FILE: code.encode()}
+        check = _program(interpreter, CHECK_FILE, {CHECK_FILE: CHECK.encode(), **files}, None)
+        return _program(interpreter, MAIN_FILE, files, check)
 
 
-def _check(program: Program, interpreter: Interpreter) -> Program:
-    files = {CHECK_FILE: CHECK.encode(), **program.files}
-    return replace(program, argv=command_line(interpreter, CHECK_FILE), files=files, main_file=CHECK_FILE)
+def _program(interpreter: Interpreter, main: str, files: dict[str, bytes], check: Program | None) -> Program:
+    return Program(
+        argv=command_line(interpreter, main),
+        files=files,
+        main_file=main,
+        runtime_paths=interpreter.runtime_paths,
+        worker="python",
+        check=check,
+    )
 
 
 def command_line(interpreter: Interpreter, file: str = MAIN_FILE) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Nothing is weakened here: what cannot be enforced on this host is an error, neve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass, replace
@@ -61,9 +62,16 @@ def effective_limits(
 
     `memory_mb` is a request's other way to say `memory_mb`; of two figures the smaller holds.
     """
-    asked = (requested or Limits()).capped_by(Limits(memory_mb=memory_mb)).capped_by(policy.limits or Limits())
+    by_memory = None if memory_mb is None else Limits(memory_mb=memory_mb)
+    given = [limits for limits in (requested, by_memory, policy.limits) if limits is not None]
+    if not given:  # most say nothing
+        return _DEFAULT_LIMITS
+    asked = reduce(Limits.capped_by, given)
     said = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name) is not None}
     return EffectiveLimits(**said)
+
+
+_DEFAULT_LIMITS = EffectiveLimits()
 
 
 def resolve(
