@@ -106,10 +106,34 @@ def test_a_directory_is_watched(box: Box) -> None:
     box.call("filesystem.Filesystem/MakeDir", path="seen")
     watcher = box.call("filesystem.Filesystem/CreateWatcher", path="seen").json()
     box.run("echo x > seen/f; rm seen/f; echo y > seen/g")
-    events = box.call("filesystem.Filesystem/GetWatcherEvents", **watcher).json()["events"]
-    assert {"name": "g", "type": "EVENT_TYPE_CREATE"} in events
+
+    def heard() -> list[tuple[str, str]]:
+        told = box.call("filesystem.Filesystem/GetWatcherEvents", **watcher).json()["events"]
+        return [(event["name"], event["type"].removeprefix("EVENT_TYPE_")) for event in told]
+
+    assert heard() == [("f", "CREATE"), ("f", "WRITE"), ("f", "REMOVE"), ("g", "CREATE"), ("g", "WRITE")]
+    box.run("mv seen/g seen/h; chmod 600 seen/h; mkdir -p seen/d/e; echo z > seen/d/e/z")
+    assert heard() == [("g", "RENAME"), ("h", "CREATE"), ("h", "CHMOD"), ("d", "CREATE")]
     assert box.call("filesystem.Filesystem/RemoveWatcher", **watcher).status_code == 200
     assert box.call("filesystem.Filesystem/GetWatcherEvents", **watcher).status_code == 404
+
+
+def test_all_below_a_directory_is_watched(box: Box) -> None:
+    box.run("mkdir -p all/one/two; ln -s /tmp all/link")
+    watcher = box.call("filesystem.Filesystem/CreateWatcher", path="all", recursive=True).json()
+    other = box.call("filesystem.Filesystem/CreateWatcher", path="all/one").json()
+    box.run(
+        "echo x > all/one/two/f; mkdir -p all/new/inner; echo y > all/new/inner/g; touch /tmp/unseen; rm -r all/one"
+    )
+    told = box.call("filesystem.Filesystem/GetWatcherEvents", **watcher).json()["events"]
+    found = {(event["name"], event["type"].removeprefix("EVENT_TYPE_")) for event in told}
+    wanted = {("one/two/f", "WRITE"), ("new", "CREATE"), ("new/inner", "CREATE"), ("new/inner/g", "WRITE")}
+    assert wanted | {("one", "REMOVE"), ("one/two/f", "REMOVE")} <= found, found
+    assert not [name for name, _ in found if "unseen" in name]
+    also = box.call("filesystem.Filesystem/GetWatcherEvents", **other).json()["events"]
+    assert {"name": "two", "type": "EVENT_TYPE_REMOVE"} in also
+    for each in (watcher, other):
+        assert box.call("filesystem.Filesystem/RemoveWatcher", **each).status_code == 200
 
 
 def test_cells_remember(box: Box) -> None:

@@ -12,6 +12,7 @@ import os
 import pwd
 import shutil
 import stat
+import struct
 import sys
 
 HOME = os.environ.get("HOME", "/home/user")
@@ -19,6 +20,12 @@ PAGE = 1000
 CHUNK = 256 * 1024
 MARK = b"user.e2b."
 MOST_WATCHED = 2000
+MOST_EVENTS = 10_000
+WATCHES = {}
+#: The kernel's: MODIFY, ATTRIB, MOVED_FROM, MOVED_TO, CREATE, DELETE, and only of directories.
+EVENTS = 0x2 | 0x4 | 0x40 | 0x80 | 0x100 | 0x200 | 0x01000000
+CREATED, IGNORED, IS_DIRECTORY = 0x180, 0x8000, 0x40000000
+KINDS = ((CREATED, "CREATE"), (0x200, "REMOVE"), (0x2, "WRITE"), (0x40, "RENAME"), (0x4, "CHMOD"))
 
 
 def resolved(path):
@@ -149,7 +156,10 @@ def op_write(asked):
         raise IsADirectoryError(errno.EISDIR, "is a directory")
     if asked["offset"] == 0:
         os.makedirs(os.path.dirname(path), exist_ok=True)
+    is_new = not os.path.lexists(path)
     with open(path, "wb" if asked["offset"] == 0 else "ab") as file:
+        if is_new:  # whoever watches hears of it as where envd does it: made, given its mode, filled
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
         file.write(data)
     return {}
 
@@ -164,24 +174,123 @@ def op_finish(asked):
     return {"entry": entry(path)}
 
 
-def op_tree(asked):
-    """What is there, by what changes when it does: for whoever watches."""
-    root, found = os.path.realpath(resolved(asked["path"])), {}
-    if not os.path.isdir(root):
-        raise NotADirectoryError(errno.ENOTDIR, "not a directory")
-    for directory, names, files in os.walk(root):
-        for name in names + files:
-            path = os.path.join(directory, name)
+class Watches:
+    """What happens in directories. All watchers share one queue of the kernel: a user may have but so many."""
+
+    def __init__(self):
+        import ctypes
+
+        self._libc, self._errno = ctypes.CDLL(None, use_errno=True), ctypes.get_errno
+        self._queue = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        self._watchers = {}
+        #: By the kernel's number of a directory: whose it is, and its path as each of them has it.
+        self._places = {}
+
+    def begin(self, identity, path, is_recursive):
+        root = os.path.realpath(resolved(path))
+        if not os.path.isdir(root):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+        self._watchers[identity] = root, is_recursive, []
+        self._enter(identity, root, tells=False)
+
+    def taken(self, identity):
+        if identity not in self._watchers:
+            raise FileNotFoundError(errno.ENOENT, "there is no such watcher")
+        self._drain()
+        _, _, events = self._watchers[identity]
+        page = events[:PAGE]
+        del events[:PAGE]
+        return page, bool(events)
+
+    def end(self, identity):
+        self._watchers.pop(identity, None)
+        for number, places in list(self._places.items()):
+            if places.pop(identity, None) is not None and not places:
+                del self._places[number]
+                self._libc.inotify_rm_watch(self._queue, number)
+
+    def _checked(self, number):
+        if number < 0:
+            raise OSError(self._errno(), "cannot be watched: " + os.strerror(self._errno()))
+        return number
+
+    def _enter(self, identity, directory, tells):
+        """Watched first and looked through then: what happens in between is told twice rather than never."""
+        if len(self._places) >= MOST_WATCHED:
+            raise OSError(errno.ENOSPC, f"more than {MOST_WATCHED} directories cannot be watched")
+        number = self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(directory), EVENTS))
+        self._places.setdefault(number, {})[identity] = directory
+        _, is_recursive, _ = self._watchers[identity]
+        for entry in os.scandir(directory) if is_recursive else ():
+            if tells:
+                self._tell(identity, entry.path, "CREATE")
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
+                    self._tell(identity, entry.path, "WRITE")
+            if entry.is_dir(follow_symlinks=False):
+                self._enter_below(identity, entry.path, tells)
+
+    def _enter_below(self, identity, directory, tells):
+        try:
+            self._enter(identity, directory, tells)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return  # it has gone again, or is not to be read
+
+    def _drain(self):
+        while True:
             try:
-                look = os.lstat(path)
-            except OSError:
-                continue
-            is_directory = stat.S_ISDIR(look.st_mode)
-            content = 0 if is_directory else look.st_mtime_ns
-            found[os.path.relpath(path, root)] = [look.st_ino, content, look.st_size * (not is_directory), look.st_mode]
-        if not asked["recursive"] or len(found) > MOST_WATCHED:
-            break
-    return {"tree": dict(list(found.items())[:MOST_WATCHED])}
+                data = os.read(self._queue, 64 * 1024)
+            except BlockingIOError:
+                return
+            while data:
+                number, mask, _, size = struct.unpack_from("iIII", data)
+                name = os.fsdecode(data[16 : 16 + size].rstrip(b"\0"))
+                data = data[16 + size :]
+                self._hear(number, mask, name)
+
+    def _hear(self, number, mask, name):
+        if mask & IGNORED:
+            self._places.pop(number, None)
+        for identity, directory in list(self._places.get(number, {}).items()) if name else ():
+            path = os.path.join(directory, name)
+            for bits, kind in KINDS:
+                if mask & bits:
+                    self._tell(identity, path, kind)
+            if mask & IS_DIRECTORY and mask & CREATED and self._watchers[identity][1]:
+                try:
+                    self._enter_below(identity, path, tells=True)
+                except OSError:
+                    continue  # it is one too many: what was watched goes on
+
+    def _tell(self, identity, path, kind):
+        root, _, events = self._watchers[identity]
+        event = [os.path.relpath(path, root), kind]
+        if len(events) < MOST_EVENTS and events[-1:] != [event]:
+            events.append(event)
+
+
+def watches():
+    if "made" not in WATCHES:
+        WATCHES["made"] = Watches()
+    return WATCHES["made"]
+
+
+def op_watch(asked):
+    try:
+        watches().begin(asked["id"], asked["path"], asked["recursive"])
+    except OSError:
+        watches().end(asked["id"])
+        raise
+    return {}
+
+
+def op_events(asked):
+    events, more = watches().taken(asked["id"])
+    return {"events": events, "more": more}
+
+
+def op_unwatch(asked):
+    watches().end(asked["id"])
+    return {}
 
 
 def op_usage(asked):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.e2b.box import Box, FileError, rfc3339
 from warmcell.interfaces.serve.e2b.connect import RpcError
 
@@ -53,58 +55,36 @@ def entry(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class Watcher:
-    """Looks again and again, and says what became different."""
+    """The kernel tells the guest's side what happens, in order; here it is asked for again and again."""
 
     def __init__(self, box: Box, asked: dict[str, Any]) -> None:
-        self._box, self.path = box, _path(asked)
+        self._box, self.path, self.id = box, _path(asked), secrets.token_hex(8)
         self._is_recursive, self._with_entry = asked.get("recursive") is True, asked.get("includeEntry") is True
-        self._before: dict[str, list[Any]] = {}
-        self.events: list[dict[str, Any]] = []
-        self._looking: asyncio.Task[None] | None = None
-        self._one = asyncio.Lock()
 
     async def begin(self) -> None:
         try:
-            self._before = await self._tree()
+            await self._box.files.ask("watch", id=self.id, path=self.path, recursive=self._is_recursive)
         except FileError as error:
-            code = "not_found" if error.errno == "ENOENT" else "invalid_argument"
             if error.errno == "ENOTDIR":
                 await self._box.files.ask("stat", path=self.path)  # says that it is not there, where it is not
-            raise RpcError(code, error.message) from None
+            raise RpcError(error.code, error.message) from None
 
-    def go_on(self) -> None:
-        self._looking = asyncio.ensure_future(self._keep_looking())
-
-    def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-
-    def take(self) -> list[dict[str, Any]]:
-        events, self.events = self.events, []
-        return events
-
-    async def _keep_looking(self) -> None:
-        while len(self.events) < 10_000:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
-
-    async def look(self) -> None:
-        """Adds to `events` what became different since the last look; one at a time."""
-        async with self._one:
-            self.events += await self._differences()
-
-    async def _differences(self) -> list[dict[str, Any]]:
-        try:
-            now = await self._tree()
-        except FileError:
-            now = {}
-        found = [{"name": name, "type": f"EVENT_TYPE_{kind}"} for name, kind in changes(self._before, now)]
-        self._before = now
+    async def take(self) -> list[dict[str, Any]]:
+        """What has happened since the last time."""
+        found: list[dict[str, Any]] = []
+        has_more = True
+        while has_more:
+            page = await self._box.files.ask("events", id=self.id)
+            found += [{"name": name, "type": f"EVENT_TYPE_{kind}"} for name, kind in page["events"]]
+            has_more = page["more"] is True and bool(page["events"])
         if self._with_entry:
             for event in found:
-                if event["name"] in now:
-                    await self._add_entry(event)
+                await self._add_entry(event)
         return found
+
+    async def end(self) -> None:
+        if not self._box.is_paused:
+            await self._box.files.ask("unwatch", id=self.id)
 
     async def _add_entry(self, event: dict[str, Any]) -> None:
         try:
@@ -113,72 +93,50 @@ class Watcher:
         except FileError:
             return
 
-    async def _tree(self) -> dict[str, list[Any]]:
-        found = (await self._box.files.ask("tree", path=self.path, recursive=self._is_recursive)).get("tree")
-        return found if isinstance(found, dict) else {}
-
-
-def changes(before: dict[str, list[Any]], now: dict[str, list[Any]]) -> list[tuple[str, str]]:
-    """Pure. What went away under one name and is there under another was renamed; its new name is new."""
-    arrived = {tuple(look[:1]) for name, look in now.items() if name not in before}
-    found = []
-    for name, look in before.items():
-        if name not in now:
-            found.append((name, "RENAME" if tuple(look[:1]) in arrived else "REMOVE"))
-    for name, look in now.items():
-        if name not in before:
-            # As envd's own watcher tells of a file that was uploaded: made, given its mode, filled.
-            found += [(name, "CREATE")] + ([(name, "CHMOD"), (name, "WRITE")] if look[2] else [])
-        elif look[:3] != before[name][:3]:
-            found.append((name, "WRITE"))
-        elif look != before[name]:
-            found.append((name, "CHMOD"))
-    return found
-
 
 async def watch_dir(box: Box, asked: dict[str, Any]) -> AsyncIterator[Message]:
     watcher = Watcher(box, asked)
     await watcher.begin()
-    yield {"start": {}}
-    looks = 0
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        looks += 1
-        await watcher.look()
-        for event in watcher.take():
-            yield {"filesystem": event}
-        if looks % KEEPALIVE_LOOKS == 0:
-            yield {"keepalive": {}}
+    try:
+        yield {"start": {}}
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            looks += 1
+            for event in await watcher.take():
+                yield {"filesystem": event}
+            if looks % KEEPALIVE_LOOKS == 0:
+                yield {"keepalive": {}}
+    finally:
+        with suppress(RpcError, SandboxError):  # it has ended with all that was watched in it
+            await watcher.end()
 
 
 async def create_watcher(box: Box, asked: dict[str, Any]) -> Message:
     if len(box.watchers) >= MAX_WATCHERS:
         raise RpcError("resource_exhausted", f"there are {MAX_WATCHERS} watchers already")
-    watcher, identity = Watcher(box, asked), secrets.token_hex(8)
+    watcher = Watcher(box, asked)
     await watcher.begin()
-    watcher.go_on()
-    box.watchers[identity] = watcher
-    box.held.on_close.append(watcher.stop)
-    return {"watcherId": identity}
+    box.watchers[watcher.id] = watcher
+    return {"watcherId": watcher.id}
 
 
 async def watcher_events(box: Box, asked: dict[str, Any]) -> Message:
-    watcher = _watcher(box, asked)
-    await watcher.look()  # what happened before the question is in the answer
-    return {"events": watcher.take()}
+    return {"events": await _watcher(box, asked).take()}
 
 
 async def remove_watcher(box: Box, asked: dict[str, Any]) -> Message:
-    _watcher(box, asked).stop()
-    del box.watchers[str(asked.get("watcherId"))]
+    watcher = _watcher(box, asked)
+    del box.watchers[watcher.id]
+    await watcher.end()
     return {}
 
 
 def _watcher(box: Box, asked: dict[str, Any]) -> Watcher:
-    found = box.watchers.get(str(asked.get("watcherId")))
+    found: Watcher | None = box.watchers.get(str(asked.get("watcherId")))
     if found is None:
         raise RpcError("not_found", "there is no such watcher")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _path(asked: dict[str, Any], name: str = "path") -> str:
