@@ -105,11 +105,11 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 async def served(service: Service, listening: socket.socket) -> None:
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
     await Server(configured(make_app(service), service.settings), service).serve(sockets=[listening])
 
 
 def configured(app: Any, settings: Settings, ws: Any = None, **more: Any) -> uvicorn.Config:
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
         http=ImpatientProtocol,
