@@ -53,8 +53,8 @@ def new_page(browser: Browser) -> Iterator[NewPage]:
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: _is_local(request.url) or complaints.append(request.url))
         if not complains:
+            page.on("request", lambda request: _is_local(request.url) or complaints.append(request.url))
             page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
         return page
 

@@ -2,7 +2,7 @@
 // Pictures are data in an <img>, where SVG runs no script and asks for nothing; HTML goes into a frame without rights
 // (public/frame.html); everything else is text.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isDark } from "../ui/theme";
 import type { Bundle } from "../api/types";
 import { DataTable } from "./table";
@@ -48,7 +48,8 @@ export function CsvTable({ text, separator }: { text: string; separator: "," | "
 function HtmlFrame({ html, name }: { html: string; name: string }) {
   const frame = useRef<HTMLIFrameElement>(null);
   const [height, setHeight] = useState(60);
-  useEffect(() => {
+  // Before the frame can have been loaded: what it says first must be heard.
+  useLayoutEffect(() => {
     const hear = (event: MessageEvent) => {
       const inner = frame.current?.contentWindow;
       if (event.source !== inner || inner == null) return;
