@@ -6,6 +6,7 @@ import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from warmcell.sandbox.session import AsyncSession, Session
 Either = Any  # a Sandbox, or what is to be one
 Make = Callable[..., Either]
 #: What only somebody on the same machine can have: a path there, and programs of our own doors.
-ONLY_HERE = {"work_dir", "follow_sh", "spawn_code", "connect"}
+ONLY_HERE = {"work_dir", "follow_sh", "spawn_code", "connect", "when_closed"}
 GREETING = """
 import socket
 listening = socket.create_server(('127.0.0.1', 8400))
@@ -194,7 +195,10 @@ def test_processes(sandbox: Either) -> None:
         seen += event.data
         if b"21 71" in seen:
             break
-    terminal.signal(signal.SIGTERM)
+    while terminal.is_running:  # the shell itself, until it has become something else, bears it
+        terminal.signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            terminal.wait(0.5)
     assert terminal.wait(30).signal == signal.SIGTERM
     sleeper = sandbox.spawn("sleep 60")
     sleeper.kill()

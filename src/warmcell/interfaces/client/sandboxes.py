@@ -126,9 +126,9 @@ class AsyncRemoteSandbox:
                     await texts.hear(OutputEvent(name, data["text"].encode()))  # type: ignore[arg-type]
         return result
 
-    async def install(self, *packages: str) -> None:
-        """Python packages for what runs from now on, from the index of that host."""
-        await self.ask("POST", "install", json={"packages": list(packages)}, seconds=600)
+    async def install(self, *packages: str, manager: str = "pip") -> None:
+        """Packages for what runs from now on, from where pip or npm (`manager`) gets them on that host."""
+        await self.ask("POST", "install", json={"packages": list(packages), "manager": manager}, seconds=600)
 
     async def available_tools(self) -> list[str]:
         """The commands that `exec` and `sh` find by their names, sorted."""
@@ -190,7 +190,7 @@ class AsyncRemoteSandbox:
             sent = await in_thread(lambda: archived(path_text(source), _maybe(path), extract))
             if not sent.extract and path is not None and await self._is_directory(path):
                 sent = dataclasses.replace(sent, path=f"{path_text(path)}/{os.path.basename(path_text(source))}")
-        params = {"extract": str(sent.extract).lower()} | ({} if sent.path is None else {"path": sent.path})
+        params = {"extract": str(sent.extract).lower()} | ({"path": "."} if sent.path is None else {"path": sent.path})
         found = await self.ask("POST", "upload", params=params, content=sent.data, seconds=600)
         return Uploaded(found["files"], found["total_bytes"], (*sent.skipped, *found["skipped"]))
 

@@ -94,7 +94,7 @@ def _details(error: SandboxError) -> dict[str, Any]:
     return kept
 
 
-_SAID_ELSEWHERE = frozenset({"message", "hint", "fault", "retryable", "result"})
+_SAID_ELSEWHERE = frozenset({"http_status", "message", "hint", "fault", "retryable", "result"})
 #: How a guest's program can end beside by itself: what came of it until then is the answer.
 ENDED_OTHERWISE = (ExecutionTimeout, MemoryExceeded, FuelExhausted, SessionEnded)
 _OUTCOMES = {
@@ -141,6 +141,9 @@ _STATUSES = {
     "sandbox.snapshot_not_found": 404,
     "sandbox.session_busy": 409,
     "sandbox.file_exists": 409,
+    "sandbox.wrong_file_kind": 409,
+    "sandbox.patch_rejected": 409,
+    "sandbox.access_denied": 403,
 }
 
 

@@ -12,7 +12,7 @@ from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.exchange import answer, read_body, read_model
 from warmcell.interfaces.serve.living_models import DirectoryBody, PatchBody
-from warmcell.interfaces.serve.queries import flag_in_query, path_in_query, query, whole_in_query
+from warmcell.interfaces.serve.queries import PATH, flag_in_query, path_in_query, query, whole_in_query
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sandbox.asynchronous import AsyncSandbox
@@ -98,7 +98,7 @@ async def upload(request: Request, tenant: Tenant) -> Response:
     held, extract = held_of(request, tenant), flag_in_query(request, "extract")
     data = await read_body(request, service_of(request).settings.max_body)
     path = request.query_params.get("path")
-    if path is None and not extract:
+    if path is None:
         raise InvalidRequest("is needed", field="path")
     made = await held.sandbox.upload(data, path, extract=extract)
     return answer({"files": made.files, "total_bytes": made.total_bytes, "skipped": list(made.skipped)}, 201)
@@ -132,17 +132,17 @@ def _bytes(data: bytes) -> Response:
 
 def routes() -> list[Any]:
     at, files = "/v1/sandboxes/{id}", "/v1/sandboxes/{id}/files/{path:path}"
-    path, flag = query("path", {"type": "string"}), {"type": "boolean"}
+    flag = {"type": "boolean"}
     most = query("max_bytes", {"type": "integer", "minimum": 1, "maximum": MAX_FILE_BYTES})
     entries = query("max_entries", {"type": "integer", "minimum": 1, "maximum": MAX_LIST_ENTRIES})
     depth = query("depth", {"type": "integer", "minimum": 1, "maximum": MOST_DEPTH})
     extract, parents, recursive = query("extract", flag), query("parents", flag), query("recursive", flag)
     return [
-        door("GET", f"{at}/files", list_files, "sandbox", answers=("Entries",), parameters=[path, entries]),
-        door("GET", f"{at}/tree", tree, "sandbox", answers=("Tree",), parameters=[path, depth]),
-        door("GET", f"{at}/stat", stat, "sandbox", answers=("FileStat",), parameters=[path]),
+        door("GET", f"{at}/files", list_files, "sandbox", answers=("Entries",), parameters=[PATH, entries]),
+        door("GET", f"{at}/tree", tree, "sandbox", answers=("Tree",), parameters=[PATH, depth]),
+        door("GET", f"{at}/stat", stat, "sandbox", answers=("FileStat",), parameters=[PATH]),
         door("GET", f"{at}/diff", diff, "sandbox", answers=("Changes",)),
-        door("GET", f"{at}/download", download, "sandbox", answers=("bytes",), parameters=[path, most]),
+        door("GET", f"{at}/download", download, "sandbox", answers=("bytes",), parameters=[PATH, most]),
         door(
             "POST",
             f"{at}/upload",
@@ -151,7 +151,7 @@ def routes() -> list[Any]:
             raw_body=True,
             answers=("Uploaded",),
             status=201,
-            parameters=[path, extract],
+            parameters=[PATH | {"required": True}, extract],
         ),
         door("POST", f"{at}/mkdir", make_directory, "sandbox", body=DirectoryBody, **NOTHING),
         door("POST", f"{at}/patch", patch, "sandbox", body=PatchBody, answers=("Changes",)),

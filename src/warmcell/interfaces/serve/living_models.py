@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from warmcell.interfaces.serve.models import WHOLE, Code, Directory, Plain, Seconds, Strict, VariableName
+from warmcell.interfaces.serve.models import WHOLE, Below, Code, Directory, Plain, Seconds, Strict, Variables
 
 Cells = Annotated[int, Field(ge=1, le=65_535), WHOLE]
 PortNumber = Annotated[int, Field(ge=1, le=65_535), WHOLE]
@@ -28,7 +28,7 @@ class SpawnBody(Strict):
 
     command: Code | Annotated[list[Plain], Field(min_length=1, max_length=1000)]
     cwd: Directory | None = None
-    env: dict[VariableName, Plain] = Field({})
+    env: Variables = Field({})
     pty: TerminalBody | None = None
     stdin: bool = True
     timeout: Seconds | None = None
@@ -45,11 +45,12 @@ class SessionBody(Strict):
 
     language: str = "python"
     cwd: Directory | None = None
-    env: dict[VariableName, Plain] = Field({})
+    env: Variables = Field({})
 
 
 class CellBody(Strict):
-    """`answers_input`: the client hears `input` events and sends what was typed to `.../input`."""
+    """`answers_input`: the client hears `input` events, so that the answer is a stream, and sends what was typed to
+    `.../input`."""
 
     code: Code
     timeout: Seconds | None = None
@@ -87,18 +88,19 @@ class PortBody(Strict):
 class DirectoryBody(Strict):
     """With `parents` also the directories on the way, and one that exists is fine."""
 
-    path: str
+    path: Below
     parents: bool = False
 
 
 class PatchBody(Strict):
     """A unified diff, or what coding agents write (`*** Begin Patch`)."""
 
-    patch: str
-    path: str = "."
+    patch: Annotated[str, Field(min_length=1)]
+    path: Directory = "."
 
 
 class PackagesBody(Strict):
-    """Names with versions, as pip takes them; no addresses, no options."""
+    """Names with versions, as pip or npm (`manager`) takes them; no addresses, no options."""
 
-    packages: Annotated[list[str], Field(min_length=1, max_length=100)]
+    packages: Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=100)]
+    manager: Literal["pip", "npm"] = "pip"

@@ -22,20 +22,40 @@ def _whole(value: object) -> object:
 
 
 def _relative(path: str) -> str:
-    if re.match(RELATIVE, path) is None:
+    if re.fullmatch(RELATIVE, path) is None:
         raise ValueError(f"{shown(path)!r} is no plain path below the work directory")
     return path
 
 
+def _below(path: str) -> str:
+    if re.fullmatch(BELOW, path) is None:
+        raise ValueError(f"{shown(path)!r} is no plain path of the work directory")
+    return path
+
+
+def _place(path: str) -> str:
+    if re.fullmatch(PLACE, path) is None:
+        raise ValueError(f"{shown(path)!r} is no directory of the work directory")
+    return path
+
+
+_NAME = r"(?!\.{1,2}(?:/|$))[^\x00-\x1f\x7f\\/]{1,255}"
+#: A file or directory, as the guest names it too; and with the work directory itself.
+BELOW = rf"^(?!~/|[A-Za-z]:)(?:/work/)?{_NAME}(?:/{_NAME})*$"
+PLACE = rf"^(?:\.|/work|(?!~/|[A-Za-z]:)(?:/work/)?{_NAME}(?:/{_NAME})*)$"
 #: A name below the work directory: no step out of it, no control characters.
 RELATIVE = r"^(?!/|~|[A-Za-z]:)(?!(?:[^/]*/)*\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]+$"
 #: No NUL, and something that can be seen: what the kernel and the interpreters take.
 Code = Annotated[str, Field(pattern=r"^[^\x00]*[!-~][^\x00]*$")]
 Plain = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
+Variables = Annotated[
+    dict[VariableName, Plain], Field(json_schema_extra={"propertyNames": {"pattern": r"^[^=\x00]+$"}})
+]
 Path = Annotated[str, Field(max_length=255, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
-#: Where to begin: a directory of the work directory. Which ones there are only the sandbox can say.
-Directory = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+Below = Annotated[str, Field(max_length=4000, json_schema_extra={"pattern": BELOW}), AfterValidator(_below)]
+#: Where to begin. Which directories there are only the sandbox can say.
+Directory = Annotated[str, Field(max_length=4000, json_schema_extra={"pattern": PLACE}), AfterValidator(_place)]
 #: Last, so that the bounds before it stay in the schema.
 WHOLE = BeforeValidator(_whole)
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT)]
@@ -54,6 +74,10 @@ class Bytes(Strict):
 
 
 Content = str | Bytes
+
+
+_FILE_NAMES = {"pattern": RELATIVE, "minLength": 1, "maxLength": 255}
+Files = Annotated[dict[Path, Content], Field(max_length=MOST_FILES, json_schema_extra={"propertyNames": _FILE_NAMES})]
 
 
 class LimitsBody(Strict):
@@ -76,10 +100,10 @@ class RunBody(Strict):
     timeout: Seconds
     stdin: Content | None = None
     memory_limit_mb: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
-    env: dict[VariableName, Plain] = {}
+    env: Variables = {}
     limits: LimitsBody | None = None
     args: Annotated[list[Plain], Field(max_length=1000)] = []
-    files: dict[Path, Content] = {}
+    files: Files = {}
     fetch_files: Annotated[list[Path], Field(max_length=MOST_FILES)] = []
 
     def request(self) -> ExecRequest:
@@ -123,7 +147,7 @@ class CreateBody(Strict):
 
     lifetime: Annotated[float, Field(ge=1, le=31_622_400)] = 3600
     timeout: Seconds = 30
-    env: dict[VariableName, Plain] = {}
+    env: Variables = {}
     limits: LimitsBody | None = None
     live: bool = False
     forkable: bool = False

@@ -8,11 +8,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from warmcell.backends.process.session_worker import LANGUAGES
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.exchange import answer
+from warmcell.interfaces.serve.living_models import SessionBody, SpawnBody
 from warmcell.interfaces.serve.schemas import SCHEMAS
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.languages.registry import canonical
 from warmcell.lifetime.threads import in_thread
 
 _REFUSALS = {
@@ -53,7 +56,9 @@ def specification(described: list[Any], languages: list[str], max_timeout: float
         said = schema.get("properties", {})
         if "language" in said and "code" in said:
             said["language"]["enum"] = languages
-        if "timeout" in said:
+        if schema.get("title") == SessionBody.__name__:
+            said["language"]["enum"] = [name for name in languages if canonical(name) in LANGUAGES]
+        if "timeout" in said and schema.get("title") != SpawnBody.__name__:  # which may run until its sandbox ends
             for choice in said["timeout"].get("anyOf", [said["timeout"]]):
                 choice.pop("maximum", None) and choice.update(maximum=max_timeout)
     schemes = {"bearer": {"type": "http", "scheme": "bearer"}}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import InvalidRequest, SessionBusy
-from warmcell.interfaces.serve.ceiling import check_time
 from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.event_streams import OutputTexts, event, event_stream, with_pauses
 from warmcell.interfaces.serve.exchange import (
@@ -32,7 +31,7 @@ from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
 
 _PID = re.compile(r"[1-9][0-9]{0,9}")
 _POSITION = re.compile(r"(?P<stdout>[0-9]{1,18})-(?P<stderr>[0-9]{1,18})")
-WAIT_SECONDS = 30.0
+WAIT_SECONDS, MOST_WAIT_SECONDS = 30.0, 60.0
 
 
 class NoSuchProcess(InvalidRequest):
@@ -42,6 +41,16 @@ class NoSuchProcess(InvalidRequest):
 
     def __init__(self) -> None:
         super().__init__("there is no such process", field="pid", hint="processes() lists them")
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    """What is refused is refused for what has become of the process: a conflict, and no mistake in the request."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.http_status = 409  # type: ignore[attr-defined]
+        raise
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
@@ -77,7 +86,8 @@ async def write(request: Request, tenant: Tenant) -> Response:
     """Gives the body to the program to read; answered when it has taken all of it."""
     process = await process_of(request, tenant)
     data = await read_body(request, service_of(request).settings.max_body)
-    await while_connected(request, written(held_of(request, tenant), process, data))
+    with _as_it_is():
+        await while_connected(request, written(held_of(request, tenant), process, data))
     return Response(status_code=204)
 
 
@@ -108,7 +118,8 @@ async def resize(request: Request, tenant: Tenant) -> Response:
     """Gives its terminal another size."""
     process = await process_of(request, tenant)
     body = await read_model(request, TerminalBody, service_of(request).settings.max_body)
-    await process.resize(body.cols, body.rows)
+    with _as_it_is():
+        await process.resize(body.cols, body.rows)
     return Response(status_code=204)
 
 
@@ -123,8 +134,7 @@ async def send_signal(request: Request, tenant: Tenant) -> Response:
 async def wait(request: Request, tenant: Tenant) -> Response:
     """Its result, when it has ended; `{"status": "running"}` where it goes on for longer than `timeout`."""
     process = await process_of(request, tenant)
-    seconds = number_in_query(request, "timeout", WAIT_SECONDS)
-    check_time(seconds, service_of(request).settings.max_timeout)
+    seconds = number_in_query(request, "timeout", WAIT_SECONDS, MOST_WAIT_SECONDS)
     return answer(await while_connected(request, waited(process, seconds)))
 
 
@@ -140,7 +150,7 @@ async def waited(process: AsyncProcess, seconds: float | None) -> dict[str, Any]
 async def output(request: Request, tenant: Tenant) -> Response:
     """What is kept of its output, then what comes, and last its result."""
     process = await process_of(request, tenant)
-    heard = _heard(request.headers.get("last-event-id") or request.query_params.get("from") or "0-0")
+    heard = _heard(request.headers.get("last-event-id") or request.query_params.get("from", "0-0"))
     return event_stream(_output(service_of(request), process, heard))
 
 
@@ -184,7 +194,7 @@ def routes() -> list[Any]:
     every_one = "/v1/sandboxes/{id}/processes"
     at = every_one + "/{pid}"
     position = query("from", {"type": "string", "pattern": "^[0-9]{1,18}-[0-9]{1,18}$"})
-    seconds = query("timeout", {"type": "number", "exclusiveMinimum": 0, "maximum": 60})
+    seconds = query("timeout", {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_WAIT_SECONDS})
     return [
         door("GET", every_one, every, "sandbox", answers=("Processes",)),
         door("POST", every_one, spawn, "sandbox", body=SpawnBody, answers=("Process",), status=201),

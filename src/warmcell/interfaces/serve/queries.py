@@ -8,13 +8,18 @@ from typing import Any
 from starlette.requests import Request
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.serve.models import PLACE
 
 
-def query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "schema": schema}
+def query(name: str, schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": required, "schema": schema}
 
 
-def number_in_query(request: Request, name: str, usual: float) -> float:
+#: Of what a sandbox has, or the work directory itself.
+PATH = query("path", {"type": "string", "pattern": PLACE, "maxLength": 4000})
+
+
+def number_in_query(request: Request, name: str, usual: float, most: float = 1e12) -> float:
     text = request.query_params.get(name)
     if text is None:
         return usual
@@ -22,8 +27,8 @@ def number_in_query(request: Request, name: str, usual: float) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidRequest("must be a number above 0", field=name)
+    if not (math.isfinite(value) and 0 < value <= most):
+        raise InvalidRequest(f"must be a number above 0 and at most {most:g}", field=name)
     return value
 
 
@@ -44,4 +49,4 @@ def flag_in_query(request: Request, name: str, usual: bool = False) -> bool:
 
 
 def path_in_query(request: Request, usual: str = ".") -> str:
-    return request.query_params.get("path") or usual
+    return request.query_params.get("path", usual)

@@ -78,9 +78,9 @@ async def run_code(request: Request, tenant: Tenant) -> Response:
 
 
 async def install(request: Request, tenant: Tenant) -> Response:
-    """Python packages for what runs from now on, from the index that pip has on this host."""
+    """Packages for what runs from now on, from where pip or npm gets them on this host."""
     held, body = held_of(request, tenant), await _body(request, PackagesBody)
-    await while_connected(request, held.sandbox.install(*body.packages))
+    await while_connected(request, held.sandbox.install(*body.packages, manager=body.manager))
     return Response(status_code=204)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.core.errors import InvalidRequest, SessionNotFound
+from warmcell.core.errors import SessionNotFound
 from warmcell.interfaces.serve.ceiling import check_time
 from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.event_streams import Tell, event_stream, told, wants_events
@@ -83,8 +83,6 @@ async def run(request: Request, tenant: Tenant) -> Response:
     body = await read_model(request, CellBody, service.settings.max_body)
     if body.timeout is not None:
         check_time(body.timeout, service.settings.max_timeout)
-    if body.answers_input and not wants_events(request):
-        raise InvalidRequest("needs events: send Accept: text/event-stream", field="answers_input")
 
     async def cell(**listeners: Any) -> dict[str, Any]:
         async with service.turn(tenant):
@@ -93,7 +91,7 @@ async def run(request: Request, tenant: Tenant) -> Response:
             except ENDED_OTHERWISE as error:
                 return plain_outcome(error)
 
-    if wants_events(request):
+    if wants_events(request) or body.answers_input:
         return event_stream(told(lambda tell: cell(**_listeners(found, tell, body.answers_input))))
     return answer(await while_connected(request, cell()))
 

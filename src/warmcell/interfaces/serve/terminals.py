@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 from starlette.websockets import WebSocket
@@ -16,17 +16,7 @@ from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve.ceiling import check_time
 from warmcell.interfaces.serve.exchange import Refused, parsed, plain_error, plain_outcome
 from warmcell.interfaces.serve.living_models import SignalBody, TerminalBody
-from warmcell.interfaces.serve.models import (
-    Code,
-    Content,
-    LimitsBody,
-    Path,
-    Plain,
-    Seconds,
-    Strict,
-    VariableName,
-    content,
-)
+from warmcell.interfaces.serve.models import Code, Files, LimitsBody, Seconds, Strict, Variables, content
 from warmcell.interfaces.serve.processes import process_of, waited, written
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -58,9 +48,9 @@ class LiveRunBody(Strict):
     language: str
     code: Code
     timeout: Seconds
-    env: dict[VariableName, Plain] = Field({})
+    env: Variables = Field({})
     limits: LimitsBody | None = None
-    files: Annotated[dict[Path, Content], Field(max_length=1000)] = Field({})
+    files: Files = Field({})
     pty: TerminalBody | None = None
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.event_streams import event, event_stream, with_pauses
 from warmcell.interfaces.serve.exchange import Refused
-from warmcell.interfaces.serve.queries import flag_in_query, path_in_query, query
+from warmcell.interfaces.serve.queries import PATH, flag_in_query, path_in_query, query
 from warmcell.interfaces.serve.service import Service, held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sandbox.watches import AsyncWatch
@@ -52,5 +52,5 @@ async def _items(made: AsyncWatch) -> AsyncIterator[FileEvent]:
 
 
 def routes() -> list[Any]:
-    parameters = [query("path", {"type": "string"}), query("recursive", {"type": "boolean"})]
+    parameters = [PATH, query("recursive", {"type": "boolean"})]
     return [door("GET", "/v1/sandboxes/{id}/watch", watch, "sandbox", answers=("events",), parameters=parameters)]
