@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
@@ -240,6 +241,24 @@ def test_snapshots_and_forks_have_the_files(server: Server) -> None:
     assert server.client.delete(f"/templates/{snapshot['snapshotID']}").status_code == 404
     for identity in (box.id, made.id, fork["sandbox"]["sandboxID"]):
         assert server.client.delete(f"/sandboxes/{identity}").status_code == 204
+
+
+def test_who_asks_for_less_network_gets_none(start_server: Callable[..., Any], tmp_path: Path, server: Server) -> None:
+    """Not what the policy has: what was asked for and is not kept would be believed."""
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({"allowProcessSpawn": True, "allowNetwork": True}))
+    with start_server("--policy", str(policy)) as open_server:
+        boxes = [Box(open_server.client, **more) for more in ({}, {"allow_internet_access": False})]
+        boxes.append(Box(open_server.client, network={"denyOut": ["10.0.0.0/8"]}))
+        found = [box.run("readlink /proc/self/ns/net")[1].strip() for box in boxes]
+        hosts = os.readlink("/proc/self/ns/net")
+        assert [each == hosts for each in found] == [True, False, False], found
+        path = f"/sandboxes/{boxes[0].id}/network"
+        assert open_server.client.put(path, json={"denyOut": ["0.0.0.0/0"]}).status_code == 501
+    box = Box(server.client)
+    for body, status in (({"denyOut": ["0.0.0.0/0"]}, 204), ({}, 204), ({"allowOut": ["1.1.1.1"]}, 501)):
+        assert server.client.put(f"/sandboxes/{box.id}/network", json=body).status_code == status
+    box.kill()
 
 
 def test_a_terminal(box: Box) -> None:

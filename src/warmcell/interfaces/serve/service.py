@@ -83,9 +83,17 @@ class Service:
         found = map(str, self.backend.capabilities().supported_languages)
         return [name for own in found for name in (own, *find_language(own).aliases)]
 
-    def make_sandbox(self, tenant: Tenant, limits: Limits | None = None, **options: Any) -> AsyncSandbox:
-        """With the ceiling of this moment, which it keeps."""
+    @property
+    def has_network(self) -> bool:
+        return self.policy is not None and (self.policy.allow_network or bool(self.policy.network_rules))
+
+    def make_sandbox(
+        self, tenant: Tenant, limits: Limits | None = None, *, is_offline: bool = False, **options: Any
+    ) -> AsyncSandbox:
+        """With the ceiling of this moment, which it keeps; `is_offline` for less of it."""
         policy = ceiling(self.policy)
+        if is_offline:
+            policy = replace(policy, allow_network=False, network_rules=())
         limits = asked_limits((limits or Limits()).capped_by(Limits(disk_mb=tenant.disk_mb or None)), self.policy)
         # A waiting cell for each sandbox that idles would cost more than it saves.
         config = replace(self._config, pool_size=1, pool_min=0)

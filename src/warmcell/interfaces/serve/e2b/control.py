@@ -32,8 +32,17 @@ DEFAULT_SECONDS = 300
 PAGE = 100
 
 
+class Network(BaseModel):
+    allowOut: list[str] | None = None  # noqa: N815
+    denyOut: list[str] | None = None  # noqa: N815
+    allow_internet_access: bool | None = None
+
+
 class Create(BaseModel):
-    """What we do not have (internet, volumes) is taken as it comes and not given: docs/server.md says so."""
+    """What we do not have (internet, volumes) is taken as it comes and not given: docs/server.md says so.
+
+    Less network than the server's policy has is none: rules of one sandbox alone could not be kept.
+    """
 
     templateID: str = "base"  # noqa: N815
     timeout: int = 15
@@ -41,6 +50,12 @@ class Create(BaseModel):
     envVars: dict[str, str] | None = None  # noqa: N815
     autoPause: bool | None = None  # noqa: N815
     autoResume: dict[str, Any] | None = None  # noqa: N815
+    allow_internet_access: bool | None = None
+    network: Network | None = None
+
+    @property
+    def is_offline(self) -> bool:
+        return self.allow_internet_access is False or (self.network is not None and bool(self.network.denyOut))
 
 
 class Timeout(BaseModel):
@@ -65,7 +80,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
     _seconds(body.timeout, tenant)
     service.held.check_room(tenant)
     housed = None
-    if snapshot is None and not body.envVars:
+    if snapshot is None and not body.envVars and not (body.is_offline and service.has_network):
         housed = spares_of(service).take(tenant)
     if housed is None:
         home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
@@ -79,7 +94,7 @@ def _housed(service: Service, tenant: Tenant, body: Create, home: PrivateDirecto
     except BaseException:
         home.close()
         raise
-    return Housed(service, tenant, home, env)
+    return Housed(service, tenant, home, env, is_offline=body.is_offline)
 
 
 async def _made(service: Service, tenant: Tenant, body: Create, housed: Housed) -> Held:
@@ -222,8 +237,15 @@ def snapshots_of(service: Service) -> Snapshots:
     return found
 
 
-async def unsupported(request: Request, tenant: Tenant) -> Response:
-    raise Refused(501, "this server has no such thing; see docs/server.md")
+async def set_network(request: Request, tenant: Tenant) -> Response:
+    """What holds already is granted: the network of a cage that stands cannot be changed."""
+    service, held = service_of(request), _held(request, tenant)
+    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Network)
+    has_network = service.has_network and not _box(held).asked.is_offline
+    closes = bool(body.denyOut) or body.allow_internet_access is False
+    if (closes and has_network) or (body.allowOut and not has_network):
+        raise Refused(501, "the network of a sandbox is what it was made with, within this server's policy")
+    return Response(status_code=204)
 
 
 def _moment(text: str) -> float:
@@ -304,5 +326,5 @@ def routes() -> list[Any]:
     add("POST", "/sandboxes/{id}/snapshots", take_snapshot)
     add("GET", "/snapshots", every_snapshot)
     add("DELETE", "/templates/{id:path}", remove_snapshot)
-    add("PUT", "/sandboxes/{id}/network", unsupported)
+    add("PUT", "/sandboxes/{id}/network", set_network)
     return made

@@ -26,13 +26,21 @@ ENVIRONMENT = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "
 class Housed:
     """A sandbox and the home that it shows. `limits` is by what it was bounded: for others it is of no use."""
 
-    def __init__(self, service: Service, tenant: Tenant, home: PrivateDirectory, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        tenant: Tenant,
+        home: PrivateDirectory,
+        env: dict[str, str],
+        *,
+        is_offline: bool = False,
+    ) -> None:
         self.home, self.limits = home, _limits(service, tenant)
         mounts = [MountPoint(home.path, place, writable=True) for place in (HOME, WORKSPACE)]
         options: dict[str, Any] = {"work_dir": home.path, "mounts": mounts}
         try:
             self.sandbox: AsyncSandbox = service.make_sandbox(
-                tenant, env=ENVIRONMENT | env, track_changes=False, **options
+                tenant, env=ENVIRONMENT | env, track_changes=False, is_offline=is_offline, **options
             )
         except BaseException:
             home.close()
