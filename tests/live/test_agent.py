@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -53,3 +54,23 @@ def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
                 assert hears.recv(16) == b"alive"
             finally:
                 process.kill()
+
+
+def test_what_came_last_is_served_first_and_the_host_at_the_end() -> None:
+    """Else a host that is quick makes new connections while those that it has ended still hold their descriptors."""
+    spec = importlib.util.spec_from_file_location("live_loop", os.path.join(LIVE, "loop.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loop, order = module.Loop(), []
+    pipes = [os.pipe() for _ in range(3)]
+    try:
+        for number, (readable, writable) in enumerate(pipes):
+            os.write(writable, b"x")
+            loop.watch(readable, module.READ, lambda number=number: order.append(number))
+        loop.watch(pipes[0][0], module.READ, lambda: order.append(0))  # said again, as the agent does
+        loop.turn()
+    finally:
+        for descriptor in (end for pipe in pipes for end in pipe):
+            os.close(descriptor)
+    assert order == [2, 1, 0]

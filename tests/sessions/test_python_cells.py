@@ -275,29 +275,6 @@ def test_show_of_a_plotly_figure_is_a_display(own: Cells, tmp_path: Path) -> Non
     assert result.error is None and "application/vnd.plotly.v1+json" in result.outputs[0].mime
 
 
-def test_real_matplotlib_and_pandas(own: Cells) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("pandas")
-    shown = own("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nprint('after')", timeout=120)
-    assert shown.error is None, shown.error
-    assert base64.b64decode(str(shown.outputs[0].mime["image/png"])).startswith(b"\x89PNG")
-    chart = shown.outputs[0].mime["application/vnd.warmcell.chart+json"]
-    assert isinstance(chart, dict) and chart["elements"] == [{"label": "Line 0", "points": [[0.0, 1.0], [1.0, 2.0]]}]
-    assert shown.stderr == ""
-    left_open = own("fig, ax = plt.subplots(); ax.plot([3, 1]);")
-    assert ["image/png" in output.mime for output in left_open.outputs] == [True]
-    frame = own("import pandas as pd\npd.DataFrame({'a': [1, 2]})", timeout=120).outputs[0].mime
-    assert "<table" in str(frame["text/html"]) and "a" in str(frame["text/plain"])
-    assert frame["application/vnd.warmcell.table+json"] == {"a": [1, 2]}
-
-
-def test_a_cell_that_is_indented_as_a_whole(cells: Cells) -> None:
-    assert cells("\n    if True:\n        inner = 1\n    inner + 1\n").value == "2"
-    assert cells("  !echo hi\n  7").value == "7"
-    wrong = cells("first = 1\n    second = 2").error
-    assert wrong is not None and wrong.name == "IndentationError"
-
-
 def test_magics(cells: Cells, tmp_path: os.PathLike[str]) -> None:
     assert cells("word = 'hi'\n!echo $word {word.upper()} $HOME_NOT_THERE end").stdout == "hi HI end\n"
     assert cells("lines = !printf 'a\\nb\\n'\nlines").value == "['a', 'b']"

@@ -29,7 +29,8 @@ class Loop:
             self.forget(descriptor)
 
     def turn(self):
-        for descriptor, _ in self._poll.poll():
+        """The latest first: connections that have ended free their descriptors before the host's next wish is heard."""
+        for descriptor, _ in reversed(self._poll.poll()):
             callback = self._callbacks.get(descriptor)
             if callback is not None:
                 callback()
