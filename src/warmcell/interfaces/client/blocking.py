@@ -119,12 +119,17 @@ class RemoteSandbox:
         return self._async.capabilities()
 
     def tools(
-        self, *, max_text: int = 30_000, languages: Sequence[str] | None = None, stateful: bool = True
+        self,
+        *,
+        max_text: int = 30_000,
+        languages: Sequence[str] | None = None,
+        stateful: bool = True,
+        max_timeout: int = 300,
     ) -> Toolset:
         """Tools for a model, as `Sandbox.tools`."""
         from warmcell.sandbox.tools.toolset import make_toolset
 
-        tools = self._async.tools(max_text=max_text, languages=languages, stateful=stateful)
+        tools = self._async.tools(max_text=max_text, languages=languages, stateful=stateful, max_timeout=max_timeout)
         return make_toolset(tools.definitions, functools.partial(portal.call, tools.call), is_async=False)
 
     def spawn(

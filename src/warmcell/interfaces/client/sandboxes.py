@@ -136,14 +136,21 @@ class AsyncRemoteSandbox:
         return found
 
     def tools(
-        self, *, max_text: int = 30_000, languages: Sequence[str] | None = None, stateful: bool = True
+        self,
+        *,
+        max_text: int = 30_000,
+        languages: Sequence[str] | None = None,
+        stateful: bool = True,
+        max_timeout: int = 300,
     ) -> Toolset:
         """Tools for a model, as `AsyncSandbox.tools`."""
         from warmcell.backends.process.session_worker import LANGUAGES
         from warmcell.sandbox.tools.toolset import ToolCalls, make_toolset
 
         remembering = tuple(LANGUAGES) if stateful else ()
-        calls = ToolCalls(cast("Any", self), self._timeout, max_text, languages, remembering, bool(remembering))
+        calls = ToolCalls(
+            cast("Any", self), self._timeout, max_text, languages, remembering, bool(remembering), max_timeout
+        )
         return make_toolset(calls.definitions, calls.answer, is_async=True)
 
     async def fetch(self, request: object) -> Any:
