@@ -47,9 +47,12 @@ del suite.KernelTests  # pytest would collect it too
 def test_papermill_runs_a_notebook_with_parameters(install: Install, tmp_path: Path) -> None:
     parameters = nbformat.v4.new_code_cell("x = 1", metadata={"tags": ["parameters"]})
     notebook = nbformat.v4.new_notebook(
-        cells=[parameters, nbformat.v4.new_code_cell("import os; print(os.getcwd(), x)")]
+        cells=[
+            parameters,
+            nbformat.v4.new_code_cell("import os; print(x, 'HOME' in os.environ and os.environ['HOME'])"),
+        ]
     )
     nbformat.write(notebook, tmp_path / "in.ipynb")
     names = {"kernel_name": "warmcell", "language": "python", "progress_bar": False}
     papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {"x": 42}, **names)
-    assert nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs[0]["text"] == "/work 42\n"
+    assert nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs[0]["text"] == "42 /home/sandbox\n"

@@ -56,7 +56,7 @@ def test_a_notebook_runs_in_a_cage(install: Install, tmp_path: Path) -> None:
     secret.write_text("of-the-host")
     cells = [
         "import os, socket; x = 40; open('kept.txt', 'w').write('here')",
-        f"print(os.getcwd(), os.path.exists({str(secret)!r}), 'WARMCELL_TEST_SECRET' in os.environ)",
+        f"print(os.getcwd() == {str(tmp_path)!r}, os.path.exists({str(secret)!r}), 'WARMCELL_TEST_SECRET' in os.environ)",
         "socket.socket().connect_ex(('192.0.2.1', 80))",
         "!cat kept.txt",
         "x + 2",
@@ -67,7 +67,7 @@ def test_a_notebook_runs_in_a_cage(install: Install, tmp_path: Path) -> None:
     ).execute()
     outputs = [cell.outputs[0] if cell.outputs else {} for cell in notebook.cells]
     assert outputs[0]["data"]["text/plain"] == "4"
-    assert outputs[1]["text"] == "/work False False\n"
+    assert outputs[1]["text"] == "False False False\n"
     assert outputs[2]["data"]["text/plain"] == "101"
     assert outputs[3]["text"].strip() == "here"
     assert outputs[4]["data"]["text/plain"] == "42"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -141,10 +142,9 @@ async def test_progress_tells_what_is_printed(url: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_cancelled_call_kills_and_the_client_goes_on(way: str, url: str) -> None:
     """Within a second: the quickest of a few, since a machine that is busy can be late with anything."""
-    command, code = "sh -c 'sleep 300; echo {}'", "import subprocess; subprocess.run(['sh', '-c', 'sleep 300; {}'])"
     async with connected(way, url) as client:
         await call(client, "write_file", path="kept", content="x")
-        for name, text in (("command", command), ("code", code)):
+        for name, text in ENDLESS:
             taken = [await seconds_to_cancel(client, name, text)]
             while min(taken) >= 1.0 and len(taken) < 5:
                 taken.append(await seconds_to_cancel(client, name, text))
@@ -152,8 +152,21 @@ async def test_a_cancelled_call_kills_and_the_client_goes_on(way: str, url: str)
         assert [entry["path"] for entry in (await call(client, "list_files"))["entries"]] == ["kept"]
 
 
+#: The last does not let itself be interrupted.
+ENDLESS = [
+    ("command", "sh -c 'sleep 300; echo {}'"),
+    ("code", "import subprocess; subprocess.run(['sh', '-c', 'sleep 300; {}'])"),
+    (
+        "code",
+        "import subprocess\np = subprocess.Popen(['sh', '-c', 'trap \"\" INT; sleep 300; {}'])\n"
+        "while True:\n    try: p.wait()\n    except BaseException: pass",
+    ),
+]
+
+
 async def seconds_to_cancel(client: Client, name: str, text: str) -> float:
     marker = f"warmcell-{secrets.token_hex(8)}"
+    await client.call_tool("run_code", {"code": "1"})  # is told of the end of the one before, if it ended
     arguments = {name: text.format(marker), "timeout_secs": 300}
     running = asyncio.create_task(client.call_tool(f"run_{name}", arguments))
     await until(lambda: processes_with(marker))
@@ -178,14 +191,26 @@ async def test_what_a_client_of_http_runs_ends_with_its_session(url: str) -> Non
 
 async def test_the_options_hold(url: str, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("from the host")
-    options = ["--work-dir", str(tmp_path), "--language", "py", "--timeout", "2", "--env", "A=b"]
+    options = [
+        "--work-dir",
+        str(tmp_path),
+        "--language",
+        "py",
+        "--timeout",
+        "5",
+        "--env",
+        "A=b",
+        "--python",
+        sys.executable,
+    ]
     async with connected("stdio", url, *options) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "run_command" not in tools
         assert tools["run_code"].input_schema["properties"]["language"]["enum"] == ["python"]
         code = "import os; print(os.environ['A'], open('given').read()); open('made', 'w').close()"
         assert (await call(client, "run_code", code=code))["stdout"] == "b from the host\n"
-        assert (await call(client, "run_code", code="while True: pass"))["status"] == "timeout"
+        assert (await call(client, "run_code", code="import anyio, sys; sys.prefix"))["value"] == repr(sys.prefix)
+        assert (await call(client, "run_code", code="while True: pass", timeout_secs=1))["status"] == "timeout"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["given", "made"]
 
 

@@ -96,7 +96,7 @@ class Talk:
 
 
 @pytest.mark.attack("PT-10")
-@pytest.mark.parametrize("way", ["closes its end", "ends it by signal", "kills it"])
+@pytest.mark.parametrize("way", ["closes its end", "dies", "ends it by signal", "kills it"])
 def test_a_client_that_goes_leaves_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     marker = f"warmcell-{secrets.token_hex(8)}"
@@ -104,8 +104,10 @@ def test_a_client_that_goes_leaves_nothing(way: str, tmp_path: Path, monkeypatch
     try:
         talk.call(2, "run_command", command=f"setsid sh -c 'sleep 300; echo {marker}'", timeout_secs=300)
         wait_for(lambda: processes_with(marker), "the guest's start")
-        if way == "closes its end":
+        if way in ("closes its end", "dies"):
             talk.process.stdin.close()  # type: ignore[union-attr]
+            if way == "dies":
+                talk.process.stdout.close()  # type: ignore[union-attr]
         else:
             talk.process.send_signal(signal.SIGTERM if way == "ends it by signal" else signal.SIGKILL)
         talk.process.wait(60)
@@ -230,6 +232,7 @@ def test_a_token_is_asked_for_and_a_silent_client_loses_its_sandbox() -> None:
         (["--policy", "/none/such.toml"], "--policy"),
         (["--http", "--port", "x"], "no port"),
         (["--timeout", "-1"], "--timeout"),
+        (["--python", "/bin/true"], "--python"),
     ],
 )
 def test_wrong_options_are_said_before_anything_listens(options: list[str], said: str) -> None:

@@ -35,6 +35,8 @@ from warmcell.sessions.marked_stream import MarkedStream
 
 #: How long a cell may go on after it was interrupted, and its worker after it was killed.
 GRACE_SECONDS = 5.0
+#: The same for one that nobody waits for any more: its caller has given it up, and is promised that it is over.
+CANCEL_SECONDS = 0.6
 _KILL_SECONDS = 30.0
 _CHUNK = 1 << 16
 #: As many characters fit into a frame however JSON spells them.
@@ -249,7 +251,7 @@ class CellTalk:
         if cell.cause:
             return
         cell.cause = cause
-        cell.deadline = time.monotonic() + GRACE_SECONDS
+        cell.deadline = time.monotonic() + _grace(cause)
         self._outgoing += encode({"op": "interrupt", "cell": cell.number})
         self._send()
         with suppress(SandboxError):  # its cage has ended: the socket says so next
@@ -270,7 +272,7 @@ class CellTalk:
         self._tell_texts(None, cell, MarkedStream.rest, is_last=True)
         if self._wanted_end is None and cell.is_killed:
             after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
-            reason = f"{after}a cell that was interrupted went on for {GRACE_SECONDS:g} s and was killed"
+            reason = f"{after}a cell that was interrupted went on for {_grace(cell.cause):g} s and was killed"
         with self._lock:
             self._ended = self._wanted_end or SessionEnded(reason)
         error = copy(self._ended)
@@ -423,3 +425,7 @@ def _pieces(code: str) -> list[str]:
     if len(code) <= _PIECE:
         return [code]
     return [code[start : start + _PIECE] for start in range(0, len(code), _PIECE)]
+
+
+def _grace(cause: str) -> float:
+    return CANCEL_SECONDS if cause == "cancelled" else GRACE_SECONDS

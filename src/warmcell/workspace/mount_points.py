@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,6 +59,11 @@ def host_path(field: str, path: str | os.PathLike[str]) -> str:
     if found.foreign_link is not None:
         raise InvalidRequest(f"{text!r} {found.complaint(found.foreign_link)}", field=field, hint=found.remedy)
     return found.real
+
+
+def work_path_beside(needed: Iterable[str]) -> str:
+    """ "/work", unless the host has something there that guests need, which it would cover: then "host"."""
+    return "host" if any(is_within(path, WORK) for path in needed) else WORK
 
 
 def guest_work_path(asked: str, host: str) -> str:

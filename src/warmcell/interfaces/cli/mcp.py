@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, PolicyViolation
 from warmcell.interfaces.cli import options
@@ -61,12 +61,29 @@ def _maker(arguments: Namespace) -> Callable[[], AsyncSandbox]:
         timeout=options.seconds("--timeout", arguments.timeout),
         memory_limit_mb=options.whole_number("--memory", arguments.memory, 1 << 20),
         env=options.environment(arguments.env),
+        **_python(arguments.python),
     )
     try:
         asyncio.run(make().destroy())
     except (InvalidRequest, PolicyViolation) as error:
         raise UsageError(error.message, error.hint) from None
     return make
+
+
+def _python(python: str | None) -> dict[str, Any]:
+    """Asked about itself now: a Python that does not work is better told here than to a model."""
+    if python is None:
+        return {}
+    from warmcell.languages.config import ProcessConfig
+    from warmcell.languages.python import find_interpreter
+    from warmcell.workspace.mount_points import work_path_beside
+
+    config = ProcessConfig(python_path=os.path.abspath(python) if os.sep in python else python)
+    try:
+        found = find_interpreter(config)
+    except BackendUnavailable as error:
+        raise UsageError(f"--python: {error.message}", error.hint) from None
+    return {"config": config, "work_path": work_path_beside(found.runtime_paths)}
 
 
 def _languages(names: list[str]) -> list[str] | None:

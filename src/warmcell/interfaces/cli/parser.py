@@ -207,6 +207,7 @@ def _add_mcp(commands: argparse._SubParsersAction[Parser]) -> None:
         "--language", metavar="NAME", action="append", default=[], help="offer this one (default: all of this host)"
     )
     mcp.add_argument("--stateless", action="store_true", help="keep no variables from one run_code to the next")
+    mcp.add_argument("--python", metavar="PATH", help="a Python with the packages that code may use")
     mcp.add_argument("--work-dir", metavar="DIR", help="a directory to work in (default: a private one)")
     _add_permissions(mcp)
     mcp.add_argument("--timeout", metavar="S", default="30", help="seconds of a run, unless a call says (default 30)")

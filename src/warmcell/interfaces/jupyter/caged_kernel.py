@@ -24,6 +24,7 @@ from warmcell.languages.python import find_interpreter
 from warmcell.languages.toolchain import configured_program, shown_for
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.workspace.mount_points import work_path_beside
 
 if TYPE_CHECKING:
     from warmcell.sandbox.processes import AsyncProcess
@@ -65,6 +66,7 @@ class CagedKernel:
             policy=replace(policy, allowed_paths=(*policy.allowed_paths, *paths)),
             memory_limit_mb=settings.memory_mb,
             config=program.config,
+            work_path=work_path_beside(program.needed),
         )
         self._guest_ports = dict(zip(CHANNELS, random.sample(_GUEST_PORTS, len(CHANNELS)), strict=True))
         self._process: AsyncProcess | None = None
@@ -141,6 +143,7 @@ class CagedKernel:
 class _Program:
     path: str
     config: ProcessConfig
+    needed: tuple[str, ...]
     shown: tuple[str, ...] = ()
     is_python: bool = False
 
@@ -149,9 +152,11 @@ def _guest_program(program: str) -> _Program:
     """A Python brings its standard library and its packages into the cage, another program its installation."""
     if _PYTHON.fullmatch(os.path.basename(program)):
         config = ProcessConfig(python_path=program)
-        return _Program(find_interpreter(config).path, config, is_python=True)
+        found = find_interpreter(config)
+        return _Program(found.path, config, found.runtime_paths, is_python=True)
     path = configured_program(program, "argv")
-    return _Program(path, ProcessConfig(), shown_for(path))
+    shown = shown_for(path)
+    return _Program(path, ProcessConfig(), (path, *shown), shown)
 
 
 def _as_text(value: object) -> str:

@@ -29,7 +29,7 @@ async def serve_stdio(server: Server[Clients]) -> None:
     """Until stdin ends or the process is asked to: then every sandbox is destroyed first."""
     loop = asyncio.get_running_loop()
     is_told, is_over = asyncio.Event(), asyncio.Event()
-    serving = loop.create_task(_over_stdio(server, is_over))
+    serving = loop.create_task(_while_heard(server, is_over))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, is_told.set)
     await asyncio.wait([serving, loop.create_task(is_told.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -38,6 +38,14 @@ async def serve_stdio(server: Server[Clients]) -> None:
     serving.cancel()
     await is_over.wait()
     os._exit(0)  # a thread of the SDK still waits for a line, and nothing but one could end it
+
+
+async def _while_heard(server: Server[Clients], is_over: asyncio.Event) -> None:
+    """A client that died while it was to be answered has gone like any other."""
+    try:
+        await _over_stdio(server, is_over)
+    except* (BrokenPipeError, ConnectionResetError):
+        is_over.set()
 
 
 async def _over_stdio(server: Server[Clients], is_over: asyncio.Event) -> None:

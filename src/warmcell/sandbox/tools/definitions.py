@@ -63,7 +63,7 @@ def network_words(capabilities: BackendCapabilities) -> str:
         return "the host's network"
     names = capabilities.network
     if not names:
-        return "no network access"
+        return "no network access (packages cannot be installed)"
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"network access to {', '.join(names[:MAX_NAMES])}{more} only, through the proxy that the environment names"
 
