@@ -1,0 +1,60 @@
+"""A sandbox on the page: cells that remember, files, processes, ports, and its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+from tests.page.conftest import NewPage
+from tests.serve.conftest import Server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><circle cx="4" cy="4" r="3"/></svg>'
+SERVER = "python3 -u -m http.server 8000 --bind 127.0.0.1 & read line; echo got $line; wait"
+
+
+def run_cell(page: Page, number: int, code: str, until: str = "Done in") -> None:
+    page.get_by_role("textbox", name=f"Code of cell {number}").click()
+    page.keyboard.insert_text(code)
+    page.keyboard.press("Control+Enter")
+    page.get_by_role("article", name=f"Cell {number}").get_by_text(until).wait_for()
+
+
+def test_a_sandbox_from_its_beginning_to_its_end(server: Server, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(f"{server.url}/#/sandboxes")
+    page.get_by_label("Name of the new sandbox").fill("mine")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="mine").wait_for()
+
+    run_cell(page, 1, f"x = 6\nopen('dot.svg', 'w').write({PICTURE!r})\nprint('printed')")
+    run_cell(page, 2, "x * 7")
+    assert "42" in page.get_by_role("article", name="Cell 2").inner_text()
+    run_cell(page, 3, "while True: pass", until="Running")
+    page.keyboard.press("Escape")
+    page.get_by_role("article", name="Cell 3").get_by_text("KeyboardInterrupt").first.wait_for()
+
+    page.get_by_role("link", name="Files").click()
+    page.get_by_role("button", name="dot.svg created").click()
+    assert page.get_by_role("img", name="dot.svg").evaluate("image => image.decode().then(() => true)")
+
+    page.get_by_role("link", name="Processes").click()
+    page.get_by_label("Command to start").fill(SERVER)
+    page.keyboard.press("Enter")
+    page.get_by_label("Write to the process").fill("a line")
+    page.keyboard.press("Enter")
+    page.get_by_text("got a line", exact=True).wait_for()
+    page.get_by_text("Serving HTTP").wait_for()
+
+    page.get_by_role("link", name="Ports").click()
+    page.get_by_role("button", name="Expose").click()
+    link = page.get_by_role("link", name="Port 8000")
+    assert httpx.get(f"{link.get_attribute('href')}/dot.svg", trust_env=False).text == PICTURE
+    assert link.get_attribute("rel") == "noopener noreferrer"
+
+    page.get_by_role("button", name="Destroy").click()
+    page.get_by_role("dialog").get_by_role("button", name="Destroy").click()
+    page.get_by_text("No sandbox yet").wait_for()
+    assert server.client.get("/v1/sandboxes").json() == []
