@@ -179,6 +179,14 @@ class TestTogether:
         await second.aclose()
         assert await asyncio.to_thread(eventually, lambda: not alive([pid]))
 
+    async def test_each_has_a_queue_of_its_own(self) -> None:
+        config = ProcessConfig(pool_size=0, pool_min=0, max_concurrency=1)
+        async with ProcessBackend(config) as first, ProcessBackend(config) as second:
+            assert [(await backend.execute(REQUEST)).stdout for backend in (first, second)] == ["42\n"] * 2
+            slow, waiting = (asyncio.create_task(first.execute(request)) for request in (SLOW, REQUEST))
+            assert (await second.execute(REQUEST)).queued < (await waiting).queued
+            assert slow.done() and waiting.result().queued >= 1
+
     def test_one_that_is_killed_is_replaced_for_all(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
         """Whoever was in the middle of a run is told that it was the host; the next run of each works."""
         first, second = two
