@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 from tests.helpers import has_user_namespaces, require
-from tests.serve.conftest import Server
+from tests.serve.conftest import ROOT, Server
 from tests.serve.test_e2b import Box
+from tests.serve.test_workers import until
 
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
-from warmcell.interfaces.serve.server import listen
+from warmcell.interfaces.serve.server import Bounded, listen
 from warmcell.interfaces.serve.service import EVERYBODY, Service
 from warmcell.interfaces.serve.settings import Settings
 
@@ -141,3 +145,50 @@ def test_no_piece_of_a_stream_waits_for_the_one_before() -> None:
         listening.accept()[0] as accepted,
     ):
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_what_does_not_end_in_time_hears_of_it() -> None:
+    """SIGTERM waits for what is under way, and not for ever; who still listens then gets a last word that is ours."""
+    require(has_user_namespaces(), "this host has no user namespaces")
+    code = "from warmcell.interfaces.serve.server import *; serve(Settings(port=0, drain_timeout=1), lambda u: print(u, flush=True))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with (
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        assert process.stdout is not None
+        with httpx.Client(base_url=process.stdout.readline().strip(), timeout=60, trust_env=False) as client:
+            box = Box(client)
+            long = RUN | {"code": "import time; time.sleep(60)"}
+            run = threads.submit(client.post, "/v1/run", json=long)
+            stream = threads.submit(client.post, "/v1/run", json=long, headers={"accept": "text/event-stream"})
+            started = {"cmd": "/bin/sleep", "args": ["60"]}
+            command = threads.submit(box.stream, "process.Process/Start", process=started)
+            until(lambda: len(client.get("/v1/activity").json()["runs"]) == 2)
+            until(lambda: bool(box.call("process.Process/List").json()["processes"]))
+            process.terminate()
+            assert run.result(60).json()["error"]["fault"] == "host" and run.result().status_code == 503
+            assert "event: error" in stream.result(60).text and '"fault": "host"' in stream.result().text
+            assert command.result(60)[-1]["error"]["code"] == "unavailable"
+        assert process.wait(60) == 0
+
+
+def test_who_comes_when_there_are_too_many_is_told_when_to_come_again() -> None:
+    said: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        said.append({"type": "taken"})
+
+    async def come(others: int, kind: str = "http") -> dict[str, Any]:
+        bounded = Bounded(app, 2)
+        bounded.connections = range(others)
+        await bounded({"type": kind}, None, send)
+        return said.pop(0) if kind != "http" or others <= 2 else said[0]
+
+    assert asyncio.run(come(2)) == {"type": "taken"}
+    assert asyncio.run(come(3, "websocket")) == {"type": "websocket.close"}
+    refused = asyncio.run(come(3))
+    assert refused["status"] == 503 and (b"retry-after", b"1") in refused["headers"]

@@ -36,7 +36,7 @@ from warmcell.interfaces.serve.held_sandboxes import marked_worker
 from warmcell.interfaces.serve.measured import METRICS_HEADERS, Measured, summed
 from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
 from warmcell.interfaces.serve.relay import Event, NotReached, Receive, WorkerLost, carried, reached
-from warmcell.interfaces.serve.server import Server, configured
+from warmcell.interfaces.serve.server import serve_on
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.socket_relay import SocketRelay
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, read_tokens
@@ -76,9 +76,7 @@ async def serve_with_workers(settings: Settings, listening: socket.socket) -> No
 
     app = Starlette(lifespan=lifespan, middleware=[Middleware(FromElsewhere, settings=settings)])
     app.router.default = front
-    await Server(configured(app, settings, date_header=False, ws=partial(SocketRelay, front.for_socket)), front).serve(
-        sockets=[listening]
-    )
+    await serve_on(listening, app, settings, front, date_header=False, ws=partial(SocketRelay, front.for_socket))
 
 
 class Front:
@@ -115,10 +113,11 @@ class Front:
         try:
             if self.draining.is_set():
                 raise _ending()
-            if door is not None and door.described["scope"] == "metrics":
-                await (await self._figures(request, receive))(scope, receive, send)
-            else:
-                await self._answer(request, door, send)
+            with self._counted(request):
+                if door is not None and door.described["scope"] == "metrics":
+                    await (await self._figures(request, receive))(scope, receive, send)
+                else:
+                    await self._answer(request, door, send)
         except (Refused, ClientGone, SandboxError) as error:
             refuse = refusal if door is None else door.refuse
             await refuse(error)(scope, receive, send)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.app import make_app
+from warmcell.interfaces.serve.exchange import Refused, refusal
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_reach
 from warmcell.interfaces.serve.web_sockets import MAX_MESSAGE
@@ -24,6 +26,8 @@ _log = logging.getLogger("warmcell.serve")
 MAX_HEAD = 64 * 1024
 #: From the first byte, or from nothing at all, to a whole request head.
 HEAD_SECONDS = 15.0
+#: After what did not end in time was ended: for saying so.
+LAST_WORDS_SECONDS = 5.0
 
 
 class ImpatientProtocol(H11Protocol):
@@ -51,6 +55,23 @@ class ImpatientProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class Bounded:
+    """Has those come again who come when there are too many: uvicorn's own limit does not say when."""
+
+    def __init__(self, app: Any, most: int) -> None:
+        self._app, self._most = app, most
+        self.connections: Sized = ()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if len(self.connections) <= self._most or scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            headers = {"Retry-After": "1", "Connection": "close"}
+            await refusal(Refused(503, "there are too many connections", headers=headers))(scope, receive, send)
 
 
 class Draining(Protocol):
@@ -105,7 +126,25 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 async def served(service: Service, listening: socket.socket) -> None:
-    await Server(configured(make_app(service), service.settings), service).serve(sockets=[listening])
+    patience = asyncio.ensure_future(_lose_patience(service))
+    try:
+        await serve_on(listening, make_app(service), service.settings, service)
+    finally:
+        patience.cancel()
+
+
+async def _lose_patience(service: Service) -> None:
+    """What has not ended in time is ended, and says so as its last: uvicorn would only cut it."""
+    await service.draining.wait()
+    await asyncio.sleep(service.settings.drain_timeout)
+    await service.aclose()
+
+
+async def serve_on(listening: socket.socket, app: Any, settings: Settings, drained: Draining, **more: Any) -> None:
+    bounded = Bounded(app, settings.max_connections)
+    server = Server(configured(bounded, settings, **more), drained)
+    bounded.connections = server.server_state.connections
+    await server.serve(sockets=[listening])
 
 
 def configured(app: Any, settings: Settings, ws: Any = None, **more: Any) -> uvicorn.Config:
@@ -122,9 +161,8 @@ def configured(app: Any, settings: Settings, ws: Any = None, **more: Any) -> uvi
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=settings.max_connections,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(settings.drain_timeout),
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout + LAST_WORDS_SECONDS),
         h11_max_incomplete_event_size=MAX_HEAD,
         **more,
     )

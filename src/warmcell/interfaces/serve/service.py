@@ -50,6 +50,7 @@ class Service:
         self.policy = self._read_policy()
         self.backend = self._make_backend()
         self._retired: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._under_way: dict[ProcessBackend, int] = {}
         self.held = HeldSandboxes("" if worker is None else worker_mark(worker))
         self.rates, self.under_way = Rates(), AnswersUnderWay()
@@ -128,6 +129,12 @@ class Service:
         _log.warning("reloaded")
 
     async def aclose(self) -> None:
+        """Ends all that runs, and whoever waits for it hears that it was us. May be called twice."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self.draining.set()
         for task in self._retired:
             task.cancel()

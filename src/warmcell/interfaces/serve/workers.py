@@ -93,7 +93,7 @@ class Worker:
         """It may have closed its side and live on, or hang: it has no way to be reached any more."""
         assert self._process is not None
         try:
-            async with asyncio.timeout(self._settings.drain_timeout if self._ending.is_set() else 5.0):
+            async with asyncio.timeout(self._settings.drain_timeout + 5 if self._ending.is_set() else 5.0):
                 await self._process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
