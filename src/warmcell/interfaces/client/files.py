@@ -32,6 +32,10 @@ def path_text(path: AnyPath | bytes) -> str:
     return text
 
 
+def maybe_text(path: AnyPath | None) -> str | None:
+    return None if path is None else path_text(path)
+
+
 def archived(source: str, path: str | None, extract: bool) -> Made:
     """A file as it is, a directory as a tar without its links. Blocks."""
     place = Path(host_path("source", source))

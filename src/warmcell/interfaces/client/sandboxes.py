@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
 
 from warmcell.backends.output_callbacks import OnText, Texts
 from warmcell.core.errors import NetworkingDisabled, SandboxDestroyed, SessionNotFound
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecResult, check_timeout
-from warmcell.interfaces.client.files import Made, archived, path_text
+from warmcell.interfaces.client.files import maybe_text, path_text
 from warmcell.interfaces.client.ports import AsyncRemotePort
 from warmcell.interfaces.client.processes import AsyncRemoteProcess
+from warmcell.interfaces.client.remote_files import RemoteFiles
 from warmcell.interfaces.client.sessions import AsyncRemoteSession
 from warmcell.interfaces.client.watches import AsyncRemoteWatch
 from warmcell.interfaces.client.wire import content, outcome, record
-from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.opening import Opening
 from warmcell.sandbox.processes import ProcessInfo, PtySize
-from warmcell.workspace.diff import FsChange
-from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES, DirEntry, FileStat
-from warmcell.workspace.snapshot import SnapshotId
-from warmcell.workspace.transfer import Uploaded
 from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
     from warmcell.sandbox.tools.toolset import Toolset
 
 
-class AsyncRemoteSandbox:
+class AsyncRemoteSandbox(RemoteFiles):
     """The same arguments, results and errors. What it runs and keeps is over there; paths of the host are here."""
 
     def __init__(
@@ -66,7 +60,7 @@ class AsyncRemoteSandbox:
         on_stderr: OnText | None = None,
     ) -> ExecResult:
         """Runs one command, without a shell. `CommandNotFound` when the sandbox has none of that name."""
-        body = {"command": command, "args": list(args), "cwd": _maybe(cwd)}
+        body = {"command": command, "args": list(args), "cwd": maybe_text(cwd)}
         return await self._run("exec", body, stdin, timeout, on_stdout, on_stderr)
 
     async def sh(
@@ -80,7 +74,7 @@ class AsyncRemoteSandbox:
         on_stderr: OnText | None = None,
     ) -> ExecResult:
         """Runs a shell script in the work directory. Nothing but files is kept from one call to the next."""
-        return await self._run("sh", {"script": script, "cwd": _maybe(cwd)}, stdin, timeout, on_stdout, on_stderr)
+        return await self._run("sh", {"script": script, "cwd": maybe_text(cwd)}, stdin, timeout, on_stdout, on_stderr)
 
     async def run(
         self,
@@ -157,74 +151,7 @@ class AsyncRemoteSandbox:
         """Sandboxes of a server have the network that its policy gives their guests, and no other."""
         raise NetworkingDisabled
 
-    # ---- files ----
-
-    async def read_file(self, path: AnyPath, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        data: bytes = await self._file("GET", path, max_bytes=max_bytes)
-        return data
-
-    async def read_text(self, path: AnyPath, *, encoding: str = "utf-8", max_bytes: int = MAX_FILE_BYTES) -> str:
-        return (await self.read_file(path, max_bytes=max_bytes)).decode(encoding, "replace")
-
-    async def write_file(self, path: AnyPath, data: str | bytes, *, parents: bool = True) -> None:
-        await self._file("PUT", path, data.encode() if isinstance(data, str) else data, parents=parents)
-
-    async def remove(self, path: AnyPath, *, recursive: bool = True) -> None:
-        await self._file("DELETE", path, recursive=recursive)
-
-    async def list_dir(self, path: AnyPath = ".", *, max_entries: int = MAX_LIST_ENTRIES) -> list[DirEntry]:
-        found = await self.ask("GET", "files", params={"path": path_text(path), "max_entries": max_entries})
-        return [record(DirEntry, entry) for entry in found]
-
-    async def stat(self, path: AnyPath) -> FileStat:
-        made: FileStat = record(FileStat, await self.ask("GET", "stat", params={"path": path_text(path)}))
-        return made
-
-    async def exists(self, path: AnyPath) -> bool:
-        try:
-            return bool(await self.stat(path))
-        except FileNotFoundError:
-            return False
-
-    async def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
-        await self.ask("POST", "mkdir", json={"path": path_text(path), "parents": parents})
-
-    async def upload(self, source: bytes | AnyPath, path: AnyPath | None = None, *, extract: bool = False) -> Uploaded:
-        """Brings in bytes, or a file or directory of this host."""
-        if isinstance(source, bytes):
-            sent = Made(source, _maybe(path), extract)
-        else:
-            sent = await in_thread(lambda: archived(path_text(source), _maybe(path), extract))
-            if not sent.extract and path is not None and await self._is_directory(path):
-                sent = dataclasses.replace(sent, path=f"{path_text(path)}/{os.path.basename(path_text(source))}")
-        params = {"extract": str(sent.extract).lower()} | ({"path": "."} if sent.path is None else {"path": sent.path})
-        found = await self.ask("POST", "upload", params=params, content=sent.data, seconds=600)
-        return Uploaded(found["files"], found["total_bytes"], (*sent.skipped, *found["skipped"]))
-
-    async def _is_directory(self, path: AnyPath) -> bool:
-        try:
-            return (await self.stat(path)).is_dir
-        except FileNotFoundError:
-            return False
-
-    async def download(self, path: AnyPath = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        data: bytes = await self.ask("GET", "download", params={"path": path_text(path), "max_bytes": max_bytes})
-        return data
-
-    async def apply_patch(self, patch: str | bytes, path: AnyPath = ".") -> list[FsChange]:
-        text = patch.decode("utf-8", "surrogateescape") if isinstance(patch, bytes) else patch
-        found = await self.ask("POST", "patch", json={"patch": text, "path": path_text(path)})
-        return [record(FsChange, change) for change in found]
-
-    async def diff(self) -> list[FsChange]:
-        return [record(FsChange, change) for change in await self.ask("GET", "diff")]
-
-    async def snapshot(self) -> SnapshotId:
-        taken = await self.ask("POST", "snapshots", seconds=120)
-        return SnapshotId(taken["id"], tuple(taken["skipped"]))
-
-    async def restore(self, snapshot: str) -> None:
-        await self.ask("POST", "restore", json={"snapshot": str(snapshot)}, seconds=120)
+    # ---- forks and events ----
 
     async def fork(self, snapshot: str | None = None) -> AsyncRemoteSandbox:
         """A new sandbox with the same rules and a copy of the work directory, or of a snapshot of it."""
@@ -253,7 +180,10 @@ class AsyncRemoteSandbox:
     ) -> AsyncRemoteProcess:
         """As `AsyncSandbox.spawn`."""
         texts = None if on_stdout is None and on_stderr is None else Texts(on_stdout, on_stderr)
-        asked: dict[str, Any] = {"command": command if isinstance(command, str) else list(command), "cwd": _maybe(cwd)}
+        asked: dict[str, Any] = {
+            "command": command if isinstance(command, str) else list(command),
+            "cwd": maybe_text(cwd),
+        }
         asked |= {"env": dict(env or {}), "stdin": stdin, "timeout": timeout}
         asked |= {"pty": None if pty is None else dataclasses.asdict(pty)}
         return self._process(await self.ask("POST", "processes", json=asked), texts)
@@ -279,7 +209,7 @@ class AsyncRemoteSandbox:
         self, language: str = "python", *, cwd: AnyPath | None = None, env: Mapping[str, str] | None = None
     ) -> Opening:
         """An interpreter that remembers; `await` it, or use it with `async with`."""
-        asked = {"language": language, "cwd": _maybe(cwd), "env": dict(env or {})}
+        asked = {"language": language, "cwd": maybe_text(cwd), "env": dict(env or {})}
 
         async def opened() -> Any:
             return AsyncRemoteSession(self, await self.ask("POST", "sessions", json=asked), self._timeout)
@@ -333,17 +263,3 @@ class AsyncRemoteSandbox:
         self._connection.check_open()
         if self._is_destroyed:
             raise SandboxDestroyed
-
-    async def _file(self, method: str, path: AnyPath, data: bytes | None = None, **params: Any) -> Any:
-        shown = {name: str(value).lower() for name, value in params.items()}
-        return await self.ask(method, f"files/{_quoted(path_text(path))}", params=shown, content=data)
-
-
-def _quoted(path: str) -> str:
-    """With steps up said in full: left as dots they would be taken here, and the request would go elsewhere."""
-    steps = (quote(step, safe="") for step in path.split("/"))
-    return "/".join(step.replace(".", "%2E") if step in (".", "..") else step for step in steps)
-
-
-def _maybe(path: AnyPath | None) -> str | None:
-    return None if path is None else path_text(path)
