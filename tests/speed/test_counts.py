@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.needs("linux", "user namespaces")]
 
 RUNS = 40
 HELLO = ExecRequest(Language.PYTHON, "print(1)", 60)
-MOST_SYSTEM_CALLS = 540 if is_root() else 480  # 500 with a control group, 440 without
+MOST_SYSTEM_CALLS = 530 if is_root() else 470  # 490 with a control group, 430 without
 MOST_PROCESSES = 2  # the guest and its init
 MOST_FAULTS = {"guests and inits": 690, "zygote": 155, "manager": 20}  # 475 (640 for those that rehearse), 130, 4
 MOST_BYTES = {"supervisor": 500, "manager": 8_000, "zygote": 500}  # 120, 5,600, 0; sockets are not counted

@@ -20,6 +20,15 @@ def read(path: str) -> str:
         os.close(descriptor)
 
 
+def read_line(path: str) -> str:
+    """Of a file that has one: the kernel returns it whole."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096).decode()
+    finally:
+        os.close(descriptor)
+
+
 def write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
