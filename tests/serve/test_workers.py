@@ -70,7 +70,8 @@ def test_every_door_is_there(front: Server, tokens: dict[str, str]) -> None:
     assert (ran["status"], ran["run_result"]["stdout"]) == ("Success", "2\n")
     assert client.get("/nothing").json()["error"]["code"] == "http.404"
     assert client.get("/v1/run").headers["allow"] == "POST"
-    assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 403
+    refused = client.get("/healthz", headers={"host": "evil.example"})
+    assert refused.status_code == 403 and refused.headers["x-content-type-options"] == "nosniff"
     told = client.get("/metrics", headers=mine).text
     assert "warmcell_runs_total{" in told and client.get("/metrics").status_code == 401
     history = client.get("/v1/history", headers=mine).json()

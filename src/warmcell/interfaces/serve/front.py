@@ -27,7 +27,7 @@ from starlette.routing import Match
 from warmcell.core.errors import BackendUnavailable, SandboxError
 from warmcell.interfaces.serve.activity import UnderWay, joined
 from warmcell.interfaces.serve.app import make_routes
-from warmcell.interfaces.serve.doors import Door, FromElsewhere, presented_token
+from warmcell.interfaces.serve.doors import Door, FromElsewhere, Unframed, presented_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
 from warmcell.interfaces.serve.e2b.envd import MAX_FILE
 from warmcell.interfaces.serve.event_streams import event_stream, wants_events
@@ -74,7 +74,7 @@ async def serve_with_workers(settings: Settings, listening: socket.socket) -> No
         finally:
             await front.aclose()
 
-    app = Starlette(lifespan=lifespan, middleware=[Middleware(FromElsewhere, settings=settings)])
+    app = Starlette(lifespan=lifespan, middleware=[Middleware(Unframed), Middleware(FromElsewhere, settings=settings)])
     app.router.default = front
     await serve_on(listening, app, settings, front, date_header=False, ws=partial(SocketRelay, front.for_socket))
 
