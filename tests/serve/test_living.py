@@ -98,6 +98,13 @@ def test_a_terminal_has_a_size_and_signals(server: Server, at: str) -> None:
     assert int(process.rpartition("/")[2]) in pids
 
 
+def test_a_program_without_a_name_ends_nothing(server: Server, at: str) -> None:
+    other = server.client.post(f"{at}/processes", json={"command": "sleep 60"}).json()["pid"]
+    assert server.client.post(f"{at}/processes", json={"command": ["", "a"]}).status_code == 422
+    assert server.client.get(f"{at}/processes/{other}").json()["is_running"] is True
+    server.client.delete(f"{at}/processes/{other}")
+
+
 def test_what_is_not_read_is_not_heaped_up(server: Server, at: str) -> None:
     client = server.client
     process = f"{at}/processes/{client.post(f'{at}/processes', json={'command': 'sleep 60'}).json()['pid']}"
@@ -180,6 +187,7 @@ def test_files_in_every_form(server: Server) -> None:
     archive = client.get(f"{at}/download?path=a").content
     assert client.post(f"{at}/upload?path=copy&extract=true", content=archive).json()["files"] == 1
     assert client.get(f"{at}/files/copy/b/text").content == b"one\ntwo\n"
+    assert client.post(f"{at}/upload?path=.", content=b"x").status_code == 409
     patch = "--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
     changed = client.post(f"{at}/patch", json={"patch": patch, "path": "copy/b"})
     assert changed.json()[0]["kind"] == "modified", changed.text

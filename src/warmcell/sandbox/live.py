@@ -185,6 +185,8 @@ def checked_command(command: object) -> tuple[list[str], str]:
             hint='spawn("npm run dev"), or spawn(["python3", "-i"])',
         )
     argv = [check_text("command", word) for word in command]
+    if not argv[0]:
+        raise InvalidRequest("the program has no name", field="command")
     return argv, " ".join(argv)
 
 

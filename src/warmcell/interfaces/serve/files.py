@@ -16,7 +16,7 @@ from warmcell.interfaces.serve.queries import PATH, flag_in_query, path_in_query
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sandbox.asynchronous import AsyncSandbox
-from warmcell.workspace.errors import LimitExceeded, WorkspaceError
+from warmcell.workspace.errors import LimitExceeded, WorkspaceError, WrongKind
 from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES
 
 MOST_DEPTH = 32
@@ -100,6 +100,8 @@ async def upload(request: Request, tenant: Tenant) -> Response:
     path = request.query_params.get("path")
     if path is None:
         raise InvalidRequest("is needed", field="path")
+    if not extract and path in (".", "/work"):
+        raise WrongKind(path, "is a directory")
     made = await held.sandbox.upload(data, path, extract=extract)
     return answer({"files": made.files, "total_bytes": made.total_bytes, "skipped": list(made.skipped)}, 201)
 

@@ -10,6 +10,12 @@ from warmcell.interfaces.serve.models import WHOLE, Below, Code, Directory, Plai
 
 Cells = Annotated[int, Field(ge=1, le=65_535), WHOLE]
 PortNumber = Annotated[int, Field(ge=1, le=65_535), WHOLE]
+CommandLine = Annotated[
+    list[Plain],
+    Field(
+        min_length=1, max_length=1000, json_schema_extra={"prefixItems": [{"type": "string", "pattern": r"^[^\x00]+$"}]}
+    ),
+]
 Identity = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Metadata = Annotated[dict[str, str], Field(max_length=64)]
 Lifetime = Annotated[float, Field(ge=1, le=31_622_400)]
@@ -26,7 +32,7 @@ class SpawnBody(Strict):
     """`command`: text for the shell, or a program with its arguments. Without `timeout` it may run until the sandbox
     ends; with `pty` it has a terminal, whose output is all `stdout`."""
 
-    command: Code | Annotated[list[Plain], Field(min_length=1, max_length=1000)]
+    command: Code | CommandLine
     cwd: Directory | None = None
     env: Variables = Field({})
     pty: TerminalBody | None = None
