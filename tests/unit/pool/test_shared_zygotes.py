@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tests.contract.processes import alive, eventually
 from tests.helpers import in_a_fork, share_no_zygotes
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, Sandbox, SandboxError, SandboxPolicyBuilder
+from warmcell.backends.process.world import _names
+from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.pool import shared_zygotes as module
 from warmcell.pool.shared_zygotes import SharedZygotes, ZygoteShare
@@ -153,6 +156,30 @@ class TestReplacing:
             with pytest.raises(RunCancelled):
                 share.zygote(Run(), -1)
         assert share.zygote(Run(), -1) is share._current
+
+
+@pytest.mark.parametrize(
+    ("bind", "names"),
+    [
+        (Bind("/home/me/plans", "/home/me/plans", as_owner=True), ("/home/me/plans",)),
+        (Bind("/srv/a", "/work", True, as_owner=True), ()),
+        (Bind("/usr", "/usr"), ()),
+        (Bind("/tmp/me/node", "/tmp/me/node"), ("/tmp/me/node",)),
+        (Bind(f"{sys.prefix}/node", "/tmp/node"), ()),
+        (Bind(f"{sys.prefix}/data", f"{sys.prefix}/data", as_owner=True), (f"{sys.prefix}/data",)),
+    ],
+    ids=[
+        "a caller's",
+        "at a usual place",
+        "the system's",
+        "a toolchain in scratch",
+        "the program's own",
+        "shown of it",
+    ],
+)
+def test_which_names_keep_backends_apart(bind: Bind, names: tuple[str, ...]) -> None:
+    plan = LaunchPlan(binds=(bind,), scratch_dirs=(("/tmp", 0o1777), ("/work", 0o755)), cwd="/work")
+    assert _names(plan) == names
 
 
 @pytest.mark.needs("linux", "user namespaces")

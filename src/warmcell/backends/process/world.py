@@ -6,6 +6,7 @@ A cage is always the same world; the classes that share the host's root get a di
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 
@@ -17,7 +18,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.guest_environment import CAGED_ENV
-from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
+from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.zygote import ZygoteKey
 
@@ -141,5 +142,11 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, plan: LaunchP
 
 def _names(plan: LaunchPlan) -> tuple[str, ...]:
     """What a zygote is told of where things are. Places that are the same for everybody tell nobody anything."""
-    own = {bind.target for bind in plan.binds if not is_shared(bind, plan)}
+    own = {bind.target for bind in plan.binds if not is_shared(bind, plan) and not _is_of_the_program(bind)}
     return tuple(sorted({plan.cwd, *own} - {"/", WORK_DIR, OUT_DIR}))
+
+
+def _is_of_the_program(bind: Bind) -> bool:
+    """A toolchain of the program's own environment, which all of its backends have."""
+    is_named = bind.as_owner or bind.writable
+    return not is_named and any(is_within(bind.source, prefix) for prefix in (sys.prefix, sys.base_prefix))
