@@ -11,13 +11,6 @@ from pathlib import Path
 
 import pytest
 
-if os.environ.get("WARMCELL_MUST_WORK") == "1":
-    import ipykernel  # noqa: F401
-    import nbclient  # noqa: F401
-else:
-    pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-
 from warmcell.interfaces.cli import main
 
 #: Its exit status, and what it said.

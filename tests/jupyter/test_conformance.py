@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
 import pytest
 from tests.jupyter.conftest import Install
 
 suite = pytest.importorskip("jupyter_kernel_test")
 papermill = pytest.importorskip("papermill")
+nbformat = pytest.importorskip("nbformat")
 
 
 @pytest.fixture(scope="module", autouse=True)

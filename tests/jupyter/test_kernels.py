@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
+
+if os.environ.get("WARMCELL_MUST_WORK") != "1":
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+
+import nbformat
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
