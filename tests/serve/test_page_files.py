@@ -9,7 +9,7 @@ import re
 import pytest
 from tests.serve.conftest import Server
 
-from warmcell.interfaces.serve.watched import joined_history
+from warmcell.interfaces.serve.v1.watched import joined_history
 
 
 def test_the_page_may_do_nothing_but_talk_to_its_server(server: Server) -> None:

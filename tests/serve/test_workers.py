@@ -20,9 +20,9 @@ from tests.serve.test_e2b import Box
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from warmcell.interfaces.serve.front.relay import forwarded
 from warmcell.interfaces.serve.held_sandboxes import marked_worker, worker_mark
 from warmcell.interfaces.serve.measured import summed
-from warmcell.interfaces.serve.relay import forwarded
 
 RUN = {"language": "python", "code": "print(1)", "timeout": 60}
 LONG = RUN | {"code": "import time; print('begun', flush=True); time.sleep(60)"}

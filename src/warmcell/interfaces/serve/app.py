@@ -12,31 +12,26 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from warmcell.interfaces.serve import (
-    files,
-    forks,
-    fusion,
-    fusion_jupyter,
-    mcp_door,
-    native,
-    openapi,
-    page_files,
-    piston,
-    ports,
-    processes,
-    sandboxes,
-    sessions,
-    sign_in,
-    terminals,
-    tunnels,
-    watches,
-)
-from warmcell.interfaces.serve.activity import UnderWay
+from warmcell.interfaces.serve import fusion, fusion_jupyter, mcp_door, page_files, piston, sign_in
 from warmcell.interfaces.serve.doors import FromElsewhere, Unframed, not_found, wrong_method
 from warmcell.interfaces.serve.e2b import control, envd, interpreter
 from warmcell.interfaces.serve.measured import Measured
 from warmcell.interfaces.serve.service import Service
-from warmcell.interfaces.serve.watched import Watched
+from warmcell.interfaces.serve.v1 import (
+    files,
+    forks,
+    native,
+    openapi,
+    ports,
+    processes,
+    sandboxes,
+    sessions,
+    terminals,
+    tunnels,
+    watches,
+)
+from warmcell.interfaces.serve.v1.activity import UnderWay
+from warmcell.interfaces.serve.v1.watched import Watched
 
 
 def make_app(service: Service) -> Starlette:

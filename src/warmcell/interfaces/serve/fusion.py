@@ -14,9 +14,9 @@ from warmcell.core.types import ExecRequest
 from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, refused_code
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, told, while_connected
-from warmcell.interfaces.serve.models import decoded
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.models import decoded
 from warmcell.languages.registry import known_language
 
 #: A client waits for both timeouts and ten seconds more, and tries again only after a 504: it must come before that.

@@ -18,9 +18,9 @@ from warmcell.interfaces.serve.ceiling import check_time
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.exchange import answer, read_model, while_connected
 from warmcell.interfaces.serve.fusion import PATIENCE, fusion_refusal
-from warmcell.interfaces.serve.models import decoded
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.models import decoded
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sessions.cell_results import CellResult
 

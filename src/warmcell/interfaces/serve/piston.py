@@ -17,9 +17,9 @@ from warmcell.core.types import MIB, ExecRequest
 from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, refused_code
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, status_of, told, while_connected
-from warmcell.interfaces.serve.models import decoded
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.models import decoded
 from warmcell.languages.registry import find_language, known_language
 from warmcell.lifetime.threads import in_thread
 

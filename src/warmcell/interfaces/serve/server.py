@@ -114,7 +114,7 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
 
 
 def _with_workers(settings: Settings, listening: socket.socket) -> Coroutine[Any, Any, None]:
-    from warmcell.interfaces.serve.front import check_files, serve_with_workers
+    from warmcell.interfaces.serve.front.front import check_files, serve_with_workers
 
     check_files(settings)
     return serve_with_workers(settings, listening)

@@ -14,10 +14,10 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
+from warmcell.interfaces.serve.front.shared_queue import FrontQueue
 from warmcell.interfaces.serve.held_sandboxes import Held, HeldSandboxes, worker_mark
 from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shared_queue import FrontQueue
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.registry import canonical, find_language

@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.exchange import Refused, answer, read_model
-from warmcell.interfaces.serve.models import SignInBody
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.settings import Settings, is_loopback
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.models import SignInBody
 
 CODE_SECONDS = 120
 _MOST_BODY = 4096

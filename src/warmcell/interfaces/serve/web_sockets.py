@@ -16,10 +16,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.doors import SUBPROTOCOL, admitted
-from warmcell.interfaces.serve.event_streams import with_pauses
 from warmcell.interfaces.serve.exchange import Refused, plain_error, plain_refusal, refusal
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.event_streams import with_pauses
 
 _log = logging.getLogger("warmcell.serve")
 #: The largest message that is taken from a client.

@@ -1,6 +1,6 @@
 """One of several processes behind a front: the whole server, on a socket that only the front reaches.
 
-    python -m warmcell.interfaces.serve.worker NUMBER LISTENING CONTROL
+    python -m warmcell.interfaces.serve.front.worker NUMBER LISTENING CONTROL
 
 Two descriptors: where it listens, and where it is told its settings and asks for places. It ends when the front does.
 """
@@ -14,10 +14,10 @@ import signal
 import socket
 import sys
 
+from warmcell.interfaces.serve.front.shared_queue import FrontQueue, messages, send
 from warmcell.interfaces.serve.server import served
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shared_queue import FrontQueue, messages, send
 
 
 def main(number: int, listening: int, control: int) -> int:

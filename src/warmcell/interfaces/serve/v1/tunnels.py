@@ -14,8 +14,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from warmcell.interfaces.serve.exchange import Refused
 from warmcell.interfaces.serve.service import held_of
-from warmcell.interfaces.serve.terminals import Nothing
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.terminals import Nothing
 from warmcell.interfaces.serve.web_sockets import DONE, accept, command, heard, say, socket_door
 
 _PORT = re.compile(r"[1-9][0-9]{0,4}")

@@ -11,7 +11,7 @@ import h11
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.exchange import ClientGone
-from warmcell.interfaces.serve.workers import Worker
+from warmcell.interfaces.serve.front.workers import Worker
 
 #: About one connection, and so not for the next.
 _OF_ONE_CONNECTION = frozenset(

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.event_streams import event, event_stream, wants_events
 from warmcell.interfaces.serve.exchange import answer
-from warmcell.interfaces.serve.queries import number_in_query
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.event_streams import event, event_stream, wants_events
+from warmcell.interfaces.serve.v1.queries import number_in_query
 from warmcell.observe.history import STEP_SECONDS, History
 
 PATH = "/v1/history"

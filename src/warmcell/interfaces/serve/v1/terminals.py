@@ -15,11 +15,11 @@ from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve.ceiling import check_time
 from warmcell.interfaces.serve.exchange import Refused, parsed, plain_error, plain_outcome
-from warmcell.interfaces.serve.living_models import SignalBody, TerminalBody
-from warmcell.interfaces.serve.models import Code, Files, LimitsBody, Seconds, Strict, Variables, content
-from warmcell.interfaces.serve.processes import process_of, waited, written
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.living_models import SignalBody, TerminalBody
+from warmcell.interfaces.serve.v1.models import Code, Files, LimitsBody, Seconds, Strict, Variables, content
+from warmcell.interfaces.serve.v1.processes import process_of, waited, written
 from warmcell.interfaces.serve.web_sockets import (
     DONE,
     accept,

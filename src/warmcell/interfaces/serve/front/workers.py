@@ -11,8 +11,8 @@ import subprocess
 from contextlib import suppress
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.serve.front.shared_queue import PlacesOfWorker, messages, send
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shared_queue import PlacesOfWorker, messages, send
 from warmcell.lifetime.held_directories import temporary_directory
 from warmcell.lifetime.host_program import own_interpreter
 from warmcell.lifetime.tenant_queue import TenantQueue
@@ -55,7 +55,7 @@ class Worker:
             words = [str(self.number), str(listening.fileno()), str(theirs.fileno())]
             self._process = await asyncio.create_subprocess_exec(
                 own_interpreter(),
-                *("-m", "warmcell.interfaces.serve.worker", *words),
+                *("-m", "warmcell.interfaces.serve.front.worker", *words),
                 pass_fds=(listening.fileno(), theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

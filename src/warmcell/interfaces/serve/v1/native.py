@@ -15,7 +15,6 @@ from starlette.responses import Response
 from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.event_streams import OutputTexts, event, event_stream, wants_events, with_pauses
 from warmcell.interfaces.serve.exchange import (
     ENDED_OTHERWISE,
     answer,
@@ -24,9 +23,10 @@ from warmcell.interfaces.serve.exchange import (
     read_model,
     while_connected,
 )
-from warmcell.interfaces.serve.models import JudgeBody, RunBody
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.event_streams import OutputTexts, event, event_stream, wants_events, with_pauses
+from warmcell.interfaces.serve.v1.models import JudgeBody, RunBody
 from warmcell.judging.judge import ajudge
 from warmcell.judging.verdicts import Verdict
 from warmcell.lifetime.threads import in_thread

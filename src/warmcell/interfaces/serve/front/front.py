@@ -25,24 +25,24 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from warmcell.core.errors import BackendUnavailable, SandboxError
-from warmcell.interfaces.serve.activity import UnderWay, joined
 from warmcell.interfaces.serve.app import make_routes
 from warmcell.interfaces.serve.doors import Door, FromElsewhere, Unframed, presented_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
 from warmcell.interfaces.serve.e2b.envd import MAX_FILE
-from warmcell.interfaces.serve.event_streams import event_stream, wants_events
 from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, plain_error, read_body, refusal
+from warmcell.interfaces.serve.front.relay import Event, NotReached, Receive, WorkerLost, carried, reached
+from warmcell.interfaces.serve.front.socket_relay import SocketRelay
+from warmcell.interfaces.serve.front.workers import Worker, Workers
 from warmcell.interfaces.serve.held_sandboxes import marked_worker
 from warmcell.interfaces.serve.measured import METRICS_HEADERS, Measured, summed
 from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
-from warmcell.interfaces.serve.relay import Event, NotReached, Receive, WorkerLost, carried, reached
 from warmcell.interfaces.serve.server import serve_on
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.socket_relay import SocketRelay
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, read_tokens
-from warmcell.interfaces.serve.watched import PATH as HISTORY
-from warmcell.interfaces.serve.watched import Watched, joined_history, live
-from warmcell.interfaces.serve.workers import Worker, Workers
+from warmcell.interfaces.serve.v1.activity import UnderWay, joined
+from warmcell.interfaces.serve.v1.event_streams import event_stream, wants_events
+from warmcell.interfaces.serve.v1.watched import PATH as HISTORY
+from warmcell.interfaces.serve.v1.watched import Watched, joined_history, live
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.tenant_queue import TenantQueue
 from warmcell.policy.model import SandboxPolicy

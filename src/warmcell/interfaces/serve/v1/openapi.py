@@ -11,10 +11,10 @@ from starlette.responses import Response
 from warmcell.backends.process.session_worker import LANGUAGES
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.exchange import answer
-from warmcell.interfaces.serve.living_models import SessionBody, SpawnBody
-from warmcell.interfaces.serve.schemas import SCHEMAS
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.living_models import SessionBody, SpawnBody
+from warmcell.interfaces.serve.v1.schemas import SCHEMAS
 from warmcell.languages.registry import canonical
 from warmcell.lifetime.threads import in_thread
 

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.exchange import Refused, refusal
-from warmcell.interfaces.serve.workers import Worker
+from warmcell.interfaces.serve.front.workers import Worker
 
 Choose = Callable[[HTTPConnection], Awaitable[Worker]]
 

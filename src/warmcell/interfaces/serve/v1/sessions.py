@@ -13,7 +13,6 @@ from starlette.responses import Response
 from warmcell.core.errors import SessionNotFound
 from warmcell.interfaces.serve.ceiling import check_time
 from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.event_streams import Tell, event_stream, told, wants_events
 from warmcell.interfaces.serve.exchange import (
     ENDED_OTHERWISE,
     Refused,
@@ -23,10 +22,11 @@ from warmcell.interfaces.serve.exchange import (
     while_connected,
 )
 from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.living_models import BranchBody, CellBody, InputBody, SessionBody
-from warmcell.interfaces.serve.sandboxes import plain_sandbox
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.event_streams import Tell, event_stream, told, wants_events
+from warmcell.interfaces.serve.v1.living_models import BranchBody, CellBody, InputBody, SessionBody
+from warmcell.interfaces.serve.v1.sandboxes import plain_sandbox
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.session import AsyncSession
 from warmcell.sessions.cell_results import DisplayData

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.exchange import Refused, answer, read_model
-from warmcell.interfaces.serve.living_models import ForkBody, RestoreBody
-from warmcell.interfaces.serve.sandboxes import plain_sandbox
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.living_models import ForkBody, RestoreBody
+from warmcell.interfaces.serve.v1.sandboxes import plain_sandbox
 
 #: Each may take as much of the disk as the sandbox itself.
 MOST_SNAPSHOTS = 8

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.event_streams import event, event_stream, with_pauses
 from warmcell.interfaces.serve.exchange import Refused
-from warmcell.interfaces.serve.queries import PATH, flag_in_query, path_in_query, query
 from warmcell.interfaces.serve.service import Service, held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.event_streams import event, event_stream, with_pauses
+from warmcell.interfaces.serve.v1.queries import PATH, flag_in_query, path_in_query, query
 from warmcell.sandbox.watches import AsyncWatch
 from warmcell.workspace.watching import FileEvent
 

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.exchange import Refused, answer, read_model
 from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.living_models import PortBody
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.living_models import PortBody
 from warmcell.sandbox.ports import AsyncExposedPort
 
 MOST_PORTS = 16

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.exchange import answer, read_body, read_model
-from warmcell.interfaces.serve.living_models import DirectoryBody, PatchBody
-from warmcell.interfaces.serve.queries import PATH, flag_in_query, path_in_query, query, whole_in_query
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.living_models import DirectoryBody, PatchBody
+from warmcell.interfaces.serve.v1.queries import PATH, flag_in_query, path_in_query, query, whole_in_query
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError, WrongKind
 from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES

@@ -11,13 +11,13 @@ from starlette.responses import Response
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve.ceiling import check_time
 from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.event_streams import event_stream, told, wants_events
 from warmcell.interfaces.serve.exchange import ENDED_OTHERWISE, answer, plain_outcome, read_model, while_connected
 from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.living_models import PackagesBody
-from warmcell.interfaces.serve.models import CodeBody, CreateBody, ExecBody, ScriptBody, content
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.event_streams import event_stream, told, wants_events
+from warmcell.interfaces.serve.v1.living_models import PackagesBody
+from warmcell.interfaces.serve.v1.models import CodeBody, CreateBody, ExecBody, ScriptBody, content
 
 #: A run of a sandbox, with what is to hear its output.
 Run = Callable[..., Awaitable[ExecResult]]

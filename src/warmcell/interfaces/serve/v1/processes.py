@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from warmcell.core.errors import InvalidRequest, SessionBusy
 from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.event_streams import OutputTexts, event, event_stream, with_pauses
 from warmcell.interfaces.serve.exchange import (
     ENDED_OTHERWISE,
     answer,
@@ -23,10 +22,11 @@ from warmcell.interfaces.serve.exchange import (
     while_connected,
 )
 from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.living_models import SignalBody, SpawnBody, TerminalBody
-from warmcell.interfaces.serve.queries import number_in_query, query
 from warmcell.interfaces.serve.service import Service, held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.event_streams import OutputTexts, event, event_stream, with_pauses
+from warmcell.interfaces.serve.v1.living_models import SignalBody, SpawnBody, TerminalBody
+from warmcell.interfaces.serve.v1.queries import number_in_query, query
 from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
 
 _PID = re.compile(r"[1-9][0-9]{0,9}")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from warmcell.interfaces.serve.models import WHOLE, Below, Code, Directory, Plain, Seconds, Strict, Variables
+from warmcell.interfaces.serve.v1.models import WHOLE, Below, Code, Directory, Plain, Seconds, Strict, Variables
 
 Cells = Annotated[int, Field(ge=1, le=65_535), WHOLE]
 PortNumber = Annotated[int, Field(ge=1, le=65_535), WHOLE]

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.interfaces.serve.models import PLACE
+from warmcell.interfaces.serve.v1.models import PLACE
 
 
 def query(name: str, schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""`warmcell serve --workers N`: a process that listens, and those behind it."""
