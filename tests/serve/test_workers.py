@@ -20,6 +20,7 @@ from tests.serve.test_e2b import Box
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from warmcell.interfaces.serve.front import worker
 from warmcell.interfaces.serve.front.relay import forwarded
 from warmcell.interfaces.serve.held_sandboxes import marked_worker, worker_mark
 from warmcell.interfaces.serve.measured import summed
@@ -51,7 +52,7 @@ def key(tokens: dict[str, str], name: str = "two") -> dict[str, str]:
 def worker_pids(server: Server) -> list[int]:
     """With the arguments that tell them from the managers of cages."""
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"serve.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in children if worker.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -189,6 +190,7 @@ def test_the_end_of_a_worker_is_our_fault_and_costs_its_runs_alone(front: Server
         thread.start()
     until(lambda: "warmcell_runs_running 4\n" in front.client.get("/metrics", headers=mine).text)
     before = worker_pids(front)
+    assert len(before) == 2  # else the answers would be waited for in vain
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     for thread in threads:
