@@ -26,8 +26,9 @@ def server(start_server: Any) -> Iterator[Server]:  # noqa: F811
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Ends with the last test of this directory: while Playwright is there it runs an event loop in this thread."""
     require(find_spec("playwright"), "playwright is not installed")
     chromium = shutil.which("chromium")
     require(chromium, "chromium is not installed")

@@ -340,6 +340,11 @@ def _is_anything_noticed():
     return is_hidden or any(map(_is_noticed, compress(objects, map(watched.__contains__, kinds))))
 
 
+def _is_guest_listed():
+    """False where the guest itself has frozen what it made."""
+    return any(thing is _start["witness"] for thing in gc.get_objects())
+
+
 def _is_watched(kind):
     lineage = _mro_of(kind)
     return type in lineage or _weakref.ref in lineage or _has_finaliser(kind)
@@ -396,6 +401,9 @@ def _has_no_library_a_last_word():
 
 def _end_as_any_interpreter(status):
     """Only a line of the zygote's start is left on the stack: what leaves here ends the interpreter."""
+    if _is_guest_listed():
+        # A module that only `sys.modules` knows goes first, and what it holds must be found by the collector.
+        gc.unfreeze()
     if status == _INTERRUPTED:
         sys.excepthook = lambda *_: None  # it has been told
         raise KeyboardInterrupt

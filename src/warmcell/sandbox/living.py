@@ -111,11 +111,12 @@ class LivingSandbox(ABC):
 
         _, size, seconds = checked_options(None, pty, timeout)
         assert seconds is not None
-        runs = self._runs_in_cage()
 
         async def start() -> AsyncProcess | ExecResult:
             job = Job(await self._guest_cwd(None), None, seconds)
-            return await runs.begin_code(code, language_for(self._backend_name, language), job, pty=size)
+            return await self._runs_in_cage().begin_code(
+                code, language_for(self._backend_name, language), job, pty=size
+            )
 
         return await self._operations.run(start())
 
