@@ -8,10 +8,12 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import httpx
@@ -83,6 +85,21 @@ def server(start_server: Callable[..., contextmanager[Server]]) -> Iterator[Serv
     """One that all tests of this directory share: open, on loopback."""
     with start_server() as started:
         yield started
+
+
+@contextmanager
+def asked_and_left(
+    server: Server, path: str, body: object, headers: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
+    """A client that hangs up at the end of the block, and has not heard a word by then."""
+    address = httpx.URL(server.url)
+    asking = HTTPConnection(address.host, address.port, timeout=60)
+    asking.request("POST", path, json.dumps(body), {"content-type": "application/json", **headers})
+    try:
+        yield
+        assert not select.select([asking.sock], [], [], 0)[0], "it answered"
+    finally:
+        asking.close()
 
 
 def make_token(file: Path, name: str, *options: str) -> str:

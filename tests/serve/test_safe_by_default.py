@@ -106,7 +106,7 @@ def test_the_policy_file_is_the_ceiling(start_server: Start, tmp_path: Path) -> 
 
 def test_sigterm_lets_runs_end(start_server: Start) -> None:
     """A stream that is under way gets its last event."""
-    body = RUN | {"code": "import time; print('begun', flush=True); time.sleep(1); print('ended')"}
+    body = RUN | {"code": "import time; print('begun', flush=True); time.sleep(0.5); print('ended')"}
     with start_server() as server:
         headers = {"accept": "text/event-stream"}
         with server.client.stream("POST", "/v1/run", json=body, headers=headers) as stream:
