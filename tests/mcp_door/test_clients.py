@@ -130,8 +130,8 @@ async def test_progress_tells_what_is_printed(url: str) -> None:
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         told.append((progress, total, message))
 
-    code = "import time\nfor n in range(4): print('line', n); time.sleep(0.5)"
-    async with connected("stdio", url) as client:
+    code = "import time\nfor n in range(3): print('line', n); time.sleep(0.4)"
+    async with connected("http", url) as client:
         await client.call_tool("run_code", {"code": code, "timeout_secs": 60}, progress_callback=hear)
     assert [progress for progress, _, _ in told] == sorted({progress for progress, _, _ in told})
     assert {total for _, total, _ in told} == {60.0}
