@@ -51,10 +51,12 @@ class Host:
         for listener in self._listeners:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         self._warm = ProcessBackend(ProcessConfig(pool_size=0, pool_min=0))
-        self._warm.execute_blocking(ExecRequest("python", "pass", 60))  # type: ignore[arg-type]
         outside = os.path.join(self._directory, "outside")
         os.mkdir(outside)
         Path(outside, "secret").write_text(self.secret)
+        self.make_tree()
+        for rules in ([], [("a", "r", None)]):  # one zygote for cases without a name of ours, and one for all others
+            self._run({"rules": rules, "acts": []})
         self._processes = alive(descendants())
         self.tried = self.refused = 0
 
@@ -111,7 +113,7 @@ class Host:
             builder = allow(f"{self.tree}/{name}", at=place)
         backend = ProcessBackend(ProcessConfig(pool_size=0, pool_min=0), policy=builder.build())
         backend._launcher.pool.close()
-        backend._launcher.pool = self._warm._launcher.pool  # one manager for all cases: the policy is the cell's
+        backend._launcher.pool = self._warm._launcher.pool  # the managers serve all cases: the policy is the cell's
         acts = json.dumps(case["acts"]).replace("~", self.tree)
         request = ExecRequest("python", GUEST.format(acts=acts, port=self.port), 15, limits=Limits(processes=40))  # type: ignore[arg-type]
         try:

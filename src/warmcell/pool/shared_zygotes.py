@@ -2,7 +2,7 @@
 
 A zygote is told what guests look like, never what they are for: environment, code and input come with the job, to the
 guest alone, and where a host path comes from stays with the manager. Names that guests see of it are in the zygote's
-memory, and guests are copies of that; so such names are part of the key.
+memory, and guests are copies of that; so one that is told a name of a caller's is its backend's alone.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SharedZygotes:
         self._shares: WeakValueDictionary[object, ZygoteShare] = WeakValueDictionary()
 
     def join(self, key: ZygoteKey, prefix: tuple[str, ...]) -> ZygoteShare:
-        """To be left once. Shared by whoever asks as the same user and from the same surroundings."""
+        """To be left once. Shared, where it may be, by whoever asks as the same user and from the same surroundings."""
         place = (key, prefix, _standing(key.interpreter)) if key.may_be_shared else object()
         with self._lock:
             share = self._shares.get(place)

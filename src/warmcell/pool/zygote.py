@@ -45,13 +45,13 @@ class ZygoteKey:
     preload: tuple[str, ...] = ()
     #: Whether anything may wait for a run that has not been asked for.
     keeps_spares: bool = False
-    #: Places that its guests see and that have names of the caller's: guests of others are not to find these words.
-    names: tuple[str, ...] = ()
+    #: Whether it is told names of the caller's, of places that its guests see: others' guests are not to find them.
+    names_places: bool = False
 
     @property
     def may_be_shared(self) -> bool:
         """Not where guests share the host's root: the directory of every run is in its memory by name."""
-        return self.isolation != "landlock"
+        return self.isolation != "landlock" and not self.names_places
 
     def first_order(self) -> dict[str, Any]:
         return first_order(

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.contract.processes import alive, eventually
 from tests.helpers import in_a_fork, share_no_zygotes
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, Sandbox, SandboxError, SandboxPolicyBuilder
-from warmcell.backends.process.world import _names
+from warmcell.backends.process.world import _names_places
 from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.pool import shared_zygotes as module
@@ -53,7 +54,7 @@ class TestWho:
             (ZygoteKey("/usr/bin/python3", "namespaces", "native", with_site=True), ()),
             (ZygoteKey("/usr/bin/python3", "namespaces", "native", preload=("json",)), ()),
             (ZygoteKey("/usr/bin/python3", "namespaces", "native", keeps_spares=True), ()),
-            (ZygoteKey("/usr/bin/python3", "namespaces", "native", names=("/home/me/plans",)), ()),
+            (ZygoteKey("/usr/bin/python3", "namespaces", "native", names_places=True), ()),
             (KEY, ("systemd-run", "--scope")),
         ],
     )
@@ -62,9 +63,15 @@ class TestWho:
     ) -> None:
         assert zygotes.join(KEY, ()) is not zygotes.join(key, prefix)
 
-    def test_guests_on_the_hosts_own_root_share_none(self, zygotes: SharedZygotes) -> None:
-        """Each run's directory is in such a zygote's memory by its name."""
-        key = ZygoteKey("/usr/bin/python3", "landlock", "landlock")
+    @pytest.mark.parametrize(
+        "key",
+        [
+            ZygoteKey("/usr/bin/python3", "landlock", "landlock"),
+            ZygoteKey("/usr/bin/python3", "namespaces", "native", names_places=True),
+        ],
+        ids=["each run's directory", "a caller's places"],
+    )
+    def test_what_is_in_its_memory_by_name_is_not_shared(self, zygotes: SharedZygotes, key: ZygoteKey) -> None:
         assert zygotes.join(key, ()) is not zygotes.join(key, ())
 
     @pytest.mark.parametrize("changed", ["getresuid", "getresgid", "getgroups"])
@@ -159,14 +166,14 @@ class TestReplacing:
 
 
 @pytest.mark.parametrize(
-    ("bind", "names"),
+    ("bind", "is_named"),
     [
-        (Bind("/home/me/plans", "/home/me/plans", as_owner=True), ("/home/me/plans",)),
-        (Bind("/srv/a", "/work", True, as_owner=True), ()),
-        (Bind("/usr", "/usr"), ()),
-        (Bind("/tmp/me/node", "/tmp/me/node"), ("/tmp/me/node",)),
-        (Bind(f"{sys.prefix}/node", "/tmp/node"), ()),
-        (Bind(f"{sys.prefix}/data", f"{sys.prefix}/data", as_owner=True), (f"{sys.prefix}/data",)),
+        (Bind("/home/me/plans", "/home/me/plans", as_owner=True), True),
+        (Bind("/srv/a", "/work", True, as_owner=True), False),
+        (Bind("/usr", "/usr"), False),
+        (Bind("/tmp/me/node", "/tmp/me/node"), True),
+        (Bind(f"{sys.prefix}/node", "/tmp/node"), False),
+        (Bind(f"{sys.prefix}/data", f"{sys.prefix}/data", as_owner=True), True),
     ],
     ids=[
         "a caller's",
@@ -177,9 +184,9 @@ class TestReplacing:
         "shown of it",
     ],
 )
-def test_which_names_keep_backends_apart(bind: Bind, names: tuple[str, ...]) -> None:
+def test_which_names_keep_backends_apart(bind: Bind, is_named: bool) -> None:
     plan = LaunchPlan(binds=(bind,), scratch_dirs=(("/tmp", 0o1777), ("/work", 0o755)), cwd="/work")
-    assert _names(plan) == names
+    assert _names_places(plan) is is_named
 
 
 @pytest.mark.needs("linux", "user namespaces")
@@ -246,11 +253,15 @@ class TestTogether:
         assert in_a_fork(use) == [True] * 4
         assert answers(first) and answers(second) and first.zygote_pids == second.zygote_pids == pids
 
-    def test_names_of_the_callers_keep_zygotes_apart(self, tmp_path: Path) -> None:
+    def test_one_that_is_told_a_callers_names_is_its_backends_alone(self, tmp_path: Path) -> None:
+        """Even where another shows the same."""
         shown = SandboxPolicyBuilder().allow_read(tmp_path).allow_process_spawn().build()
-        with ProcessBackend(ON_DEMAND) as plain, ProcessBackend(ON_DEMAND, policy=shown) as named:
-            assert answers(plain) and answers(named)
-            assert plain.zygote_pids != named.zygote_pids
+        with ExitStack() as stack:
+            backends = [
+                stack.enter_context(ProcessBackend(ON_DEMAND, policy=policy)) for policy in (None, shown, shown)
+            ]
+            assert all(answers(backend) for backend in backends)
+            assert len({pid for backend in backends for pid in backend.zygote_pids}) == 3
 
     def test_many_cost_few_descriptors(self) -> None:
         """Sandboxes too, whose work directories all appear at the same place."""

@@ -29,24 +29,25 @@ class Shelf:
     ("others", "has_place", "left"),
     [
         ([], True, []),
-        ([Shelf(3)], True, [3]),
-        ([Shelf(4)], False, [4]),
-        ([Shelf(4, IDLE_SECONDS - 5)], False, [4]),
-        ([Shelf(4, IDLE_SECONDS + 5)], True, [0]),
-        ([Shelf(1, IDLE_SECONDS + 5), Shelf(1, IDLE_SECONDS + 9), Shelf(2)], True, [1, 0, 2]),
-        ([Shelf(0, IDLE_SECONDS + 9), Shelf(4)], False, [0, 4]),
+        ([(3, 0)], True, [3]),
+        ([(4, 0)], False, [4]),
+        ([(4, IDLE_SECONDS - 5)], False, [4]),
+        ([(4, IDLE_SECONDS + 5)], True, [0]),
+        ([(1, IDLE_SECONDS + 5), (1, IDLE_SECONDS + 9), (2, 0)], True, [1, 0, 2]),
+        ([(0, IDLE_SECONDS + 9), (4, 0)], False, [0, 4]),
     ],
     ids=["nobody", "room", "full", "not idle yet", "idle", "idlest", "idle and empty"],
 )
 def test_who_idles_makes_room_and_who_works_does_not(
-    monkeypatch: pytest.MonkeyPatch, others: list[Shelf], has_place: bool, left: list[int]
+    monkeypatch: pytest.MonkeyPatch, others: list[tuple[int, float]], has_place: bool, left: list[int]
 ) -> None:
     monkeypatch.setattr(module, "most_waiting", lambda: 4)
     room, asking = WaitingRoom(), Shelf(0, 99)
-    for shelf in (asking, *others):
+    shelves = [Shelf(*other) for other in others]  # here, and not in the table: they idle from now on
+    for shelf in (asking, *shelves):
         room.enter(shelf)
     assert room.has_place_for(asking) is has_place
-    assert [shelf.waiting for shelf in others] == left
+    assert [shelf.waiting for shelf in shelves] == left
 
 
 def test_nobody_makes_room_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,14 +136,14 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, plan: LaunchP
         with_site=interpreter.has_site and not is_open,
         preload=() if is_open else tuple(config.preload),
         keeps_spares=config.pool_size > 0,
-        names=_names(plan),
+        names_places=_names_places(plan),
     )
 
 
-def _names(plan: LaunchPlan) -> tuple[str, ...]:
-    """What a zygote is told of where things are. Places that are the same for everybody tell nobody anything."""
+def _names_places(plan: LaunchPlan) -> bool:
+    """Whether a zygote is told a name of the caller's. Places that are the same for everybody tell nobody anything."""
     own = {bind.target for bind in plan.binds if not is_shared(bind, plan) and not _is_of_the_program(bind)}
-    return tuple(sorted({plan.cwd, *own} - {"/", WORK_DIR, OUT_DIR}))
+    return not {plan.cwd, *own} <= {"/", WORK_DIR, OUT_DIR}
 
 
 def _is_of_the_program(bind: Bind) -> bool:
