@@ -7,6 +7,7 @@ one page of orders and counters, so a call can be named in any of them.
 
 from __future__ import annotations
 
+import _socket
 import ctypes
 import mmap
 import os
@@ -109,6 +110,18 @@ class Injector:
         socket.socketpair = self._failing(socket.socketpair, "socketpair")  # type: ignore[assignment]
         make_poll = select.poll
         select.poll = lambda: _Poll(make_poll(), self)  # type: ignore[assignment,misc]
+
+    def install_in_light_sockets(self) -> None:
+        """Those of the cage, which loads no `socket`: a type in C, so that another must take its place."""
+        methods = {name: getattr(_socket.socket, name, None) for name in OF_SOCKETS.split()}
+        failing = {name: self._failing(method, name) for name, method in methods.items() if method}
+        light = type("socket", (_socket.socket,), failing)
+        make_pair = self._failing(_socket.socketpair, "socketpair")
+
+        def make_failing_pair(family: int, kind: int) -> Any:
+            return tuple(light(family, kind, 0, end.detach()) for end in make_pair(family, kind))
+
+        _socket.socket, _socket.socketpair = light, make_failing_pair  # type: ignore[misc,assignment]
 
     def _failing(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def stand_in(*arguments: Any, **options: Any) -> Any:
@@ -216,3 +229,4 @@ def install_in_manager(path: str, is_plain: bool) -> None:
         call_list._machine_code = lambda: call_list._MachineCode(None, None)
         call_list._libc = _Libc(call_list._libc, injector)
     injector.install()
+    injector.install_in_light_sockets()
