@@ -355,6 +355,7 @@ def test_killing_the_host_leaves_nothing() -> None:
     assert host.stdout is not None and host.stdin is not None
     work = host.stdout.readline().strip()
     assert os.path.isdir(work)
+    _wait_for(lambda: len(_with_argument("987")) >= 2)  # one was started last, and may not have become its program yet
     guests = _with_argument("987")
     assert len(guests) >= 2
     host.kill()

@@ -154,6 +154,7 @@ def test_interpreters_are_reached_through_the_host(mounts: Mounts) -> None:
 
 
 @pytest.mark.needs("go")
+@pytest.mark.xdist_group("toolbox build")  # both make the patched sources
 def test_the_same_sources_give_the_same_bytes() -> None:
     done = subprocess.run(
         [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--rebuild-check"],
@@ -165,6 +166,7 @@ def test_the_same_sources_give_the_same_bytes() -> None:
 
 
 @pytest.mark.needs("go")
+@pytest.mark.xdist_group("toolbox build")  # both make the patched sources
 def test_the_go_packages_pass_their_own_tests(tmp_path: Path) -> None:
     build = [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--modfile", str(tmp_path)]
     subprocess.run(build, check=True, capture_output=True)
