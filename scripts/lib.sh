@@ -103,6 +103,6 @@ steadily() {
     [ "$ended" = 1 ] || return "$ended"
     names=$(.venv/bin/python -c 'import json; print(*json.load(open(".pytest_cache/v/cache/lastfailed")), sep="\n")')
     [ "$(echo "$names" | wc -l)" -le $most_unsteady ] || return 1
-    .venv/bin/python -m pytest -q --lf --lfnf=none || return 1
+    .venv/bin/python -m pytest "$@" --lf --lfnf=none -n 0 || return 1
     echo "$names" | sed 's/^/unsteady: /'
 }
