@@ -270,7 +270,7 @@ class Process:
 
     def hear(self, on_stdout: OnText | None, on_stderr: OnText | None) -> None:
         """The callbacks run in a thread of their own, where they may block and call the sandbox."""
-        process, visits, done = self._async.opened(), Visits(), Future[None]()
+        visits, done = Visits(), Future[None]()
         texts = Texts(*(visits.lift(call) if callable(call) else call for call in (on_stdout, on_stderr)))
 
         def serve() -> None:
@@ -278,7 +278,7 @@ class Process:
                 portal.call_visited(visits, self._async.tell, texts)
                 done.set_result(None)
             except BaseException as error:
-                process.program.kill_soon()
+                self._kill_unheard()
                 done.set_exception(error)
 
         async def remember() -> None:
@@ -286,6 +286,10 @@ class Process:
 
         portal.call(remember)
         threading.Thread(target=serve, name="warmcell-output", daemon=True).start()
+
+    def _kill_unheard(self) -> None:
+        """A callback failed: nobody is told any more of what the process does."""
+        self._async.kill_soon()
 
     def __repr__(self) -> str:
         return repr(self._async).replace("AsyncProcess", "Process")

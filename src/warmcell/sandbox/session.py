@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from warmcell.backends.output_callbacks import OnText
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
@@ -19,7 +19,7 @@ from warmcell.sessions.interpreter import Interpreter
 
 if TYPE_CHECKING:
     from warmcell.sandbox.asynchronous import AsyncSandbox
-    from warmcell.sandbox.blocking import Sandbox
+    from warmcell.sandbox.lifted import LiftedSandbox
 
 #: So short that none of the checks of a request can refuse it for its length.
 _SHORT_CODE = 1 << 16
@@ -135,7 +135,7 @@ class Session:
     Cells are carried out in the thread that calls, without a detour: a round trip costs little more than a pipe's.
     """
 
-    def __init__(self, session: AsyncSession, sandbox: Sandbox) -> None:
+    def __init__(self, session: AsyncSession, sandbox: LiftedSandbox) -> None:
         #: The one whose files it sees. A branch has its own.
         self.sandbox = sandbox
         self._async = session
@@ -174,23 +174,23 @@ class Session:
         """A new interpreter, without the variables."""
         portal.call(self._async.restart)
 
-    def fork(self, reseed: bool = True) -> Session:
+    def fork(self, reseed: bool = True) -> Self:
         """A second session in a new sandbox (`.sandbox`), independent from now on; see `AsyncSession.fork`."""
         branch = portal.call(self._async.fork, reseed)
-        return Session(branch, type(self.sandbox)._around(branch.sandbox))
+        return type(self)(branch, self.sandbox._around(branch.sandbox))
 
     def close(self) -> None:
         """Ends the interpreter and all that it started. May be called twice."""
         self._interpreter.close()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return repr(self._async).replace("AsyncSession", "Session")
+        return repr(self._async).replace("Async", "", 1)
 
 
 def _checked_code(code: object) -> str:

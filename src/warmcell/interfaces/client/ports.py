@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
-from warmcell.lifetime.portal import portal
 from warmcell.sandbox.ports import checked_port
 from warmcell.sessions.ports import LOOPBACK
 from warmcell.sessions.web_guard import MOST_HEAD, REFUSAL, is_let_in
@@ -131,29 +130,6 @@ async def _outward(socket: Any, writer: asyncio.StreamWriter) -> None:
             return
         writer.write(message)
         await writer.drain()
-
-
-class RemotePort:
-    """The same for blocking code."""
-
-    host = LOOPBACK
-
-    def __init__(self, port: AsyncRemotePort) -> None:
-        self._port = port
-        self.guest_port, self.port, self.url = port.guest_port, port.port, port.url
-
-    def close(self) -> None:
-        """Ends its connections. May be called twice."""
-        portal.call(self._port.aclose)
-
-    def __enter__(self) -> RemotePort:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._port)
 
 
 def web_sockets() -> Any:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from warmcell.backends.many import in_step
-from warmcell.backends.output_callbacks import OnText, Texts
+from warmcell.backends.output_callbacks import Texts
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.client.wire import outcome
-from warmcell.lifetime.portal import Visits, portal
+from warmcell.lifetime.portal import portal
 from warmcell.sandbox.processes import Process, ProcessInfo, PtySize
 
 if TYPE_CHECKING:
@@ -145,22 +143,6 @@ class RemoteProcess(Process):
         """What is still kept, then what comes, as bytes, until the process has ended."""
         return in_step(self._remote.output())
 
-    def hear(self, on_stdout: OnText | None, on_stderr: OnText | None) -> None:
-        """The callbacks run in a thread of their own, where they may block and call the sandbox."""
-        visits, done = Visits(), Future[None]()
-        texts = Texts(*(visits.lift(call) if callable(call) else call for call in (on_stdout, on_stderr)))
-
-        def serve() -> None:
-            try:
-                portal.call_visited(visits, self._remote.tell, texts)
-                done.set_result(None)
-            except BaseException as error:
-                with suppress(SandboxError):
-                    portal.call(self._remote.kill)
-                done.set_exception(error)
-
-        async def remember() -> None:
-            self._remote._hearing = asyncio.wrap_future(done)
-
-        portal.call(remember)
-        threading.Thread(target=serve, name="warmcell-output", daemon=True).start()
+    def _kill_unheard(self) -> None:
+        with suppress(SandboxError):  # it has ended, or its sandbox
+            portal.call(self._remote.kill)

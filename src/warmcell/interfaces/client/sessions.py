@@ -11,7 +11,7 @@ from warmcell.core.errors import InvalidRequest, SessionEnded
 from warmcell.core.types import check_timeout
 from warmcell.interfaces.client.wire import cell_outcome, record
 from warmcell.lifetime.portal import Visits, portal
-from warmcell.sandbox.session import OnDisplay, OnInput
+from warmcell.sandbox.session import OnDisplay, OnInput, Session
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ class AsyncRemoteSession:
         return f"<{type(self).__name__} {self.id[:8]} {self.language}>"
 
 
-class RemoteSession:
+class RemoteSession(Session):
     """As `Session`, over there. Callbacks are called by the thread that runs the cell."""
 
     def __init__(self, session: AsyncRemoteSession, sandbox: RemoteSandbox) -> None:
         self.sandbox = sandbox
-        self._async = session
-        self.id, self.language = session.id, session.language
+        self._async = session  # type: ignore[assignment]
+        self.language = session.language
 
     def run(
         self,
@@ -145,27 +145,9 @@ class RemoteSession:
         """For another thread than the one that runs a cell: ends it."""
         portal.call(self._async.interrupt)
 
-    def restart(self) -> None:
-        """A new interpreter, without the variables."""
-        portal.call(self._async.restart)
-
-    def fork(self, reseed: bool = True) -> RemoteSession:
-        """A second session in a new sandbox (`.sandbox`), independent from now on."""
-        branch = portal.call(self._async.fork, reseed)
-        return RemoteSession(branch, type(self.sandbox)(branch.sandbox))
-
     def close(self) -> None:
         """Ends the interpreter and all that it started. May be called twice."""
         portal.call(self._async.close)
-
-    def __enter__(self) -> RemoteSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._async).replace("AsyncRemote", "Remote")
 
 
 def _answering(visits: Visits, call: Callable[[Any], object]) -> Callable[[Any], Any]:
