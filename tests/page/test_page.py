@@ -107,10 +107,15 @@ def test_activity_shows_what_happens(server: Server, new_page: NewPage) -> None:
 
 
 def test_doctor_has_its_table(server: Server, new_page: NewPage) -> None:
-    page = new_page()
+    page, before = new_page(), runs_counted(server)
     page.goto(f"{server.url}/#/doctor")
     page.get_by_role("row", name="native cage").wait_for()
     assert page.get_by_role("row", name="host network").get_by_text("works").is_visible()
+    assert runs_counted(server) == before, "attacks on our own cage are nobody's runs"
+
+
+def runs_counted(server: Server) -> int:
+    return sum(sum(step["outcomes"].values()) for step in server.client.get("/v1/history").json()["steps"])
 
 
 def test_narrow_dark_and_by_the_keys_alone(server: Server, new_page: NewPage) -> None:

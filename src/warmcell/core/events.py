@@ -51,6 +51,7 @@ class Event:
 listeners: tuple[tuple[Hear, bool], ...] = ()
 _changing = threading.Lock()
 _current: ContextVar[str] = ContextVar("warmcell.run", default="")
+_is_private: ContextVar[bool] = ContextVar("warmcell.private", default=False)
 
 
 def listen(hear: Hear, *, results: bool = False) -> Callable[[], None]:
@@ -72,6 +73,8 @@ def emit(name: str, subject: str, fields: Mapping[str, Any], result: Any = None)
     """Tells everybody. Callers look at `listeners` first, so that what is told need not be made for nobody."""
     import time
 
+    if _is_private.get():
+        return
     event = Event(name, subject, time.time(), fields)
     for hear, wants_results in listeners:
         try:
@@ -84,6 +87,18 @@ def _complain(name: str) -> None:
     import logging
 
     logging.getLogger("warmcell").warning("a listener failed at %s", name, exc_info=True)
+
+
+class untold:  # noqa: N801  # read as a word: with untold():
+    """`with untold():` what this thread or task does is told to nobody: trials of our own are nobody's runs."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = _is_private.set(True)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _is_private.reset(self._before)
 
 
 def new_run() -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
+from warmcell.core.events import untold
 from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.row import LanguageRow
@@ -226,9 +227,10 @@ ATTACKS: tuple[tuple[str, Attack], ...] = (
 
 
 def examine() -> Report:
-    """Every row is the outcome of something that was tried while this ran."""
+    """Every row is the outcome of something that was tried while this ran. Attacks count as nobody's runs."""
     try:
-        return _examine()
+        with untold():
+            return _examine()
     except OSError as error:  # so few descriptors that not even our own files can be opened
         raise host_failure(error, "examine this host") from None
 

@@ -39,6 +39,17 @@ def test_a_run_is_asked_for_started_and_ended(heard: list[Event]) -> None:
     assert ended["stdout_bytes"] == len(SECRET) and len(ended["policy"]) == 16
 
 
+def test_what_is_untold_is_heard_by_nobody_and_only_there(heard: list[Event]) -> None:
+    with events.untold():
+        FakeBackend().execute_blocking(REQUEST)
+        other = threading.Thread(target=FakeBackend().execute_blocking, args=(REQUEST,))
+        other.start()
+        other.join()
+    assert [event.name for event in heard] == ["run.asked", "run.started", "run.ended"]
+    FakeBackend().execute_blocking(REQUEST)
+    assert len(heard) == 6
+
+
 def test_what_a_guest_was_refused_comes_before_its_end(heard: list[Event]) -> None:
     denial = Denial("filesystem", "/etc/shadow", "no such path", "allow_read")
     FakeBackend([ExecResult(denials=[denial])]).execute_blocking(REQUEST)
