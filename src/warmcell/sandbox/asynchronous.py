@@ -1,29 +1,22 @@
 """AsyncSandbox: the one object that an agent holds. Files, commands, code and fetches over one work directory.
 
-Every file method is written once, in `workspace.Workspace`, and lifted into a thread here.
+Its files are in `filing`, what lives between two calls in `living`, its runs in `running`; here it begins and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from warmcell.backends.output_callbacks import Follow, OnText, following
 from warmcell.core import events
-from warmcell.core.errors import InvalidRequest, NetworkingDisabled
+from warmcell.core.errors import NetworkingDisabled
 from warmcell.core.types import (
     BackendCapabilities,
     EffectiveLimits,
-    ExecRequest,
-    ExecResult,
-    Language,
     Limits,
     check_env,
-    check_text,
     check_timeout,
 )
 from warmcell.lifetime.threads import in_thread
@@ -33,17 +26,14 @@ from warmcell.sandbox.backend_adapters import (
     Guest,
     GuestConfig,
     GuestFactory,
-    Job,
     check_process_settings,
-    checked_argv,
-    language_for,
     make_guest,
     no_live_cage,
     with_limits,
 )
-from warmcell.sandbox.living import LivingSandbox
 from warmcell.sandbox.opening import session_languages
 from warmcell.sandbox.operations import Operations
+from warmcell.sandbox.running import RunningSandbox
 from warmcell.sandbox.session_fork import check_forkable
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath, Workspace
@@ -56,28 +46,7 @@ if TYPE_CHECKING:
     from warmcell.sandbox.tools.toolset import Toolset
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-#: Methods of the workspace that are told as events.
-_CHANGES = frozenset({"write_file", "remove", "mkdir", "upload", "apply_patch", "restore"})
-
-
-def _in_thread(
-    method: Callable[Concatenate[Workspace, P], T],
-) -> Callable[Concatenate[AsyncSandbox, P], Coroutine[Any, Any, T]]:
-    """A blocking method of the workspace as a method of `AsyncSandbox`."""
-
-    @functools.wraps(method)
-    async def call(self: AsyncSandbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result = await self._on_disk(functools.partial(method, self._workspace, *args, **kwargs))
-        if events.listeners and method.__name__ in _CHANGES:
-            events.emit("file", self.id, {"operation": method.__name__, "path": _named_path(args)})
-        return result
-
-    return call
-
-
-class AsyncSandbox(LivingSandbox):
+class AsyncSandbox(RunningSandbox):
     """A work directory, a backend that runs things in it, and rules that are fixed from here on.
 
     Runs of one sandbox may overlap: each has a cage or an instance of its own and shares only the files. Use it from
@@ -169,99 +138,6 @@ class AsyncSandbox(LivingSandbox):
         """Where the work directory is on the host."""
         return self._workspace.host_path
 
-    async def start(self) -> None:
-        """Records the state that `diff` compares with. Entering the context does it, and so does the first call."""
-        await self._on_disk(lambda: None)
-
-    async def exec(
-        self,
-        command: str,
-        args: Sequence[str] = (),
-        *,
-        cwd: AnyPath | None = None,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-    ) -> ExecResult:
-        """Runs one command, without a shell. `CommandNotFound` when the sandbox has none of that name.
-
-        `on_stdout` and `on_stderr` get text as it comes, here and in all that runs something; they may be coroutine
-        functions. One that raises ends the run.
-        """
-        argv = checked_argv(command, args)
-        follow = following(on_stdout, on_stderr)
-        return await self._run(functools.partial(self._ways().command, argv), cwd, stdin, timeout, follow)
-
-    async def sh(
-        self,
-        script: str,
-        *,
-        cwd: AnyPath | None = None,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-    ) -> ExecResult:
-        """Runs a shell script in the work directory. Nothing but files is kept from one call to the next."""
-        follow = following(on_stdout, on_stderr)
-        return await self.follow_sh(script, follow, cwd=cwd, stdin=stdin, timeout=timeout)
-
-    async def follow_sh(
-        self,
-        script: str,
-        follow: Follow | None,
-        *,
-        cwd: AnyPath | None = None,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-    ) -> ExecResult:
-        """`sh` for who wants the very bytes: `follow` goes through the events of the run and returns its result."""
-        ExecRequest(Language.COMMAND, check_text("script", script), 1.0)
-        return await self._run(functools.partial(self._ways().script, script), cwd, stdin, timeout, follow)
-
-    async def run(
-        self,
-        code: str | bytes,
-        language: str = "python",
-        *,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-    ) -> ExecResult:
-        """Runs source text in the work directory."""
-        request = ExecRequest(language_for(self._backend_name, language), code, 1.0)
-        follow = following(on_stdout, on_stderr)
-        call = functools.partial(self._ways().code, code, request.language)
-        return await self._run(call, None, stdin, timeout, follow)
-
-    async def exec_python(
-        self,
-        code: str,
-        *,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-    ) -> ExecResult:
-        """Runs Python code in the work directory."""
-        return await self.run(code, "python", stdin=stdin, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr)
-
-    async def exec_js(
-        self,
-        code: str,
-        *,
-        stdin: str | bytes | None = None,
-        timeout: float | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-    ) -> ExecResult:
-        """Runs JavaScript code in the work directory."""
-        return await self.run(
-            code, "javascript", stdin=stdin, timeout=timeout, on_stdout=on_stdout, on_stderr=on_stderr
-        )
-
     async def install(self, *packages: str, manager: str = "pip") -> None:
         """Packages for this sandbox, from where pip or npm (`manager`) is configured to get them on this host.
 
@@ -329,21 +205,6 @@ class AsyncSandbox(LivingSandbox):
             raise NetworkingDisabled
         return await self._operations.run(client.fetch(request))
 
-    read_file = _in_thread(Workspace.read_file)
-    read_text = _in_thread(Workspace.read_text)
-    write_file = _in_thread(Workspace.write_file)
-    list_dir = _in_thread(Workspace.list_dir)
-    stat = _in_thread(Workspace.stat)
-    exists = _in_thread(Workspace.exists)
-    remove = _in_thread(Workspace.remove)
-    mkdir = _in_thread(Workspace.mkdir)
-    upload = _in_thread(Workspace.upload)
-    download = _in_thread(Workspace.download)
-    apply_patch = _in_thread(Workspace.apply_patch)
-    diff = _in_thread(Workspace.diff)
-    snapshot = _in_thread(Workspace.snapshot)
-    restore = _in_thread(Workspace.restore)
-
     async def fork(self, snapshot: str | None = None) -> AsyncSandbox:
         """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""
         child = await self._sibling()
@@ -380,40 +241,6 @@ class AsyncSandbox(LivingSandbox):
     def __repr__(self) -> str:
         state = "destroyed" if self._operations.is_closed else self._backend_name
         return f"<{type(self).__name__} {self.id[:8]} {state}>"
-
-    async def _run(
-        self,
-        call: Callable[[Job], Awaitable[ExecResult]],
-        cwd: AnyPath | None,
-        stdin: str | bytes | None,
-        timeout: float | None,
-        follow: Follow | None,
-    ) -> ExecResult:
-        seconds = self._settings["timeout"] if timeout is None else check_timeout(timeout)
-        if stdin is not None and not isinstance(stdin, str | bytes):
-            raise InvalidRequest(f"must be text or bytes, not {type(stdin).__name__}", field="stdin")
-
-        async def run() -> ExecResult:
-            return await call(Job(await self._guest_cwd(cwd), stdin, seconds, follow))
-
-        return await self._operations.run(run())
-
-    async def _guest_cwd(self, cwd: AnyPath | None) -> str:
-        if cwd is None and self._workspace.has_begun:
-            return self._workspace.guest_path  # a thread would cost as much as a small run
-
-        def begin_and_look() -> str:
-            self._workspace.begin()
-            return self._workspace.guest_cwd(cwd)
-
-        return await in_thread(begin_and_look)
-
-    async def _on_disk(self, work: Callable[[], T]) -> T:
-        def begin_and_work() -> T:
-            self._workspace.begin()
-            return work()
-
-        return await self._operations.run(in_thread(begin_and_work))
 
     async def _end(self) -> None:
         await self._end_doors()
@@ -458,12 +285,6 @@ class AsyncSandbox(LivingSandbox):
         from warmcell.net import handle_fetch_json
 
         return await handle_fetch_json(self._fetch_client(), request)
-
-
-def _named_path(args: tuple[object, ...]) -> str | None:
-    """Of a call about one file; a patch and an archive name their own."""
-    first = args[0] if args else None
-    return os.fspath(first) if isinstance(first, str | os.PathLike) and "\n" not in str(first) else None
 
 
 def _memory_limit(value: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The half of a sandbox that lives between two calls: processes, sessions, ports and watches over one live cage."""
+"""The part of a sandbox that lives between two calls: processes, sessions, ports and watches over one live cage."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from warmcell.core.errors import SandboxDestroyed
 from warmcell.core.types import EffectiveLimits, ExecResult, check_env
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.backend_adapters import Guest, Job, ProcessGuest, language_for, no_live_cage
+from warmcell.sandbox.filing import FilingSandbox
 from warmcell.sandbox.opening import Opening, session_language, session_starter
-from warmcell.sandbox.operations import Operations
-from warmcell.workspace.workspace import AnyPath, Workspace
+from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
     import socket
@@ -37,13 +37,10 @@ class Door(Protocol):
     async def aclose(self) -> None: ...
 
 
-class LivingSandbox(ABC):
+class LivingSandbox(FilingSandbox, ABC):
     """What `AsyncSandbox` is made of beside files and runs. The live cage begins with the first that needs it."""
 
-    id: str
     _settings: dict[str, Any]
-    _operations: Operations
-    _workspace: Workspace
     _guest: Guest
 
     def __init__(self) -> None:
@@ -62,12 +59,6 @@ class LivingSandbox(ABC):
     @property
     @abstractmethod
     def _backend_name(self) -> str: ...
-
-    @abstractmethod
-    async def start(self) -> None: ...
-
-    @abstractmethod
-    async def _guest_cwd(self, cwd: AnyPath | None) -> str: ...
 
     async def spawn(
         self,
