@@ -77,7 +77,7 @@ def sandbox(make: Make) -> Iterator[Either]:
 )
 def test_everything_has_the_same_name_and_arguments(here: type, there: type) -> None:
     public = {name for name in dir(here) if not name.startswith("_")} - ONLY_HERE
-    set_at_birth = {"id", "language", "is_closed", "limits", "info", "capabilities"}
+    set_at_birth = {"id", "timeout", "language", "is_closed", "limits", "info", "capabilities"}
     inner = {"opened", "kill_soon", "start_failure", "result", "output_since"} if here is AsyncProcess else set()
     assert public - set_at_birth - inner <= set(dir(there))
     for name in public - set_at_birth - inner:
@@ -150,12 +150,19 @@ def test_files(sandbox: Either, tmp_path: Path) -> None:
     with pytest.raises(errors.WorkspaceError):
         sandbox.remove("d", recursive=False)
     sandbox.upload(b"bytes", "up")
+    sandbox.upload(b"#!/bin/sh\necho $0", "tool", executable=True)
+    sandbox.upload(b"#!/bin/sh\necho ran $0", "tool")  # what is there keeps it
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/one").write_text("1")
+    (tmp_path / "script").write_text("#!/bin/sh\necho ran $0")
+    (tmp_path / "script").chmod(0o755)
     (tmp_path / "tree/link").symlink_to("one")
     uploaded = sandbox.upload(tmp_path / "tree", "tree")
     assert (uploaded.files, uploaded.skipped, sandbox.read_file("tree/one")) == (1, ("link",), b"1")
     sandbox.upload(tmp_path / "tree/one", "tree")
+    sandbox.upload(tmp_path / "script")
+    assert sandbox.sh("./script; ./tool").stdout == "ran ./script\nran ./tool\n"
+    assert sandbox.sh("test -x tree/one").exit_code == 1
     sandbox.upload(sandbox.download("d"), "copy", extract=True)
     assert sandbox.read_text("copy/e/a b#?.txt") == "text"
     patched = sandbox.apply_patch("--- a/one\n+++ b/one\n@@ -1 +1 @@\n-1\n\\ No newline at end of file\n+2\n", "tree")

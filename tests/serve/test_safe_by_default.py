@@ -16,6 +16,7 @@ import httpx
 import pytest
 from tests.serve.conftest import ROOT, Server, make_token
 
+from warmcell import Client
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.settings import Settings, check_reach
 
@@ -92,16 +93,23 @@ def test_tokens_scopes_and_reload(start_server: Start, tmp_path: Path) -> None:
         assert post(headers={"x-api-key": looker}).status_code == 403
 
 
-def test_the_policy_file_is_the_ceiling(start_server: Start, tmp_path: Path) -> None:
+def test_the_policy_file_and_the_longest_time_are_the_ceiling(start_server: Start, tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(json.dumps({"allowProcessSpawn": True, "limits": {"outputBytes": 10}}))
-    ask = RUN | {"code": "print('#' * 100)", "limits": {"output_bytes": 1000}}
-    with start_server("--policy", str(file)) as server:
+    ask = RUN | {"code": "print('#' * 100)", "timeout": 20, "limits": {"output_bytes": 1000}}
+    with start_server("--policy", str(file), "--max-timeout", "20") as server:
         cut = server.client.post("/v1/run", json=ask).json()
         assert (cut["stdout"].count("#"), cut["stdout_truncated"]) == (10, True)
         file.write_text(json.dumps({"allowProcessSpawn": True, "limits": {"outputBytes": 20}}))
         server.reload()
         assert server.client.post("/v1/run", json=ask).json()["stdout"].count("#") == 20
+        assert server.client.post("/v1/run", json=ask | {"timeout": 21}).status_code == 422
+        # Who says no time gets what there is.
+        assert server.client.post("/v1/sandboxes", json={}).json()["timeout"] == 20
+        assert server.client.post("/v1/sandboxes", json={"timeout": 21}).status_code == 422
+        with Client(server.url) as client, client.sandbox() as sandbox:
+            assert (sandbox.timeout, sandbox.sh("echo 1").stdout) == (20, "1\n")
+        assert server.client.post("/run_jupyter", json={"cells": ["1"]}).json()["status"] == "Success"
 
 
 def test_sigterm_lets_runs_end(start_server: Start) -> None:

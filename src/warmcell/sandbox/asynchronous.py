@@ -128,6 +128,11 @@ class AsyncSandbox(RunningSandbox):
         return backend if isinstance(backend, str) else backend.name
 
     @property
+    def timeout(self) -> float:
+        """Seconds that a run may take which says nothing else."""
+        return float(self._settings["timeout"])
+
+    @property
     def limits(self) -> EffectiveLimits:
         """What holds for each run, and for the live cage as a whole."""
         settings = self._settings

@@ -67,6 +67,11 @@ class LiftedSandbox:
         return self._async.id
 
     @property
+    def timeout(self) -> float:
+        """Seconds that a run may take which says nothing else."""
+        return self._async.timeout
+
+    @property
     def limits(self) -> EffectiveLimits:
         """What holds for each run, and for the live cage as a whole."""
         return self._async.limits

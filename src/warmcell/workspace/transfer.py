@@ -28,10 +28,12 @@ class Uploaded(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-def upload_bytes(root: Root, target: Parts, data: bytes, limits: ArchiveLimits) -> Uploaded:
+def upload_bytes(
+    root: Root, target: Parts, data: bytes, limits: ArchiveLimits, *, executable: bool | None = None
+) -> Uploaded:
     if len(data) > limits.total_bytes:
         raise LimitExceeded(text_of(target), f"would have {len(data)} bytes", limit=limits.total_bytes)
-    write_file(root, target, data)
+    write_file(root, target, data, executable=executable)
     return Uploaded(1, len(data))
 
 

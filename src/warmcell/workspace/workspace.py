@@ -170,13 +170,15 @@ class Workspace:
         path: AnyPath | None = None,
         *,
         extract: bool = False,
+        executable: bool | None = None,
         limits: ArchiveLimits | None = None,
     ) -> Uploaded:
         """Brings something in: bytes, or a file or directory of the host, which is named by the caller, never a model.
 
-        Bytes become the file `path`. A host file becomes `path`, or goes into it when it is a directory; the content of
-        a host directory goes beneath `path`. With `extract`, the source is a tar or zip archive, unpacked beneath
-        `path`: all of it, or, when anything in it is not a plain file or directory inside, nothing (`ArchiveRejected`).
+        Bytes become the file `path`, a program with `executable`. A host file becomes `path`, or goes into it when it
+        is a directory; the content of a host directory goes beneath `path`. With `extract`, the source is a tar or zip
+        archive, unpacked beneath `path`: all of it, or, when anything in it is not a plain file or directory inside,
+        nothing (`ArchiveRejected`).
         """
         from warmcell.workspace import transfer  # archives cost a start that most sandboxes never need
 
@@ -189,7 +191,7 @@ class Workspace:
         if isinstance(source, bytes):
             if path is None:
                 raise InvalidRequest("bytes need a name in the workspace", field="path", hint="or pass extract=True")
-            return transfer.upload_bytes(*self._places.find_writable(path), source, limits)
+            return transfer.upload_bytes(*self._places.find_writable(path), source, limits, executable=executable)
         root, parts = self._places.find_writable("." if path is None else path)
         return transfer.upload_path(root, parts, _host_source(source), limits)
 

@@ -63,19 +63,20 @@ class AsyncClient:
         self,
         *,
         env: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
+        timeout: float | None = None,
         limits: Limits | None = None,
         live: bool = False,
         forkable: bool = False,
         lifetime: float = 3600.0,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncRemoteSandbox:
-        """A new `AsyncSandbox`, over there, which goes away after `lifetime` seconds at the latest."""
+        """A new `AsyncSandbox`, over there, which goes away after `lifetime` seconds at the latest. Its runs may take
+        `timeout` seconds: 30 where nothing is said, or the longest that the server allows."""
         self._connection.check_open()
         asked: dict[str, Any] = {"env": dict(env or {}), "timeout": timeout, "live": live, "forkable": forkable}
         asked |= {"limits": plain_limits(limits), "lifetime": lifetime, "metadata": dict(metadata or {})}
         made = await self._connection.ask("POST", "/v1/sandboxes", json=asked)
-        return AsyncRemoteSandbox(self._connection, self.capabilities, made, timeout)
+        return AsyncRemoteSandbox(self._connection, self.capabilities, made)
 
     async def aclose(self) -> None:
         await self._connection.aclose()

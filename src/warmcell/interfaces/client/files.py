@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class Made:
     data: bytes
     path: str | None
     extract: bool = False
+    #: None: as what was there before.
+    executable: bool | None = None
     skipped: tuple[str, ...] = ()
 
 
@@ -44,10 +47,10 @@ def archived(source: str, path: str | None, extract: bool) -> Made:
             raise InvalidRequest("must be an archive, not a directory", field="source")
         return _directory(place, path or ".")
     try:
-        data = place.read_bytes()
+        data, is_executable = place.read_bytes(), bool(place.stat().st_mode & stat.S_IXUSR)
     except OSError as error:
         raise InvalidRequest(f"cannot read {source!r}: {error.strerror}", field="source") from None
-    return Made(data, path if extract or path is not None else place.name, extract)
+    return Made(data, path if extract or path is not None else place.name, extract, is_executable)
 
 
 def _directory(place: Path, path: str) -> Made:
@@ -55,6 +58,6 @@ def _directory(place: Path, path: str) -> Made:
     try:
         found = walk(root, (), TreeLimits(limits.entries, limits.total_bytes))
         skipped = tuple("/".join(map(str, one.parts)) for one in found if one.kind not in ("file", "directory"))
-        return Made(download(root, (), limits.total_bytes, limits.entries), path, True, skipped)
+        return Made(download(root, (), limits.total_bytes, limits.entries), path, True, skipped=skipped)
     finally:
         root.close()

@@ -54,15 +54,24 @@ class RemoteFiles(ABC):
     async def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
         await self.ask("POST", "mkdir", json={"path": path_text(path), "parents": parents})
 
-    async def upload(self, source: bytes | AnyPath, path: AnyPath | None = None, *, extract: bool = False) -> Uploaded:
+    async def upload(
+        self,
+        source: bytes | AnyPath,
+        path: AnyPath | None = None,
+        *,
+        extract: bool = False,
+        executable: bool | None = None,
+    ) -> Uploaded:
         """Brings in bytes, or a file or directory of this host."""
         if isinstance(source, bytes):
-            sent = Made(source, maybe_text(path), extract)
+            sent = Made(source, maybe_text(path), extract, executable)
         else:
             sent = await in_thread(lambda: archived(path_text(source), maybe_text(path), extract))
             if not sent.extract and path is not None and await self._is_directory(path):
                 sent = dataclasses.replace(sent, path=f"{path_text(path)}/{os.path.basename(path_text(source))}")
-        params = {"extract": str(sent.extract).lower()} | ({"path": "."} if sent.path is None else {"path": sent.path})
+        params = {"extract": str(sent.extract).lower(), "path": "." if sent.path is None else sent.path}
+        if not sent.extract and sent.executable is not None:
+            params["executable"] = str(sent.executable).lower()
         found = await self.ask("POST", "upload", params=params, content=sent.data, seconds=600)
         return Uploaded(found["files"], found["total_bytes"], (*sent.skipped, *found["skipped"]))
 

@@ -34,11 +34,11 @@ class AsyncRemoteSandbox(RemoteFiles):
         connection: Connection,
         capabilities: Callable[[], BackendCapabilities],
         made: Mapping[str, Any],
-        timeout: float,
     ) -> None:
         self.id: str = made["id"]
         self.limits = cast("EffectiveLimits", record(EffectiveLimits, made["limits"]))
-        self._connection, self.capabilities, self._timeout = connection, capabilities, timeout
+        self.timeout: float = made["timeout"]
+        self._connection, self.capabilities = connection, capabilities
         self._at = f"/v1/sandboxes/{self.id}"
         self._is_destroyed = False
         self._ports: set[AsyncRemotePort] = set()
@@ -106,7 +106,7 @@ class AsyncRemoteSandbox(RemoteFiles):
         on_stdout: OnText | None,
         on_stderr: OnText | None,
     ) -> ExecResult:
-        seconds = self._timeout if timeout is None else check_timeout(timeout)
+        seconds = self.timeout if timeout is None else check_timeout(timeout)
         body |= {"stdin": None if stdin is None else content(stdin), "timeout": timeout}
         if on_stdout is None and on_stderr is None:
             return outcome(await self.ask("POST", how, json=body, seconds=seconds))
@@ -143,7 +143,7 @@ class AsyncRemoteSandbox(RemoteFiles):
 
         remembering = tuple(LANGUAGES) if stateful else ()
         calls = ToolCalls(
-            cast("Any", self), self._timeout, max_text, languages, remembering, bool(remembering), max_timeout
+            cast("Any", self), self.timeout, max_text, languages, remembering, bool(remembering), max_timeout
         )
         return make_toolset(calls.definitions, calls.answer, is_async=True)
 
@@ -212,7 +212,7 @@ class AsyncRemoteSandbox(RemoteFiles):
         asked = {"language": language, "cwd": maybe_text(cwd), "env": dict(env or {})}
 
         async def opened() -> Any:
-            return AsyncRemoteSession(self, await self.ask("POST", "sessions", json=asked), self._timeout)
+            return AsyncRemoteSession(self, await self.ask("POST", "sessions", json=asked), self.timeout)
 
         return Opening(opened)
 
@@ -249,7 +249,7 @@ class AsyncRemoteSandbox(RemoteFiles):
 
     def around(self, made: Mapping[str, Any]) -> AsyncRemoteSandbox:
         """Another sandbox of the same server."""
-        return AsyncRemoteSandbox(self._connection, self.capabilities, made, self._timeout)
+        return AsyncRemoteSandbox(self._connection, self.capabilities, made)
 
     async def ask(self, method: str, where: str, **more: Any) -> Any:
         self._check_open()

@@ -12,6 +12,8 @@ from warmcell.core.types import MIB, EffectiveLimits, Limits
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import DEFAULT_POLICY
 
+#: Of a run that says nothing, where the server allows as much.
+USUAL_SECONDS = 30.0
 MOST = Limits(memory_mb=4096, processes=1024, open_files=8192, disk_mb=2048, output_bytes=16 * MIB)
 
 

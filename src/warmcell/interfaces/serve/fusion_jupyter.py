@@ -43,6 +43,8 @@ async def run_jupyter(request: Request, tenant: Tenant) -> Response:
     """Runs cells as SandboxFusion does: one that fails does not stop the next."""
     service = service_of(request)
     body = await read_model(request, RunJupyter, service.settings.max_body)
+    if "total_timeout" not in body.model_fields_set:
+        body.total_timeout = min(body.total_timeout, service.settings.max_timeout)
     check_time(body.total_timeout, service.settings.max_timeout, "total_timeout")
     return answer(await while_connected(request, _notebook(service, tenant, body)))
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from warmcell.core.errors import ProvisionFailed, SandboxError
+from warmcell.interfaces.serve.ceiling import USUAL_SECONDS
 from warmcell.interfaces.serve.doors import admitted
 from warmcell.interfaces.serve.exchange import Refused, refusal
 from warmcell.interfaces.serve.service import Service
@@ -32,7 +33,7 @@ class HeldPlace:
         self._service, self._tenant = service, tenant
         try:
             self._held = service.held.add(
-                lambda: service.make_sandbox(tenant, timeout=min(30.0, service.settings.max_timeout)),
+                lambda: service.make_sandbox(tenant, timeout=min(USUAL_SECONDS, service.settings.max_timeout)),
                 tenant,
                 tenant.lifetime,
                 {"door": "mcp"},

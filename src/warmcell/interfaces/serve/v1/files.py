@@ -94,7 +94,8 @@ async def make_directory(request: Request, tenant: Tenant) -> Response:
 
 
 async def upload(request: Request, tenant: Tenant) -> Response:
-    """Puts the body at `path`, or with `extract` unpacks it there, a tar or zip archive: all of it, or nothing."""
+    """Puts the body at `path`, a program with `executable`, or with `extract` unpacks it there, a tar or zip archive:
+    all of it, or nothing."""
     held, extract = held_of(request, tenant), flag_in_query(request, "extract")
     data = await read_body(request, service_of(request).settings.max_body)
     path = request.query_params.get("path")
@@ -102,7 +103,8 @@ async def upload(request: Request, tenant: Tenant) -> Response:
         raise InvalidRequest("is needed", field="path")
     if not extract and path in (".", "/work"):
         raise WrongKind(path, "is a directory")
-    made = await held.sandbox.upload(data, path, extract=extract)
+    executable = flag_in_query(request, "executable") if "executable" in request.query_params else None
+    made = await held.sandbox.upload(data, path, extract=extract, executable=executable)
     return answer({"files": made.files, "total_bytes": made.total_bytes, "skipped": list(made.skipped)}, 201)
 
 
@@ -153,7 +155,7 @@ def routes() -> list[Any]:
             raw_body=True,
             answers=("Uploaded",),
             status=201,
-            parameters=[PATH | {"required": True}, extract],
+            parameters=[PATH | {"required": True}, extract, query("executable", flag)],
         ),
         door("POST", f"{at}/mkdir", make_directory, "sandbox", body=DirectoryBody, **NOTHING),
         door("POST", f"{at}/patch", patch, "sandbox", body=PatchBody, answers=("Changes",)),

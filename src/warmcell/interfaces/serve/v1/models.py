@@ -142,11 +142,12 @@ class JudgeBody(RunBody):
 
 
 class CreateBody(Strict):
-    """`lifetime`: seconds until it goes away by itself; `timeout`: of each run that says none. With `live` its runs
-    share one cage with its processes; with `forkable` its Python sessions can be forked."""
+    """`lifetime`: seconds until it goes away by itself; `timeout`: of each run that says none, 30 or the longest that
+    this server allows. With `live` its runs share one cage with its processes; with `forkable` its Python sessions can
+    be forked."""
 
     lifetime: Annotated[float, Field(ge=1, le=31_622_400)] = 3600
-    timeout: Seconds = 30
+    timeout: Seconds | None = None
     env: Variables = {}
     limits: LimitsBody | None = None
     live: bool = False

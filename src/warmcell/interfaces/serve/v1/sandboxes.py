@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.serve.ceiling import check_time
+from warmcell.interfaces.serve.ceiling import USUAL_SECONDS, check_time
 from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.exchange import ENDED_OTHERWISE, answer, plain_outcome, read_model, while_connected
 from warmcell.interfaces.serve.held_sandboxes import Held
@@ -27,8 +27,9 @@ async def create(request: Request, tenant: Tenant) -> Response:
     """Makes a sandbox."""
     service = service_of(request)
     body = await read_model(request, CreateBody, service.settings.max_body)
-    check_time(body.timeout, service.settings.max_timeout)
-    options: dict[str, Any] = {name: getattr(body, name) for name in ("env", "timeout", "live", "forkable")}
+    most = service.settings.max_timeout
+    timeout = min(USUAL_SECONDS, most) if body.timeout is None else check_time(body.timeout, most)
+    options: dict[str, Any] = {"env": body.env, "timeout": timeout, "live": body.live, "forkable": body.forkable}
     limits = None if body.limits is None else body.limits.limits()
     held = service.held.add(
         lambda: service.make_sandbox(tenant, limits, **options), tenant, body.lifetime, body.metadata
@@ -128,6 +129,7 @@ def plain_sandbox(held: Held) -> dict[str, Any]:
         "id": held.id,
         "created": held.created,
         "expires": held.expires,
+        "timeout": held.sandbox.timeout,
         "metadata": held.metadata,
         "limits": {name: getattr(limits, name) for name in limits.__slots__},
     }

@@ -89,6 +89,7 @@ SCHEMAS: dict[str, Any] = {
             "id": _TEXT,
             "created": _NUMBER,
             "expires": _NUMBER,
+            "timeout": _NUMBER,
             "metadata": _TEXTS,
             "limits": _object({name: {"type": ["number", "null"]} for name in EffectiveLimits.__slots__}),
         }
