@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.types import ExecResult
 from warmcell.lifetime.output_channel import OutputChannel
-from warmcell.runner.listening import Listener, Stream
+from warmcell.runner.listening import Listener
+
+if TYPE_CHECKING:
+    from warmcell.runner.listening import Stream
 
 #: Carries a run out while somebody listens. Cancelled, it ends the run before it ends itself.
 Heard = Callable[[Listener], Coroutine[Any, Any, ExecResult]]

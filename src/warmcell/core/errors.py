@@ -5,13 +5,14 @@ What a guest does is data (`ExecResult`); what Warmcell could not or would not d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import ClassVar, Literal
+
     from warmcell.core.types import ExecResult
 
-#: The program that was run, whoever called Warmcell, or Warmcell and the machine that it runs on.
-Fault = Literal["guest", "caller", "host"]
+    #: The program that was run, whoever called Warmcell, or Warmcell and the machine that it runs on.
+    Fault = Literal["guest", "caller", "host"]
 
 
 class SandboxError(Exception):

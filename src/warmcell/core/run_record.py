@@ -6,12 +6,14 @@ Neither costs anything until somebody listens.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
 
 from warmcell.core import events
 from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from warmcell.core.types import ExecRequest, ExecResult
 
 LOGGER = "warmcell"

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+else:  # for who asks what the annotations stand for: `typing` takes as long to load as all the rest of a room
+    Any = T = object
 
 MIB = 1024 * 1024
 MAX_CODE_BYTES = 8 * MIB
 MAX_TIMEOUT = 86_400.0
 DEFAULT_OUTPUT_BYTES = MIB
-T = TypeVar("T")
 
 
 class Language(StrEnum):

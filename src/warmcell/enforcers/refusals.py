@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import NamedTuple
 
 from warmcell.cage.failure import CageError
 from warmcell.cage.linux import kernel_files, namespaces
 from warmcell.cage.linux.syscalls import call
+from warmcell.cage.records import NamedTuple
 
 #: What works where namespaces do not.
 ELSEWHERE = "WasmBackend needs none of it"

@@ -6,19 +6,22 @@ import os
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import Language
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.plain import PlainRuntime
-from warmcell.languages.row import LanguageRow, LanguageRuntime
+from warmcell.languages.row import LanguageRow
 from warmcell.languages.table import ROWS
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from importlib.metadata import EntryPoint
+    from typing import Any
+
+    from warmcell.languages.runtime import LanguageRuntime
 
 GROUP = "warmcell.languages"
 
@@ -166,6 +169,8 @@ def _installed_row(name: str) -> LanguageRow | None:
 
 
 def _loaded(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
+    from warmcell.languages.runtime import LanguageRuntime
+
     name = entry.name.lower()
     brought = _load_entry(entry)
     if isinstance(brought, LanguageRow):

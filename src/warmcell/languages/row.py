@@ -1,13 +1,14 @@
-"""LanguageRow: one language as data, and LanguageRuntime: what a language with ways of its own implements."""
+"""LanguageRow: one language as data. What a language with ways of its own implements is in `runtime`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
 from warmcell.core.records import dataclass, field
-from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.languages.runtime import LanguageRuntime as LanguageRuntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +39,10 @@ class LanguageRow:
     backend: str = "process"
 
 
-@runtime_checkable
-class LanguageRuntime(Protocol):
-    """Turns source text into a `Program`.
+def __getattr__(name: str) -> object:
+    """`LanguageRuntime`, under the name that other packages know; it takes longer to load than all the rows."""
+    if name != "LanguageRuntime":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from warmcell.languages.runtime import LanguageRuntime
 
-    `prepare` is called once per run, from any thread, before anything is started. It locates toolchains on the host
-    (and may remember where they are) but never runs, compiles or parses the guest's text there. It raises
-    `BackendUnavailable`, saying what to install, when the toolchain is missing; that is also how the registry learns
-    which languages this host can run. A runtime may have `version(config)`, which says in one line what runs the code,
-    `aliases`, `suffixes` and, if preparing takes long the first time, `check(config)`, which raises the same at once.
-
-    A third-party package registers a factory (a class, usually), or a `LanguageRow`, in its own metadata::
-
-        [project.entry-points."warmcell.languages"]
-        fortran = "my_package:FortranRuntime"
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def prepare(self, code: str, config: ProcessConfig) -> Program: ...
+    return LanguageRuntime

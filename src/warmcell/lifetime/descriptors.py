@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Callable, Iterable
 
 from warmcell.core.errors import ExecutionFailed, SandboxError
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+else:  # their halves in C: the rest takes longer to load
+    import _socket as socket
 
 
 class Descriptors:
@@ -49,9 +54,9 @@ class Descriptors:
         """From somebody who had them, who must not close them any more."""
         self._open.update(dict.fromkeys(descriptors))
 
-    def take_socket(self, descriptor: int) -> socket.socket:
-        """The same, as the socket that it is."""
-        made = socket.socket(fileno=descriptor)
+    def take_socket(self, descriptor: int, kind: type[socket.socket] = socket.socket) -> socket.socket:
+        """The same, as the socket that it is; of a class of the caller's where that of the C half is too little."""
+        made = kind(fileno=descriptor)
         self._open[descriptor] = made
         return made
 

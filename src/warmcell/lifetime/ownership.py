@@ -8,8 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol, TypeVar
+else:
+    Protocol = object  # type checkers alone look at these
 
 
 class Owned(Protocol):
@@ -32,8 +37,9 @@ class ClosedAtExit(Owned, Protocol):
         ...
 
 
-O = TypeVar("O", bound=Owned)  # noqa: E741
-C = TypeVar("C", bound=ClosedAtExit)
+if TYPE_CHECKING:
+    O = TypeVar("O", bound=Owned)  # noqa: E741
+    C = TypeVar("C", bound=ClosedAtExit)
 _numbers = count()
 _owned: WeakValueDictionary[int, Owned] = WeakValueDictionary()
 _closed_at_exit: WeakValueDictionary[int, ClosedAtExit] = WeakValueDictionary()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable
@@ -15,7 +14,11 @@ from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.lifetime.scarcity import scarcity
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class Runs:

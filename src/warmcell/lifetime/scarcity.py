@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from warmcell.core.errors import SandboxError
@@ -13,7 +12,13 @@ from warmcell.lifetime.descriptors import DescriptorsExhausted, host_failure, is
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol, TypeVar
+
+    T = TypeVar("T")
+else:
+    Protocol = object  # type checkers alone look at these
 
 
 class Holder(Protocol):

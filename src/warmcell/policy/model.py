@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.records import dataclass, field
@@ -14,6 +13,8 @@ from warmcell.policy.places import check_place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from warmcell.policy.codec import Form
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import signal
-import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +20,12 @@ _NAMESPACES_SECONDS = 2.0
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from typing import Any
+else:  # their halves in C: the rest takes longer to load
+    import _signal as signal
+    import _socket as socket
 
 
 class Start:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import resource
 import time
-from typing import Protocol
 from weakref import WeakSet
 
 from warmcell.lifetime.ownership import Lock
 from warmcell.pool.state import IDLE_SECONDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    Protocol = object  # type checkers alone look at these
 
 _DESCRIPTORS_OF_A_CELL = 8
 _SHARE_OF_DESCRIPTORS = 4  # one part in so many

@@ -6,11 +6,9 @@ import errno
 import os
 import resource
 import select
-import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
@@ -24,6 +22,13 @@ from warmcell.pool.start import first_order, started
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
 from warmcell.runner.cgroups import GroupLimits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+else:  # their halves in C: the rest takes longer to load
+    import _socket as socket
 
 _IN_FLIGHT_SECONDS = 5.0
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)

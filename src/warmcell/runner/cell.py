@@ -5,12 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
@@ -20,6 +17,15 @@ from warmcell.lifetime.ownership import own, undisturbed_by_forks
 from warmcell.lifetime.run import RunCancelled
 from warmcell.runner.cgroups import Group, GroupUsage
 from warmcell.runner.outcome import JOB_UNREAD
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from typing import Any
+else:  # their halves in C: the rest takes longer to load
+    import _signal as signal
+    import _socket as socket
 
 _PATIENCE_MS = 5000
 #: What a report may have in it.
@@ -166,7 +172,9 @@ class Cell:
         if self.listener < 0:
             return None
         descriptor, self.listener = self._owned.give(self.listener), -1
-        return socket.socket(fileno=descriptor)
+        from socket import socket as whole
+
+        return whole(fileno=descriptor)
 
     def start(self, job: Job) -> None:
         """Gives the waiting cell its work."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import select
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.runner.cgroups import ROOT, groups_of
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 

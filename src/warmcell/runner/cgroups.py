@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import time
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.records import NamedTuple
 from warmcell.lifetime.descriptors import is_shortage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:  # their halves in C: the rest takes longer to load
+    import _signal as signal
 
 ROOT = "/sys/fs/cgroup"
 _REMOVAL_SECONDS = 2.0

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterable
-from typing import Literal, Protocol
 
 from warmcell.core.types import ExecResult
 from warmcell.runner.outcome import cut_at_character
 from warmcell.runner.streams import Capture
 
-Stream = Literal["stdout", "stderr"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, Protocol
+
+    Stream = Literal["stdout", "stderr"]
+else:
+    Protocol = object  # type checkers alone look at these
+
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 

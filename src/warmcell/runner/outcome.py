@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
-from typing import Literal
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Denial, Enforced, ExecResult, Usage
 from warmcell.runner.streams import Capture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Literal
+else:  # their halves in C: the rest takes longer to load
+    import _signal as signal
 
 _SIGNAL_BASE = 128
 #: As a failure to start: none of the guest's code ran, and none will.

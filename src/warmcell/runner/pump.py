@@ -8,13 +8,13 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from warmcell.core.records import dataclass
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.outcome import Exit
 from warmcell.runner.streams import Capture, Feed
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.runner.listening import Listener, Pace
 

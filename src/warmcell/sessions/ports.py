@@ -108,7 +108,7 @@ class PortListener:
 def _listening(owned: Descriptors, port: int) -> socket.socket:
     kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     made = owned.opened(lambda: socket.socket(socket.AF_INET, kind).detach())
-    listener = owned.take_socket(made)
+    listener = owned.take_socket(made, socket.socket)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((LOOPBACK, port))
     listener.listen(1024)

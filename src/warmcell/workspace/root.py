@@ -14,7 +14,6 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, PathTraversal, SandboxDestroyed, SandboxError
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
@@ -23,7 +22,11 @@ from warmcell.workspace.errors import AccessDenied, AlreadyExists, FileMissing, 
 from warmcell.workspace.names import Parts, printable
 from warmcell.workspace.quota import DIRECTORY_SPACE, Quota
 
-Resolver = Literal["auto", "openat2", "walk"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Resolver = Literal["auto", "openat2", "walk"]
 
 _O_PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)

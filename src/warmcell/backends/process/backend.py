@@ -6,7 +6,6 @@ import errno
 import weakref
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 from warmcell.backends.process.job import Launch
 from warmcell.backends.process.launcher import Launcher
@@ -25,6 +24,7 @@ from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
 from warmcell.runner.outcome import NotStarted
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 

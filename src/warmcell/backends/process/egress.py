@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
 
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Denial
@@ -16,7 +15,10 @@ from warmcell.policy.model import NetworkRule
 from warmcell.policy.places import CODE_DIR
 from warmcell.runner.cell import Cell
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from warmcell.net.connect.rate_limiter import RateLimiter
     from warmcell.net.proxy.certificate_authority import SandboxAuthority
     from warmcell.net.proxy.egress_proxy import EgressProxy

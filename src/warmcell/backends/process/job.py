@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import warmcell.guest
 from warmcell.backends.process.egress import WayOut
 from warmcell.backends.process.world import Directories, World
 from warmcell.cage.wire import Job
-from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
 from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import EffectiveLimits
@@ -21,7 +19,9 @@ from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import ResolvedPath
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
     from warmcell.runner.listening import Listener
 
 NODE_WORKER = os.path.join(warmcell.guest.__path__[0], "node_worker.cjs")

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 from warmcell.backends.process.building import MOST_SENT, bare, compiling, with_artefact
 from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
@@ -34,6 +33,7 @@ from warmcell.runner.denials import DenialCollector, explain
 from warmcell.runner.outcome import JobUnread, KernelUsage, Terms, judge
 from warmcell.runner.pump import Bounds, Pump
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.backends.process.live import LiveCage
     from warmcell.backends.process.live_making import LiveTerms

@@ -228,8 +228,7 @@ class LiveCage:
             if "error" in answer:
                 owned.close()
                 raise ConnectionRefusedError(answer.get("errno", 0), f"nobody listens on port {port} in the sandbox")
-            owned.give(ours.fileno())
-        return ours
+            return socket.socket(fileno=owned.give(ours.detach()))
 
     def begin_connecting(self, port: int) -> tuple[socket.socket, Future[Message]]:
         """`connect` for who cannot wait: our end, and the answer, which has an "error" where nobody takes it."""
@@ -238,8 +237,7 @@ class LiveCage:
             ours, theirs = owned.socketpair(socket.SOCK_STREAM)
             answer = self._conversation.ask("connect", [theirs], port=port)
             owned.close_only(theirs)
-            owned.give(ours.fileno())
-        return ours, answer
+            return socket.socket(fileno=owned.give(ours.detach())), answer
 
     def ask_of(self, pid: int, op: str, **fields: Any) -> None:
         """Something about a program that may have ended by now."""

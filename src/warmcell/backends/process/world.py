@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from warmcell.cage.plan import Bind, LaunchPlan, encode, is_shared
-from warmcell.core.contracts import SandboxEnforcer
 from warmcell.core.records import dataclass
 from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
@@ -21,6 +20,10 @@ from warmcell.policy.guest_environment import CAGED_ENV
 from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.zygote import ZygoteKey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.core.contracts import SandboxEnforcer
 
 
 @dataclass(frozen=True, slots=True)
