@@ -20,6 +20,7 @@ from mcp.shared.message import SessionMessage
 from warmcell.interfaces.mcp.bounded_lines import BoundedLines
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.settings import is_loopback
+from warmcell.interfaces.serve.slow_clients import MAX_HEAD, ImpatientProtocol
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_SESSIONS = 256
@@ -82,6 +83,8 @@ async def serve_http(app: Any, host: str, port: int, on_listening: Callable[[str
         app,
         host=host,
         port=port,
+        http=ImpatientProtocol,
+        h11_max_incomplete_event_size=MAX_HEAD,
         lifespan="on",
         log_config=None,
         access_log=False,

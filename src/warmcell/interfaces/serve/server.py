@@ -11,50 +11,19 @@ from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.app import make_app
 from warmcell.interfaces.serve.exchange import Refused, refusal
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_reach
+from warmcell.interfaces.serve.slow_clients import MAX_HEAD, ImpatientProtocol
 from warmcell.interfaces.serve.web_sockets import MAX_MESSAGE
 
 _log = logging.getLogger("warmcell.serve")
-MAX_HEAD = 64 * 1024
-#: From the first byte, or from nothing at all, to a whole request head.
-HEAD_SECONDS = 15.0
 #: After what did not end in time was ended: for saying so.
 LAST_WORDS_SECONDS = 5.0
-
-
-class ImpatientProtocol(H11Protocol):
-    """Closes a connection whose request head does not come: uvicorn waits for ever for one that has begun."""
-
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        has_part_of_head = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if not has_part_of_head:
-            self._stop_waiting()
-        elif self._head_timer is None:  # one that drips gets no more time with every byte
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _stop_waiting(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 class Bounded:

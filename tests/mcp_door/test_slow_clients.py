@@ -1,0 +1,85 @@
+"""Who sends too slowly is cut off at both HTTP doors, and nobody else waits for it (PT-15)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from warmcell.interfaces.mcp.transports import serve_http
+from warmcell.interfaces.serve import slow_clients
+from warmcell.interfaces.serve.server import serve_on
+from warmcell.interfaces.serve.settings import Settings
+
+HEAD = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
+#: What comes at once, and what then comes byte by byte, without an end.
+SLOW = {
+    "nothing": (b"", b""),
+    "a head that drips": (b"POST /mcp HTTP/1.1\r\nX: ", b"x"),
+    "a second head that drips": (HEAD + b"{}" + b"GET / HTTP/1.1\r\nX: ", b"x"),
+    "a body that drips": (HEAD.replace(b"Length: 2", b"Length: 9999"), b"x"),
+}
+OK = b"HTTP/1.1 200"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the whole body, as the SDK does, and has no patience of its own."""
+    if scope["type"] == "lifespan":
+        return
+    while (message := await receive()).get("more_body"):
+        pass
+    if message["type"] == "http.request":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+
+async def serve_mcp(tell: Callable[[int], object]) -> None:
+    await serve_http(app, "127.0.0.1", 0, lambda url: tell(int(url.split(":")[2].partition("/")[0])))
+
+
+async def serve_api(tell: Callable[[int], object]) -> None:
+    class Drained:
+        draining = asyncio.Event()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        tell(listening.getsockname()[1])
+        await serve_on(listening, app, Settings(), Drained())
+
+
+async def is_cut_off(port: int, at_once: bytes, then: bytes) -> bytes:
+    """What it was answered by the time that its connection was closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(at_once)
+    heard = asyncio.ensure_future(reader.read())
+    while not heard.done():
+        writer.write(then)
+        await asyncio.wait([heard], timeout=0.05)
+    writer.close()
+    return b"" if heard.exception() else heard.result()
+
+
+@pytest.mark.attack("PT-15")
+@pytest.mark.parametrize("serve", [serve_mcp, serve_api])
+async def test_who_sends_too_slowly_is_cut_off(
+    serve: Callable[[Callable[[int], object]], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_clients, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(slow_clients, "BODY_SECONDS", 0.5)
+    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.ensure_future(serve(told.set_result))
+    try:
+        port = await asyncio.wait_for(told, 30)
+        async with asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):  # between two requests there is no hurry
+                writer.write(HEAD + b"{}")
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(OK)
+                answers = await asyncio.gather(*(is_cut_off(port, *sent) for sent in SLOW.values()))
+            writer.close()
+        assert [answer.startswith(OK) for answer in answers] == [False, False, True, False]
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
