@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import struct
+import termios
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,6 +28,8 @@ class Record(NamedTuple):
     watch: int
     mask: int
     name: str
+    #: Where it ends among the bytes that were read together.
+    end: int
 
 
 @lru_cache(maxsize=1)
@@ -49,15 +53,24 @@ def remove(descriptor: int, watch: int) -> None:
     _libc().inotify_rm_watch(descriptor, watch)
 
 
-def read(descriptor: int) -> Iterator[Record]:
-    """What has come; `BlockingIOError` where nothing has."""
-    data = os.read(descriptor, _BUFFER)
+def read(descriptor: int) -> bytes:
+    """What has come, so much at once; `BlockingIOError` where nothing has."""
+    return os.read(descriptor, _BUFFER)
+
+
+def waiting(descriptor: int) -> int:
+    """Bytes that have come and were not read."""
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
+    return int(count)
+
+
+def records(data: bytes) -> Iterator[Record]:
     offset = 0
     while offset < len(data):
         watch, mask, _, length = _HEAD.unpack_from(data, offset)
-        offset += _HEAD.size
-        yield Record(watch, mask, os.fsdecode(data[offset : offset + length].split(b"\0", 1)[0]))
-        offset += length
+        begin = offset + _HEAD.size
+        offset = begin + length
+        yield Record(watch, mask, os.fsdecode(data[begin:offset].split(b"\0", 1)[0]), offset)
 
 
 def _checked(answer: int) -> int:

@@ -10,7 +10,6 @@ import errno
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal
 
@@ -27,6 +26,8 @@ MOST_DIRECTORIES = 4096
 MOST_DEEP = 64
 #: Names that are told of one directory which was there, with all that is in it, before it could be watched.
 MOST_FOUND = 4096
+#: Characters of paths that wait to be told: a name may have 255, at every level.
+MOST_TEXT = 1 << 22
 
 Kind = Literal["created", "modified", "deleted", "moved", "overflow"]
 _KINDS: tuple[tuple[int, Kind], ...] = (
@@ -50,8 +51,9 @@ class FileEvent:
 
 
 class FileWatch:
-    """Watches from the moment that it is made until `close`. `descriptor` can be polled; `events` never blocks.
+    """Watches from the moment that it is made until `close`. `descriptor` can be polled; nothing here blocks.
 
+    Where it is recursive, somebody must `gather` as things happen, or what is made in new directories is not seen.
     No link is followed: directories are opened name by name, and what is watched is what was opened.
     """
 
@@ -59,16 +61,24 @@ class FileWatch:
         self._owned = Descriptors()
         if not sys.platform.startswith("linux"):
             raise BackendUnavailable("this system cannot watch files as Linux does")
-        self._root, self._prefix, self._is_recursive = root, prefix, recursive
+        self._root, self._prefix, self.is_recursive = root, prefix, recursive
         self._directories: dict[int, Parts] = {}
         self._found: deque[FileEvent] = deque()
+        self._text = 0
+        #: What was read of the kernel's and not taken, each with where it ended among all bytes that were read.
+        self._records: deque[tuple[inotify.Record, int]] = deque()
+        #: How many those are, and up to which of them a new directory's names may be told a second time.
+        self._read = 0
+        self._listed: dict[int, tuple[int, set[str]]] = {}
+        #: Whether the directory itself has gone, so that nothing more can happen in it.
+        self.is_over = False
         self._base = parts
         with self._owned:
             try:
                 self.descriptor = self._owned.opened(inotify.opened)
                 with root.directory(parts) as directory:
                     self._base_watch = self._add(directory, parts)
-                    self._enter(directory, parts, tells=False)
+                    self._enter(directory, parts)
             except OSError as error:
                 raise _refusal(error) from None
 
@@ -76,25 +86,50 @@ class FileWatch:
     def is_closed(self) -> bool:
         return self.descriptor not in self._owned
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._found)
+
+    @property
+    def is_full(self) -> bool:
+        """As much as is kept was gathered: until somebody has read, the rest is left to the kernel."""
+        return len(self._found) > 2 * MOST_FOUND or self._text > MOST_TEXT
+
     def close(self) -> None:
         self._owned.close()
 
     def __del__(self) -> None:
         self._owned.close()
 
-    def events(self) -> Iterator[FileEvent]:
-        """What has happened since. The same twice in a row is told once."""
-        with suppress(BlockingIOError):
-            for record in inotify.read(self.descriptor):
-                self._take(record)
-        last = None
-        while self._found:
-            event = self._found.popleft()
-            if event != last:
-                yield event
-            last = event
+    def next_event(self) -> FileEvent | None:
+        """The oldest that was gathered. The same twice in a row is told once."""
+        if not self._found:
+            return None
+        event = self._found.popleft()
+        self._text -= len(event.path)
+        return event
 
-    def _take(self, record: inotify.Record) -> None:
+    def forget(self) -> None:
+        """What was gathered and not read."""
+        self._found.clear()
+        self._records.clear()
+        self._text = 0
+
+    def gather(self) -> None:
+        """What has happened since, a bounded part of it; directories that have come are watched from here on."""
+        if not self._records:
+            with suppress(BlockingIOError):
+                self._read_more()
+        while self._records and not self.is_full:
+            self._take(*self._records.popleft())
+        self._listed = {watch: item for watch, item in self._listed.items() if item[0] > self._read or self._records}
+
+    def _read_more(self) -> None:
+        data = inotify.read(self.descriptor)
+        self._records.extend((record, self._read + record.end) for record in inotify.records(data))
+        self._read += len(data)
+
+    def _take(self, record: inotify.Record, position: int) -> None:
         if record.mask & inotify.OVERFLOW:
             self._tell(self._base, "overflow")
             self._look_again()
@@ -104,11 +139,17 @@ class FileWatch:
             return
         if record.mask & inotify.IGNORED:
             del self._directories[record.watch]
-            if record.watch == self._base_watch:
-                self.close()
-            return
-        if record.name:
+            self.is_over = self.is_over or record.watch == self._base_watch
+        elif record.name and not self._was_listed(record, position):
             self._take_named(record, (*directory, record.name))
+
+    def _was_listed(self, record: inotify.Record, position: int) -> bool:
+        """Whether its name was told as found: made after its directory was watched, and before that was looked into."""
+        until, names = self._listed.get(record.watch, (0, set()))
+        if position > until or record.name not in names or record.mask & (inotify.MODIFY | inotify.ATTRIB):
+            return False
+        names.discard(record.name)  # what happens to that name afterwards is told
+        return bool(record.mask & (inotify.CREATE | inotify.MOVED_TO))
 
     def _take_named(self, record: inotify.Record, parts: Parts) -> None:
         is_directory = bool(record.mask & inotify.IS_DIRECTORY)
@@ -117,57 +158,61 @@ class FileWatch:
         for bits, kind in _KINDS:
             if record.mask & bits:
                 self._tell(parts, kind)
-        if is_directory and self._is_recursive and record.mask & (inotify.CREATE | inotify.MOVED_TO):
+        if is_directory and self.is_recursive and record.mask & (inotify.CREATE | inotify.MOVED_TO):
             self._follow(parts)
 
     def _follow(self, parts: Parts) -> None:
         """A directory that has come, unless it is gone again, or something else stands there by now."""
         with suppress(SandboxError, OSError), self._root.directory(parts) as directory:
-            if self._add_or_tell(directory, parts):
-                self._enter(directory, parts, tells=True)
+            known = set(self._directories)
+            watch = self._add_or_tell(directory, parts)
+            if watch is not None and watch not in known:
+                self._enter(directory, parts, watch)
 
-    def _enter(self, directory: int, parts: Parts, *, tells: bool) -> None:
-        """All directories below. What was in a new one before it was watched is told, too."""
-        if not self._is_recursive:
+    def _enter(self, directory: int, parts: Parts, new: int | None = None) -> None:
+        """All directories below. What was in a new one, which has this watch, before it was watched is told, too."""
+        if not self.is_recursive:
             return
-        found = 0
+        names: set[str] = set()
         with os.scandir(directory) as entries:
             for entry in entries:
-                found += 1
-                if tells and found > MOST_FOUND:
-                    self._tell(parts, "overflow")
-                    return
                 below = (*parts, entry.name)
-                if tells:
+                if new is not None:
+                    if len(names) >= MOST_FOUND:
+                        self._tell(parts, "overflow")
+                        break
+                    names.add(entry.name)
                     self._tell(below, "created")
-                if entry.is_dir(follow_symlinks=False) and not self._descend(directory, entry.name, below, tells):
-                    return
+                is_directory = entry.is_dir(follow_symlinks=False)
+                if is_directory and not self._descend(directory, entry.name, below, tells=new is not None):
+                    break
+        if new is not None and (waiting := inotify.waiting(self.descriptor)):
+            self._listed[new] = (self._read + waiting, names)
 
-    def _descend(self, directory: int, name: str, below: Parts, tells: bool) -> bool:
+    def _descend(self, directory: int, name: str, below: Parts, *, tells: bool) -> bool:
         """False where there is no room for another."""
         try:
             child = open_one(directory, name, OPEN_DIRECTORY)
         except OSError as error:
             return error.errno not in (errno.EMFILE, errno.ENFILE)
         try:
-            if not self._add_or_tell(child, below):
-                return False
-            self._enter(child, below, tells=tells)
-            return True
+            watch = self._add_or_tell(child, below)
+            if watch is not None:
+                self._enter(child, below, watch if tells else None)
+            return watch is not None
         finally:
             os.close(child)
 
-    def _add_or_tell(self, directory: int, parts: Parts) -> bool:
+    def _add_or_tell(self, directory: int, parts: Parts) -> int | None:
         is_deep = len(parts) - len(self._base) > MOST_DEEP
         if len(self._directories) < MOST_DIRECTORIES and not is_deep:
             try:
-                self._add(directory, parts)
-                return True
+                return self._add(directory, parts)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                     raise
         self._tell(parts[:-1], "overflow")
-        return False
+        return None
 
     def _add(self, directory: int, parts: Parts) -> int:
         watch = inotify.add(self.descriptor, directory)
@@ -184,15 +229,17 @@ class FileWatch:
     def _look_again(self) -> None:
         """After records were lost: directories that came are watched, too. Those that went are told as ignored."""
         with suppress(SandboxError, OSError), self._root.directory(self._base) as directory:
-            self._enter(directory, self._base, tells=False)
+            self._enter(directory, self._base)
 
     def _tell(self, parts: Parts, kind: Kind) -> None:
-        if len(self._found) > 2 * MOST_FOUND:
+        if self.is_full:
             kind, parts = "overflow", self._base
-            if self._found[-1].kind == "overflow":
-                return
         path = printable("/".join(parts)) or "."
-        self._found.append(FileEvent(path if not self._prefix else f"{self._prefix}/{path}", kind))
+        event = FileEvent(path if not self._prefix else f"{self._prefix}/{path}", kind)
+        if self._found and self._found[-1] == event:
+            return
+        self._found.append(event)
+        self._text += len(event.path)
 
 
 def _refusal(error: OSError) -> Exception:
