@@ -1,8 +1,8 @@
-"""A sandbox on the page: cells that remember, files, processes, ports, and its end."""
+"""A sandbox on the page: cells that remember, files, a terminal, processes, ports, and its end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from tests.page.conftest import NewPage
@@ -58,3 +58,40 @@ def test_a_sandbox_from_its_beginning_to_its_end(server: Server, new_page: NewPa
     page.get_by_role("dialog").get_by_role("button", name="Destroy").click()
     page.get_by_text("No sandbox yet").wait_for()
     assert server.client.get("/v1/sandboxes").json() == []
+
+
+def test_a_shell_on_a_terminal(start_server: Any, new_page: NewPage) -> None:
+    """Keys, Ctrl-C and sizes reach the shell, colours of programs are drawn, and it is found again after a reload."""
+    with start_server("--token", "a-token") as server:
+        page = new_page()
+        page.add_init_script("sessionStorage.setItem('warmcell.token', 'a-token')")
+        server.client.headers["Authorization"] = "Bearer a-token"
+        made = server.client.post("/v1/sandboxes", json={}).json()["id"]
+        page.goto(f"{server.url}/#/sandboxes/{made}/terminal")
+        rows = page.locator(".xterm-rows")
+        page.locator(".screen.connected").wait_for()
+
+        def typed(text: str, until: str) -> None:
+            page.keyboard.insert_text(text)
+            page.keyboard.press("Enter")
+            rows.get_by_text(until).first.wait_for()
+
+        typed("stty size | tr ' ' x; echo $((6*7))here", "42here")
+        columns = int(rows.inner_text().split("42here")[0].split()[-1].split("x")[1])
+        typed("printf '\\033[38;2;1;200;3mgre''en\\033[0m\\n'", "green")
+        assert rows.locator("span", has_text="green").last.evaluate("e => e.style.color")
+        typed("sleep 600 | echo be''gun", "begun")
+        page.keyboard.press("Control+c")
+        typed("echo out''lived", "outlived")
+        page.set_viewport_size({"width": 700, "height": 800})
+        typed("stty size | tr ' ' y; echo smal''ler", "smaller")
+        assert int(rows.inner_text().split("smaller")[0].split()[-1].split("y")[1]) < columns
+        page.get_by_role("button", name="Screen reader").click()
+        page.locator(".xterm-accessibility").get_by_text("smaller").first.wait_for()
+
+        page.reload()
+        page.locator(".screen.connected").wait_for()
+        page.locator(".xterm-accessibility").get_by_text("smaller").first.wait_for()
+        page.keyboard.type("exit 3\n")
+        page.get_by_text("ended with exit code 3").wait_for()
+        page.close()

@@ -33,3 +33,4 @@ export const IconBack = () => <Icon><path d="M14.5 5.5 8 12l6.5 6.5" /></Icon>;
 export const IconWarning = () => <Icon><path d="M12 4 2.8 19.5h18.4zM12 10v4.5M12 17v.2" /></Icon>;
 export const IconSettings = () => <Icon><path d="M4 7h9M17 7h3M4 17h3M11 17h9" /><circle cx="15" cy="7" r="2" /><circle cx="9" cy="17" r="2" /></Icon>;
 export const IconUpload = () => <Icon><path d="M12 16V5M7.5 9 12 4.5 16.5 9M5 20h14" /></Icon>;
+export const IconSpeaker = () => <Icon><path d="M4 9.5v5h3.5L12 18.5v-13L7.5 9.5zM15.5 9a4 4 0 0 1 0 6M18 6.5a7.5 7.5 0 0 1 0 11" /></Icon>;

@@ -115,6 +115,7 @@ function useKeys(): void {
   useEffect(() => {
     const onKey = (event: KeyboardEvent) => {
       const target = event.composedPath()[0] as HTMLElement;
+      if (target.closest?.(".screen-box")) return; // those keys are the shell's
       const isTyping = target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName ?? "");
       const opens = (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) || (event.key === "/" && !isTyping);
       if (!opens) return;

@@ -1,4 +1,4 @@
-// One sandbox: cells, files, processes, ports.
+// One sandbox: cells, files, a terminal, processes, ports.
 
 import { useState } from "preact/hooks";
 import { ask } from "../../api/client";
@@ -14,10 +14,12 @@ import { Cells } from "./cells";
 import { Files } from "./files";
 import { Ports } from "./ports";
 import { Processes } from "./processes";
+import { TerminalView } from "./terminal";
 
 const TABS = [
   { path: "cells", name: "Cells" },
   { path: "files", name: "Files" },
+  { path: "terminal", name: "Terminal" },
   { path: "processes", name: "Processes" },
   { path: "ports", name: "Ports" },
 ];
@@ -31,6 +33,9 @@ export function SandboxView({ id, tab }: { id: string; tab: string }) {
     await ask(`/v1/sandboxes/${id}`, { method: "DELETE" }).then(() => go("sandboxes"), setFailure);
   };
   const at = `/v1/sandboxes/${id}`;
+  // A terminal is begun by whoever looks at it first, and goes on while another tab is looked at, as cells do.
+  const [hasTerminal, setTerminal] = useState(tab === "terminal");
+  if (tab === "terminal" && !hasTerminal) setTerminal(true);
   return (
     <section class="view sandbox" aria-labelledby="sandbox-title">
       <header class="view-head">
@@ -53,8 +58,8 @@ export function SandboxView({ id, tab }: { id: string; tab: string }) {
             ))}
           </nav>
           <div>
-            {/* Cells go on while another tab is looked at. */}
             <div hidden={tab !== "cells"}><Cells at={at} /></div>
+            {hasTerminal && <div hidden={tab !== "terminal"}><TerminalView at={at} isShown={tab === "terminal"} /></div>}
             {tab === "files" && <Files at={at} />}
             {tab === "processes" && <Processes at={at} />}
             {tab === "ports" && <Ports at={at} />}
