@@ -88,6 +88,12 @@ def test_a_missing_command_ends_with_127(sandbox: Sandbox) -> None:
         assert "not found" in result.stderr
 
 
+def test_a_command_line_may_be_as_long_as_the_kernels(sandbox: Sandbox) -> None:
+    """Of which no word has more than 128 KiB."""
+    words = ["x" * 65536] * 24
+    assert sandbox.spawn(["sh", "-c", "echo $#", "sh", *words]).wait(30).stdout == "24\n"
+
+
 def test_signals_reach_the_group(sandbox: Sandbox) -> None:
     process = sandbox.spawn("trap 'exit 9' INT; echo ready; while :; do sleep 0.05; done")
     assert next(process.output()).data == b"ready\n"

@@ -7,6 +7,8 @@ import struct
 from typing import Any
 
 MOST_BYTES = 1 << 20
+#: Of what we send, which is no danger to us: any command line that the kernel takes, which has 2 MiB.
+MOST_SENT = 4 << 20
 _LENGTH = struct.Struct("!I")
 _TEXT_OF = json.JSONEncoder(separators=(",", ":")).encode  # made once: `dumps` would make one for every message
 
@@ -27,8 +29,8 @@ def encode(message: dict[str, Any]) -> bytes:
 def framed(text: str) -> bytes:
     """A message that somebody has written as JSON."""
     payload = text.encode()
-    if len(payload) > MOST_BYTES:
-        raise FrameTooLong(f"{len(payload)} bytes are more than the {MOST_BYTES} of one message")
+    if len(payload) > MOST_SENT:
+        raise FrameTooLong(f"{len(payload)} bytes are more than the {MOST_SENT} of one message")
     return _LENGTH.pack(len(payload)) + payload
 
 

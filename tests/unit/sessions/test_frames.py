@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.sessions.frames import MOST_BYTES, Decoder, FrameError, FrameTooLong, encode
+from warmcell.sessions.frames import MOST_BYTES, MOST_SENT, Decoder, FrameError, FrameTooLong, encode
 
 objects = st.dictionaries(
     st.text(max_size=8), st.none() | st.booleans() | st.integers() | st.text(max_size=20), max_size=5
@@ -62,4 +62,4 @@ def test_a_frame_that_is_too_long_is_refused_before_it_comes() -> None:
     with pytest.raises(FrameError):
         Decoder(10).feed(struct.pack("!I", 11))
     with pytest.raises(FrameTooLong):
-        encode({"a": "x" * MOST_BYTES})
+        encode({"a": "x" * MOST_SENT})

@@ -4,6 +4,8 @@ import json
 import struct
 
 MOST_BYTES = 1 << 20
+#: The host sends longer ones: see `MOST_SENT` on its side.
+MOST_TAKEN = 4 << 20
 _LENGTH = struct.Struct("!I")
 
 
@@ -29,7 +31,7 @@ class Decoder:
         messages = []
         while len(self._buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer)
-            if size > MOST_BYTES:
+            if size > MOST_TAKEN:
                 raise FrameError(f"a frame of {size} bytes")
             if len(self._buffer) < _LENGTH.size + size:
                 break
