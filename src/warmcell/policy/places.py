@@ -10,6 +10,10 @@ from warmcell.policy.guest_environment import HOME_DIR as HOME_DIR
 WORK_DIR = "/work"
 CODE_DIR = "/code"
 OUT_DIR = "/out"
+#: Where programs work that were written for sandboxes of others (E2B's): names that everybody knows.
+USER_HOME, WORKSPACE_DIR = "/home/user", "/workspace"
+#: Who finds one of these names has learnt nothing about anybody.
+COMMON_PLACES = frozenset({"/", WORK_DIR, OUT_DIR, USER_HOME, WORKSPACE_DIR})
 
 #: The kernel's, made anew for each cage.
 KERNEL_PLACES = ("/proc", "/dev", "/sys")

@@ -170,6 +170,8 @@ class TestReplacing:
     [
         (Bind("/home/me/plans", "/home/me/plans", as_owner=True), True),
         (Bind("/srv/a", "/work", True, as_owner=True), False),
+        (Bind("/srv/a", "/home/user", True, as_owner=True), False),
+        (Bind("/srv/a", "/home/user/plans", as_owner=True), True),
         (Bind("/usr", "/usr"), False),
         (Bind("/tmp/me/node", "/tmp/me/node"), True),
         (Bind(f"{sys.prefix}/node", "/tmp/node"), False),
@@ -178,6 +180,8 @@ class TestReplacing:
     ids=[
         "a caller's",
         "at a usual place",
+        "at one that others' clients expect",
+        "below it",
         "the system's",
         "a toolchain in scratch",
         "the program's own",

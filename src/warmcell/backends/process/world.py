@@ -17,7 +17,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.guest_environment import CAGED_ENV
-from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR, is_within
+from warmcell.policy.places import CODE_DIR, COMMON_PLACES, OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.zygote import ZygoteKey
 
@@ -146,7 +146,7 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, plan: LaunchP
 def _names_places(plan: LaunchPlan) -> bool:
     """Whether a zygote is told a name of the caller's. Places that are the same for everybody tell nobody anything."""
     own = {bind.target for bind in plan.binds if not is_shared(bind, plan) and not _is_of_the_program(bind)}
-    return not {plan.cwd, *own} <= {"/", WORK_DIR, OUT_DIR}
+    return not {plan.cwd, *own} <= COMMON_PLACES
 
 
 def _is_of_the_program(bind: Bind) -> bool:

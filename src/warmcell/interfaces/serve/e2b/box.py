@@ -17,9 +17,10 @@ from typing import Any
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.e2b.connect import RpcError
 from warmcell.interfaces.serve.held_sandboxes import Held
+from warmcell.policy.places import USER_HOME
 from warmcell.sandbox.processes import AsyncProcess
 
-HOME = "/home/user"
+HOME = USER_HOME
 USERS = ("user", "root", "")
 CHUNK = 192 * 1024
 MAX_LINE = 2 << 20

@@ -14,12 +14,14 @@ from warmcell.interfaces.serve.e2b.box import HOME
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
+from warmcell.policy.places import WORKSPACE_DIR
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
 
-#: Where some clients work unasked. They would make it themselves, and no guest makes directories at `/`.
-WORKSPACE = "/workspace"
+#: Some clients work in the last unasked. They would make it themselves, and no guest makes directories at `/`. These
+#: names are everybody's, so that all such sandboxes are forks of one zygote.
+PLACES = (HOME, WORKSPACE_DIR)
 ENVIRONMENT = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "true"}
 
 
@@ -36,7 +38,7 @@ class Housed:
         is_offline: bool = False,
     ) -> None:
         self.home, self.limits = home, _limits(service, tenant)
-        mounts = [MountPoint(home.path, place, writable=True) for place in (HOME, WORKSPACE)]
+        mounts = [MountPoint(home.path, place, writable=True) for place in PLACES]
         options: dict[str, Any] = {"work_dir": home.path, "mounts": mounts}
         try:
             self.sandbox: AsyncSandbox = service.make_sandbox(
