@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import marshal
 import os
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import sys
 import pytest
 
 import warmcell.guest
+from warmcell import Sandbox
+from warmcell.backends.process import live_making
 
 pytestmark = pytest.mark.needs("linux")
 
@@ -74,3 +77,18 @@ def test_what_came_last_is_served_first_and_the_host_at_the_end() -> None:
         for descriptor in (end for pipe in pipes for end in pipe):
             os.close(descriptor)
     assert order == [2, 1, 0]
+
+
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize("is_same", [True, False], ids=["the host's Python", "another Python"])
+def test_it_is_compiled_by_the_host_for_its_own_python_alone(monkeypatch: pytest.MonkeyPatch, is_same: bool) -> None:
+    """What the other form of its modules holds is not looked at: it is broken here."""
+    magic, sources, compiled = marshal.loads(live_making._modules())
+    broken = dict.fromkeys(sources, "(" if is_same else b"")
+    kept = (magic, broken, compiled) if is_same else (b"none", sources, broken)
+    files = {**live_making._agent_files(), "/code/live/modules": marshal.dumps(kept, 2)}
+    monkeypatch.setattr(live_making, "_agent_files", lambda: files)
+    with Sandbox() as sandbox:
+        assert sandbox.spawn("echo $0").wait().stdout.endswith("sh\n")
+        with sandbox.session("python") as session:
+            assert session.run("1 / 0").error.name == "ZeroDivisionError"  # type: ignore[union-attr]

@@ -306,3 +306,19 @@ def test_messages_that_are_none_are_the_callers_fault(box: Box, body: bytes) -> 
     assert raw.status_code == 200 and b"invalid_argument" in raw.content
     made = box.client.post("/v2/sandboxes", content=body + b"!", headers={"content-type": "application/json"})
     assert made.status_code == 400
+
+
+def test_they_are_forks_of_one_zygote(server: Server) -> None:
+    """One for each took longer to start than all the rest, and most of a sandbox's memory."""
+
+    def children() -> set[str]:
+        of_threads = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+        return {pid for file in of_threads for pid in file.read_text().split()}
+
+    boxes = [Box(server.client)]
+    assert boxes[0].run("true")[0] == 0
+    before = children()
+    boxes += [Box(server.client, envVars={"A": "b"}) for _ in range(2)]
+    assert [box.run("true")[0] for box in boxes] == [0, 0, 0]
+    assert children() <= before
+    assert [box.kill() for box in boxes] == [204] * 3

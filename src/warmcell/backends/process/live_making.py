@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cache
+from importlib.util import MAGIC_NUMBER
 
 import warmcell.guest
 from warmcell.backends.process.egress import Egress
@@ -27,6 +30,7 @@ from warmcell.runner.cell import CellLost
 
 _GUEST_FILES = os.path.join(warmcell.guest.__path__[0], "live")
 _PLACE = f"{CODE_DIR}/live"
+_FIRST = "start.py"
 _ATTEMPTS = 3
 #: The agent, a shell, and what the shell starts.
 _FEWEST_PROCESSES = 3
@@ -119,10 +123,31 @@ def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, terms:
 
 
 def _agent_job(files_of_way_out: Mapping[str, bytes]) -> Job:
+    return Job("python", (), {}, CODE_DIR, {**_agent_files(), **files_of_way_out}, f"{_PLACE}/{_FIRST}")
+
+
+@cache
+def _agent_files() -> Mapping[str, bytes]:
     """The agent and all that it may fork into, as files of the cell."""
-    files: dict[str, bytes] = {}
-    for name in sorted(os.listdir(_GUEST_FILES)):
-        if name.endswith((".py", ".cjs")) and name != "__init__.py":
+    files = {}
+    for name in os.listdir(_GUEST_FILES):
+        if name == _FIRST or name.endswith(".cjs"):
             with open(os.path.join(_GUEST_FILES, name), "rb") as file:
                 files[f"{_PLACE}/{name}"] = file.read()
-    return Job("python", (), {}, CODE_DIR, {**files, **files_of_way_out}, f"{_PLACE}/start.py")
+    return {**files, f"{_PLACE}/modules": _modules()}
+
+
+def _modules() -> bytes:
+    """As `guest/live/start.py` reads them: by name, as text, and compiled, which would take longer than all the rest.
+
+    The outer form is one that every Python reads; the code in it is for who has the same magic number.
+    """
+    sources, compiled = {}, {}
+    for name in os.listdir(_GUEST_FILES):
+        stem, suffix = os.path.splitext(name)
+        if suffix == ".py" and name not in (_FIRST, "__init__.py"):
+            with open(os.path.join(_GUEST_FILES, name), encoding="utf-8") as file:
+                sources[stem] = file.read()
+            code = compile(sources[stem], f"{_PLACE}/{name}", "exec", dont_inherit=True, optimize=0)
+            compiled[stem] = marshal.dumps(code)
+    return marshal.dumps((MAGIC_NUMBER, sources, compiled), 2)

@@ -4,12 +4,11 @@ It has no more rights than any other guest, and nothing depends on it but this o
 who imitates it lies about its own programs.
 """
 
+import _signal as signal  # without its enums, which take longer to make than the agent
 import array
 import errno
 import importlib
 import os
-import shutil
-import signal
 import socket
 
 from . import frames, relays, starting, trees
@@ -258,6 +257,8 @@ class Agent:
             started = self._started.pop(pid, None)
             if started is not None:
                 if started.code_dir:
+                    import shutil  # with every compression that there is: not for who only starts programs
+
                     shutil.rmtree(started.code_dir, ignore_errors=True)
                 if started.output is not None:
                     started.output.take_all()

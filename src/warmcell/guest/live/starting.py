@@ -1,11 +1,10 @@
 """Starting one thing in the live cage: a program, by exec; or a worker of ours, as a fork of the warm interpreter."""
 
+import _signal as signal  # without its enums, which take longer to make than the agent
 import fcntl
 import os
-import signal
 import struct
 import sys
-import termios
 
 from . import trees
 
@@ -130,6 +129,8 @@ class Terminal:
 
 
 def resize(master, columns, rows):
+    import termios  # a library of its own, and most programs have no terminal
+
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 

@@ -1,7 +1,7 @@
 """All that a started program has started: by parent, by session, and by a mark in the environment of what left both."""
 
+import _signal as signal  # without its enums, which take longer to make than the agent
 import os
-import signal
 import time
 
 MARK = "WARMCELL_PROCESS"
