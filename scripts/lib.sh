@@ -34,6 +34,13 @@ check() {
     step "$@" || failed="$failed '$1'"
 }
 
+# beside NAME COMMAND...: a check while the next ones go on already; `finish` waits for it.
+waited_for=''
+beside() {
+    step "$@" &
+    waited_for="$waited_for $!"
+}
+
 # lane NAME COMMAND...: a script of several steps, which prints its own lines.
 lane() {
     name=$1
@@ -43,6 +50,9 @@ lane() {
 }
 
 finish() {
+    for process in $waited_for; do
+        wait "$process" || failed="$failed 'what ran beside them'"
+    done
     if [ -n "$failed" ]; then
         echo "failed:$failed" >&2
         exit 1

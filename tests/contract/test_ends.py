@@ -66,9 +66,10 @@ async def test_a_second_cancellation_does_not_return_while_the_run_goes_on(fruga
 
 async def test_a_late_cancellation_never_hits_the_next_run(backend: Any, kind: Kind) -> None:
     """Cancelled at any moment, before, during and after its end, a run takes nothing with it but itself."""
-    at = time.monotonic()
-    await backend.execute(kind.request(Say("warm")))
-    usual = time.monotonic() - at
+    for _ in range(2):  # the first one may have to make or compile something, and says nothing about the others
+        at = time.monotonic()
+        await backend.execute(kind.request(Say("warm")))
+        usual = time.monotonic() - at
     for step in range(24):
         task = asyncio.create_task(backend.execute(kind.request(Say("first"))))
         await asyncio.sleep(usual * step / 16)
