@@ -45,6 +45,13 @@ def test_a_run_loads_nothing_heavy() -> None:
     assert heavy(loaded) == set()
 
 
+def test_a_script_of_the_toolbox_needs_no_event_loop() -> None:
+    loaded, ended = modules_of("sh", "echo hi")
+    assert (ended.returncode, ended.stdout) == (0, "hi\n"), ended.stderr[-2000:]
+    needless = {"asyncio", "ssl", "argparse", "http", "wasmtime", "warmcell.net", "warmcell.sandbox"}
+    assert heavy(loaded) & needless == set()
+
+
 def test_help_loads_no_backend() -> None:
     loaded, ended = modules_of("run", "--help")
     assert ended.returncode == 0

@@ -156,3 +156,14 @@ def test_what_is_written_to_a_shown_directory_is_watched(
         with pytest.raises(ExecutionFailed, match="worker died"):
             sandbox.sh("for i in $(seq 1 12); do head -c 2000000 /dev/zero > f$i; done; sleep 30")
         assert sandbox.sh("echo still here").stdout == "still here\n"
+
+
+def test_a_worker_started_ahead_takes_the_first_run(pool: WorkerPool) -> None:
+    pool.start_ahead()
+    (pid,) = pool.pids
+    with Sandbox(backend="wasm") as sandbox:
+        assert sandbox.sh("echo hi").stdout == "hi\n"
+        assert pid in pool.pids
+    pool.start_ahead()
+    pool.close()  # while it is still loading
+    assert pool.pids == []

@@ -179,12 +179,12 @@ def _spawn(command: list[str], descriptors: Sequence[int]) -> int:
 _ahead: dict[str, Start] = {}
 
 
-def start_ahead(interpreter: str, early: Early | None = None) -> None:
+def start_ahead(interpreter: str, early: Early | None = None, *, has_worker: bool = True) -> None:
     """For a process that will most likely need a plain one: it loads, and becomes it, while its supervisor loads."""
     if interpreter not in _ahead:
         with suppress(OSError):  # told when it is needed
             start = _ahead[interpreter] = Start(interpreter, early=early)
-            start.tell(first_order("namespaces"), once=True)
+            start.tell(first_order("namespaces", has_worker=has_worker), once=True)
             will_tell(start.has_namespaces)
 
 

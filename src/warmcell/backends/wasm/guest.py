@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from warmcell.backends.streaming import stream
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.run_fetches import RunFetches
 from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.output_events import StreamEvent
 from warmcell.core.types import MIB, BackendCapabilities, EffectiveLimits, ExecResult, Language
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
-from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.runner.listening import Listener
@@ -26,6 +22,9 @@ from warmcell.toolbox.loader import present_commands
 from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.mount_points import WORK, MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
+
+if TYPE_CHECKING:
+    from warmcell.core.output_events import StreamEvent
 
 _TEMPORARY = "/tmp"
 _WORLD = {"HOME": WORK, "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": _TEMPORARY, "LANG": "C.UTF-8"}
@@ -87,16 +86,25 @@ class WasmGuest:
     async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
         """One program with its arguments, no shell in between; `CommandNotFound` when there is no such program."""
         if job.follow is not None:
+            from warmcell.backends.streaming import stream
+
             return await job.follow(stream(lambda listener: self._command(argv, job, listener)))
         return await self._command(argv, job)
 
+    def script_blocking(self, script: str, job: Job, listener: Listener | None = None) -> ExecResult:
+        """`script` in the calling thread, for programs without an event loop; the listener hears it, in this thread."""
+        return self._runs.run_blocking(lambda run: self._run(("sh", "-c", script), job, None, run, listener))
+
     async def _command(self, argv: Sequence[str], job: Job, listener: Listener | None = None) -> ExecResult:
-        fetches = RunFetches(self._config.fetch) if self._config.fetch is not None else None
+        if self._config.fetch is None:
+            return await self._runs.run(lambda run: self._run(argv, job, None, run, listener))
+        from warmcell.backends.wasm.run_fetches import RunFetches
+
+        fetches = RunFetches(self._config.fetch)
         try:
             return await self._runs.run(lambda run: self._run(argv, job, fetches, run, listener))
         finally:
-            if fetches is not None:
-                await fetches.end()
+            await fetches.end()
 
     async def script(self, script: str, job: Job) -> ExecResult:
         return await self.command(("sh", "-c", script), job)
@@ -104,6 +112,8 @@ class WasmGuest:
     async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
         if language is Language.WASM:
             if job.follow is not None:
+                from warmcell.backends.streaming import stream
+
                 return await job.follow(stream(lambda listener: self._module(code, job, listener)))
             return await self._module(code, job)
         if language not in _COMMAND_LINES or not isinstance(code, str):
@@ -113,6 +123,8 @@ class WasmGuest:
         return await self.command((*_COMMAND_LINES[Language(language)], code), job)
 
     async def tools(self) -> list[str]:
+        from warmcell.lifetime.threads import in_thread
+
         return await in_thread(present_commands)
 
     def capabilities(self) -> BackendCapabilities:
@@ -124,9 +136,11 @@ class WasmGuest:
         return BackendCapabilities((*languages, Language.WASM), launcher().isolation_class, ENFORCED_LIMITS)
 
     async def aclose(self) -> None:
-        await in_thread(self._close)
+        from warmcell.lifetime.threads import in_thread
 
-    def _close(self) -> None:
+        await in_thread(self.close)
+
+    def close(self) -> None:
         self._runs.close()
         self._supervisor.close()
         self._temporary.close()

@@ -119,7 +119,7 @@ class WorkerPool:
         self._places.enter(run, queue_timeout)
         try:
             return scarcity.retried(
-                lambda: self._shown(self._take_idle(wanted) or self._start(wanted), wanted),
+                lambda: self._loaded(self._shown(self._take_idle(wanted) or self._start(wanted), wanted)),
                 run,
                 queue_timeout,
                 own=self,
@@ -127,6 +127,14 @@ class WorkerPool:
         except BaseException:
             self._places.leave()
             raise
+
+    def start_ahead(self) -> None:
+        """For a program that is about to need one: it loads while its supervisor loads the rest."""
+        with suppress(SandboxError):  # told when it is needed
+            worker = self._start(Wanted())
+            worker.idle_since = time.monotonic()
+            with self._lock:
+                self._idle.append(worker)
 
     def shed(self) -> bool:
         """Ends the workers that wait."""
@@ -186,7 +194,7 @@ class WorkerPool:
         with self._lock:
             while (worker := self._best(wanted)) is not None:
                 self._idle.remove(worker)
-                if worker.is_waiting():
+                if not worker.is_ready or worker.is_waiting():
                     break
                 dead.append(worker)
             self._forget(dead)
@@ -226,11 +234,16 @@ class WorkerPool:
             surplus = self._idle[: max(0, len(self._all) - self._most)]
             self._forget(surplus)
         _dispose(surplus)
-        try:
-            _await_ready(worker)
-        except BaseException:
-            self._drop(worker)
-            raise
+        return worker
+
+    def _loaded(self, worker: Worker) -> Worker:
+        """The same worker, which can take requests now."""
+        if not worker.is_ready:
+            try:
+                _await_ready(worker)
+            except BaseException:
+                self._drop(worker)
+                raise
         return worker
 
     def _forget(self, workers: Iterable[Worker]) -> None:
@@ -281,10 +294,12 @@ def _await_ready(worker: Worker) -> None:
     """Returns when the worker can take requests; a new worker needs a few hundredths of a second."""
     try:
         frame = Conversation(worker, Bounds(_START_SECONDS, _START_MEMORY)).wait()
+        if frame.message.get("op") != "ready":
+            raise ProtocolViolation("its first word is another")
     except (WorkerDied, Overstayed, ProtocolViolation) as error:
         if not worker.is_killed:  # else the program is ending, and nobody waits for it
             _log.warning("a WASM worker did not start: %s", worker.log() or error)
         hint = "the log of warmcell.backends.wasm says why; too few processes (`ulimit -u`) are a usual reason"
         failure = ExecutionFailed("a WASM worker did not start", hint=hint)
         raise told_shortage(worker.log(), "start a WASM worker") or failure from None
-    worker.is_ready = frame.message.get("op") == "ready"
+    worker.is_ready = True

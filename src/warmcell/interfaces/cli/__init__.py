@@ -56,7 +56,7 @@ def _status(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    from warmcell.interfaces.cli.quick import read_run
+    from warmcell.interfaces.cli.quick import read_run, read_sh
 
     plain = read_run(argv)
     if plain is not None:
@@ -65,6 +65,15 @@ def _dispatch(argv: list[str]) -> int:
         from warmcell.interfaces.cli.run import run
 
         return run(plain)
+    script = read_sh(argv)
+    if script is not None:
+        _start_ahead(has_worker=False)
+        from warmcell.backends.wasm.pool import program_pool
+
+        program_pool().start_ahead()
+        from warmcell.interfaces.cli.shell import sh
+
+        return sh(script)
     from warmcell.interfaces.cli.parser import parse
 
     arguments = parse(argv)
@@ -72,8 +81,11 @@ def _dispatch(argv: list[str]) -> int:
     return status
 
 
-def _start_ahead() -> None:
-    """A zygote takes as long to load as we do: it can do so beside us. Before anything else of ours is loaded."""
+def _start_ahead(*, has_worker: bool = True) -> None:
+    """A zygote takes as long to load as we do: it can do so beside us. Before anything else of ours is loaded.
+
+    With or without the worker that Python programs run in.
+    """
     from warmcell.languages.base import base_executable
     from warmcell.pool.spawn import Early
 
@@ -84,7 +96,7 @@ def _start_ahead() -> None:
         return  # told when it is needed
     from warmcell.pool.start import start_ahead
 
-    start_ahead(interpreter, early)
+    start_ahead(interpreter, early, has_worker=has_worker)
 
 
 def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:

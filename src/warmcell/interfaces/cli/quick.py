@@ -1,4 +1,4 @@
-"""Plain `warmcell run` command lines, read without argparse, which takes longer to load than most programs run.
+"""Plain lines of `warmcell run` and `warmcell sh`, read without argparse, which takes longer than most programs run.
 
 Whatever is not plainly right is left to argparse: it alone says what is wrong, and what help there is. A test holds the
 two together.
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 _VALUES = ("--code", "--timeout", "--memory", "--max-output", "--policy", "--enforcer", "--audit")
 _LISTS = ("--allow-read", "--allow-write", "--allow-domain", "--env")
+_OF_SH = ("--timeout", "--memory", "--policy", "--allow-domain", "--env", "--write", "--json")
 
 
 def read_run(argv: list[str]) -> SimpleNamespace | None:
@@ -18,11 +19,34 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
         return None
     own, for_program = split_at_dashes(argv)
     found = _defaults()
+    places = _read(own[1:], found, (*_VALUES, *_LISTS, "--json"))
+    if places is None or not 1 <= len(places) <= 2:
+        return None
     found.args = for_program
+    found.target, found.source = (*places, None)[:2]
+    return found
+
+
+def read_sh(argv: list[str]) -> SimpleNamespace | None:
+    """The arguments of `warmcell sh`, or None where argparse has to look."""
+    if argv[:1] != ["sh"] or "--" in argv:
+        return None
+    found = SimpleNamespace(
+        args=[], timeout="30", memory=None, policy=None, allow_domain=[], env=[], write=False, json=False
+    )
+    places = _read(argv[1:], found, _OF_SH)
+    if places is None or len(places) != 1:
+        return None
+    (found.script,) = places
+    return found
+
+
+def _read(words: list[str], found: SimpleNamespace, known: tuple[str, ...]) -> list[str] | None:
+    """Sets the options that are `known`, and returns the rest; None where a word is not plainly one of either."""
     places: list[str] = []
     are_places_over = False
-    words = iter(own[1:])
-    for word in words:
+    left = iter(words)
+    for word in left:
         if word == "-" or not word.startswith("-"):
             if are_places_over:
                 return None
@@ -31,18 +55,17 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
         are_places_over = bool(places)
         option = "--code" if word == "-c" else word
         name = option[2:].replace("-", "_")
-        if option == "--json":
-            found.json = True
-        elif option not in (*_VALUES, *_LISTS) or (value := next(words, "-")).startswith("-"):
+        if option not in known:
+            return None
+        if option in ("--json", "--write"):
+            setattr(found, name, True)
+        elif (value := next(left, "-")).startswith("-"):
             return None
         elif option in _LISTS:
             getattr(found, name).append(value)
         else:
             setattr(found, name, value)
-    if not 1 <= len(places) <= 2:
-        return None
-    found.target, found.source = (*places, None)[:2]
-    return found
+    return places
 
 
 def split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:

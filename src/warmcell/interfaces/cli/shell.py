@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import os
-from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError
-from warmcell.core.types import ExecResult, Language, check_text
+from warmcell.core.records import dataclass
+from warmcell.core.types import ExecRequest, ExecResult, Language, check_env, check_text
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough, passed_on
@@ -18,14 +15,21 @@ from warmcell.interfaces.cli.source import Source, read_guest_stdin
 from warmcell.interfaces.cli.voice import Progress
 from warmcell.languages.registry import find_language
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+    from types import SimpleNamespace
+    from typing import Any
+
     from warmcell.policy.model import NetworkRule, SandboxPolicy
+    from warmcell.workspace.mount_points import MountPoint
 
 #: Where the current directory is for a script that may not change it.
 READ_ONLY_DIRECTORY = "/here"
 
 
-def sh(arguments: argparse.Namespace) -> int:
+def sh(arguments: Namespace | SimpleNamespace) -> int:
     """Runs the script where the user stands; read-only unless `--write`."""
     script = _script(options.text(arguments.script))
     settings = _settings(arguments)
@@ -35,7 +39,10 @@ def sh(arguments: argparse.Namespace) -> int:
     output = None if arguments.json else PassThrough(progress.stop)
     try:
         with progress:
-            outcome = asyncio.run(_run(script, stdin, settings, arguments.write, output))
+            if arguments.write or arguments.policy or arguments.allow_domain:
+                outcome = _run_in_sandbox(script, stdin, settings, arguments.write, output)
+            else:
+                outcome = _run(script, stdin, settings, output)
     except SandboxError as error:
         outcome = error
     except OutputLost as lost:
@@ -50,7 +57,7 @@ def _script(text: str) -> str:
         raise UsageError(error.message, error.hint) from None
 
 
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+def _settings(arguments: Namespace | SimpleNamespace) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "backend": "wasm",
         "track_changes": False,
@@ -90,9 +97,61 @@ def _network(domains: list[str], rules: tuple[NetworkRule, ...]) -> dict[str, An
     return {"fetch_policy": FetchPolicy(allowed_domains=tuple(domains), rules=rules)}
 
 
-async def _run(
+@dataclass(frozen=True, slots=True)
+class _World:
+    """What a script that may only look is given, in the words of a WebAssembly guest."""
+
+    work_dir: str
+    mounts: tuple[MountPoint, ...]
+    env: Mapping[str, str]
+    memory_limit_mb: int | None
+    is_work_writable: bool = True
+    fuel: None = None
+    policy: None = None
+    fetch: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    stdin: bytes | None
+    timeout: float
+    cwd: str = READ_ONLY_DIRECTORY
+    follow: None = None
+
+
+def _run(script: str, stdin: bytes | None, settings: dict[str, Any], output: PassThrough | None) -> ExecResult:
+    """What most scripts need, without a sandbox's files and event loop: they take longer to load than it runs."""
+    from warmcell.backends.wasm.guest import WasmGuest
+    from warmcell.workspace.mount_points import MountPoint
+    from warmcell.workspace.private_directory import PrivateDirectory
+
+    ExecRequest(Language.COMMAND, script, settings["timeout"])  # refuses what is empty or too long
+    work = PrivateDirectory("work")
+    try:
+        here = MountPoint(os.getcwd(), READ_ONLY_DIRECTORY, writable=False)
+        memory = settings.get("memory_limit_mb")
+        guest = WasmGuest(_World(work.path, (here,), check_env(settings["env"]), memory))
+        try:
+            return guest.script_blocking(script, _Job(stdin, settings["timeout"]), output)
+        finally:
+            guest.close()
+    finally:
+        work.close()
+
+
+def _run_in_sandbox(
     script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool, output: PassThrough | None
 ) -> ExecResult:
+    import asyncio
+
+    return asyncio.run(_run_async(script, stdin, settings, is_writable, output))
+
+
+async def _run_async(
+    script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool, output: PassThrough | None
+) -> ExecResult:
+    from functools import partial
+
     from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.workspace.mount_points import MountPoint
 

@@ -8,24 +8,25 @@ from hypothesis import strategies as st
 
 from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.parser import parse
-from warmcell.interfaces.cli.quick import read_run
+from warmcell.interfaces.cli.quick import read_run, read_sh
 
 WORDS = """
-    run python script.ts - -- -c --code --timeout --memory --max-output --policy --allow-read --allow-write --allow-domain --env
+    run python script.ts - -- -c --code --write --timeout --memory --max-output --policy --allow-read --allow-write --allow-domain --env
     --backend process wasm --enforcer none --json --jso --help -h 5 -5 -cprint(1) --timeout=5 --env=A=B A=B -1 -x
 """.split()
 
 
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.sampled_from(["", "a b", "-a b", "é"])), max_size=8))
 def test_it_agrees_with_argparse_or_leaves_it_to_it(words: list[str]) -> None:
-    found = read_run(["run", *words])
-    if found is not None:
-        try:
-            expected = vars(parse(["run", *words]))
-        except (UsageError, SystemExit):
-            pytest.fail(f"argparse refuses {words}")
-        expected.pop("handler")
-        assert vars(found) == expected
+    for argv, read in ((["run", *words], read_run), (["sh", *words], read_sh)):
+        found = read(argv)
+        if found is not None:
+            try:
+                expected = vars(parse(argv))
+            except (UsageError, SystemExit):
+                pytest.fail(f"argparse refuses {argv}")
+            expected.pop("handler")
+            assert vars(found) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,16 @@ def test_plain_command_lines_are_read(words: str) -> None:
     assert read_run(["run", *words.split()]) is not None
 
 
+@pytest.mark.parametrize("words", ["ls", "ls --write --json --timeout 5", "--memory 64 --env A=1 --env B=2 ls"])
+def test_plain_scripts_are_read(words: str) -> None:
+    assert read_sh(["sh", *words.split()]) is not None
+
+
 @pytest.mark.parametrize("argv", [[], ["sh", "ls"], ["run"], ["run", "--help"], ["run", "python", "-c"], ["--version"]])
 def test_the_rest_is_left_alone(argv: list[str]) -> None:
     assert read_run(argv) is None
+
+
+@pytest.mark.parametrize("argv", [[], ["run", "x"], ["sh"], ["sh", "--help"], ["sh", "--", "ls"], ["sh", "a", "b"]])
+def test_the_rest_of_sh_is_left_alone(argv: list[str]) -> None:
+    assert read_sh(argv) is None

@@ -38,6 +38,38 @@ class ScriptedSandbox:
         return self.outcome
 
 
+class ScriptedGuest:
+    """The same for what a script that may only look runs in."""
+
+    outcome: ExecResult | SandboxError = ExecResult(stdout="3\n", exit_code=1)
+    world: Any
+    called: tuple[str, Any]
+    is_closed = False
+
+    def __init__(self, world: Any) -> None:
+        ScriptedGuest.world = world
+
+    def script_blocking(self, script: str, job: Any, listener: Any) -> ExecResult:
+        ScriptedGuest.called = (script, job)
+        if isinstance(self.outcome, SandboxError):
+            raise self.outcome
+        return self.outcome
+
+    def close(self) -> None:
+        ScriptedGuest.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def guest(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedGuest]:
+    module = ModuleType("warmcell.backends.wasm.guest")
+    module.WasmGuest = ScriptedGuest  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "warmcell.backends.wasm.guest", module)
+    monkeypatch.setattr("warmcell.interfaces.cli._start_ahead", lambda **_: None)
+    monkeypatch.setattr("warmcell.backends.wasm.pool.WorkerPool.start_ahead", lambda _: None)
+    monkeypatch.setattr(ScriptedGuest, "is_closed", False)
+    return ScriptedGuest
+
+
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedSandbox]:
     module = ModuleType("warmcell.sandbox.asynchronous")
@@ -47,18 +79,15 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedSandbox]:
     return ScriptedSandbox
 
 
-def test_the_current_directory_is_read_only(warmcell: Any, sandbox: Any, stdin: Any) -> None:
+def test_the_current_directory_is_read_only(warmcell: Any, guest: Any, stdin: Any) -> None:
     stdin(b"in")
     ended = warmcell("sh", "wc -l *", "--timeout", "5", "--env", "A=1", "--memory", "64")
     assert (ended.status, ended.stdout) == (1, "3\n")
-    args, options = sandbox.made
-    assert args == (None,)
-    assert options["mounts"] == (MountPoint(os.getcwd(), "/here", writable=False),)
-    assert (options["backend"], options["timeout"], options["env"]) == ("wasm", 5, {"A": "1"})
-    assert options["memory_limit_mb"] == 64
-    assert "fetch_policy" not in options
-    assert sandbox.called == ("wc -l *", {"cwd": "/here", "stdin": b"in"})
-    assert sandbox.is_destroyed
+    world, (script, job) = guest.world, guest.called
+    assert world.mounts == (MountPoint(os.getcwd(), "/here", writable=False),)
+    assert (world.env, world.memory_limit_mb, world.fetch, world.policy) == ({"A": "1"}, 64, None, None)
+    assert (script, job.cwd, job.stdin, job.timeout) == ("wc -l *", "/here", b"in", 5)
+    assert guest.is_closed and not os.path.exists(world.work_dir)
 
 
 def test_write_must_be_said(warmcell: Any, sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +106,15 @@ def test_domains_become_a_fetch_policy(warmcell: Any, sandbox: Any) -> None:
     assert tuple(policy.allowed_domains) == ("example.com",)
 
 
-def test_a_timeout_has_its_status(warmcell: Any, sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "outcome", ExecutionTimeout(1, ExecResult(stdout="so far")))
-    ended = warmcell("sh", "sleep 9")
+@pytest.mark.parametrize("words", [[], ["--write"]])
+def test_a_timeout_has_its_status(
+    warmcell: Any, guest: Any, sandbox: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    for kind in (guest, sandbox):
+        monkeypatch.setattr(kind, "outcome", ExecutionTimeout(1, ExecResult(stdout="so far")))
+    ended = warmcell("sh", "sleep 9", *words)
     assert (ended.status, ended.stdout) == (124, "so far")
-    assert sandbox.is_destroyed
+    assert sandbox.is_destroyed if words else guest.is_closed
 
 
 @pytest.mark.attack("PT-02")
