@@ -69,5 +69,6 @@ def take_over(channel: socket.socket) -> Dict[str, int]:
     """The descriptors by name. Raises what the guest's process said instead; a process that died says nothing."""
     message, descriptors = receive_packet(channel)
     if "locked" not in message:
-        raise CageError(*message.get("failed", ("lock guest", 0, "the guest's process died")))
+        step, number, what = message.get("failed", ("lock guest", 0, "the guest's process died"))
+        raise CageError(step, number, what if what or number else "unexpected answer")
     return dict(zip(message["locked"], descriptors))  # noqa: B905  # `strict` came after Python 3.9

@@ -112,10 +112,11 @@ class Job(NamedTuple):
     is_heard: bool = False
 
 
-#: From the manager to its zygote: the number of a recipe, whether the job will be a program, whether it comes later.
-FORK_ORDER = struct.Struct("=H??")
-#: The answer: the pid, or the errno as the kernel returns it.
-FORK_ANSWER = struct.Struct("=q")
+#: From the manager to its zygote: the number of a recipe; whether the job will be a program, whether it comes later,
+#: and whether it may come as a list of calls.
+FORK_ORDER = struct.Struct("=H???")
+#: The answer: the pid, or the errno as the kernel returns it; and whether the job must come as a list of calls.
+FORK_ANSWER = struct.Struct("=q?")
 
 _PLAIN_FIELDS = ("mode", "env", "code_dir", "main", "cwd")
 

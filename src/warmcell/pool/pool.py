@@ -40,13 +40,17 @@ class CellKind:
     #: Whether its init watches over the run, and whether the job will be a program.
     has_keeper: bool = True
     execs: bool = True
+    #: Whether it is sure to be one, by its path.
+    is_program: bool = False
     #: Given to the cell as soon as it stands, for programs that start first and get their code later.
     prelude: Job | None = None
     #: A descriptor of the caller's for the guest to have as 0; such a cell is never kept.
     stdin: int | None = None
 
     def __hash__(self) -> int:
-        return hash((self.zygote, self.plan, self.group, self.execs, self.prelude and self.prelude.argv))
+        return hash(
+            (self.zygote, self.plan, self.group, self.execs, self.is_program, self.prelude and self.prelude.argv)
+        )
 
 
 class Pool:
@@ -147,6 +151,7 @@ class Pool:
                     stdin=kind.stdin,
                     has_keeper=kind.has_keeper,
                     execs=kind.execs,
+                    is_program=kind.is_program,
                     waits=waits,
                 )
                 cell.await_ready(_READY_SECONDS, cancelled)

@@ -158,20 +158,21 @@ class ZygoteProcess:
         stdin: int | None = None,
         has_keeper: bool = True,
         execs: bool = True,
+        is_program: bool = False,
         waits: bool = False,
     ) -> Cell:
         """Sends for a cell; the caller waits with `await_ready` and closes it. `CellLost` when the zygote is gone.
 
         `stdin` is the caller's own descriptor for the guest to have as 0, in place of a pipe. `has_keeper`: its init
         watches over the run. `execs`: its job will be a program, which must be let through where processes are refused.
-        `waits`: its job comes later, so it has the time to prepare for it.
+        `is_program`: it is sure to be one, by its path. `waits`: its job comes later, so it has the time to prepare.
         """
         is_caged = self.key.isolation == "namespaces"
         cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
         try:
             if group_parent and limits:
                 cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
-            order = {"plan": plan, "execs": execs, "waits": waits}
+            order = {"plan": plan, "execs": execs, "waits": waits, "program": is_program}
             self._send(order, cell.descriptors_to_send())
         except BaseException:
             cell.close()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import signal
     import socket
     from typing import Any
+
+    from warmcell.cage.program_job import ProgramJob
 else:  # their halves in C: the rest takes longer to load
     import _signal as signal
     import _socket as socket
@@ -71,6 +73,9 @@ class Cell:
         #: Why the program could not be started, if it could not: only told before the guest's code.
         self.start_failure = ""
         self._is_ordered = self._is_ready = self._is_closed = False
+        #: Whether it wants its job as a list of calls, and then the job that it got.
+        self._takes_list = False
+        self._program_job: ProgramJob | None = None
         self._owned = Descriptors()
         with self._owned:
             self._open_channels(stdin)
@@ -143,6 +148,7 @@ class Cell:
             self._guest = descriptors[1] if len(descriptors) > 1 else -1
         elif "ready" in message:
             self._is_ready = True
+            self._takes_list = bool(message.get("list"))
             self.listener = descriptors[0] if descriptors else -1
         elif "denied" in message:
             kind, what = message["denied"]
@@ -179,9 +185,17 @@ class Cell:
     def start(self, job: Job) -> None:
         """Gives the waiting cell its work."""
         try:
-            self.job.sendall(encode_job(job))
+            self.job.sendall(self._encoded(job))
         except OSError as error:
             raise CellLost(str(error)) from None
+
+    def _encoded(self, job: Job) -> bytes:
+        if not self._takes_list:
+            return encode_job(job)
+        from warmcell.cage.program_job import encode_program_job
+
+        self._program_job = encode_program_job(job)
+        return self._program_job.content
 
     def hear_start(self) -> bool:
         """Call it when the job channel is readable. Whether that has ended: then the guest's code runs, or never will.
@@ -197,7 +211,10 @@ class Cell:
         except OSError:
             self.start_failure = JOB_UNREAD
             return True
-        self.start_failure += words.decode("utf-8", "replace")
+        if words and self._program_job is not None:
+            self.start_failure = self._program_job.explain(words)
+        else:
+            self.start_failure += words.decode("utf-8", "replace")
         return not words
 
     def has_begun(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from warmcell.cage.failure import CageError
-from warmcell.cage.linux import call_list, sleeper
+from warmcell.cage.linux import call_list, list_program, sleeper
 from warmcell.cage.linux.call_list import CallList, Field, Value
 
 _SOURCES = Path(call_list.__file__).with_name("machine_code")
@@ -114,8 +114,17 @@ def test_an_unknown_call_is_refused_when_the_list_is_written() -> None:
         CallList().call("no_such_call")
 
 
-@pytest.mark.parametrize("machine", sorted(_TOOLS))
-@pytest.mark.parametrize("name", ["call_list", "sleeper"])
+_WITH_CODE = {
+    "call_list": call_list.MACHINE_CODE,
+    "sleeper": sleeper.MACHINE_CODE,
+    "list_program": list_program.MACHINE_CODE,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [(name, machine) for name, table in _WITH_CODE.items() for machine in sorted(_TOOLS) if machine in table],
+)
 def test_the_machine_code_is_what_its_source_assembles_to(name: str, machine: str, tmp_path: Path) -> None:
     assembler, copier = _TOOLS[machine]
     if shutil.which(assembler) is None:
@@ -123,5 +132,4 @@ def test_the_machine_code_is_what_its_source_assembles_to(name: str, machine: st
     made, code = tmp_path / "made.o", tmp_path / "code"
     subprocess.run([assembler, "-o", made, _SOURCES / f"{name}_{machine}.S"], check=True)
     subprocess.run([copier, "-O", "binary", "-j", ".text", made, code], check=True)
-    table = {"call_list": call_list.MACHINE_CODE, "sleeper": sleeper.MACHINE_CODE}[name]
-    assert "".join(str(line) for line in table[machine][1:]) == code.read_bytes().hex()
+    assert "".join(str(line) for line in _WITH_CODE[name][machine][1:]) == code.read_bytes().hex()

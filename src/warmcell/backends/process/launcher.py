@@ -332,13 +332,15 @@ class Launcher:
         limits = launch.limits
         most_processes = limits.processes + (1 if world.has_keeper else 0)
         group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._group_parent else None
+        warm = warm_worker(launch, world)
         return CellKind(
             world.zygote,
             prepared.plan,
             group,
             is_pooled=world.is_shared and not launch.extra_paths,
             has_keeper=world.has_keeper,
-            execs=warm_worker(launch, world) != "python",
+            execs=warm != "python",
+            is_program=warm is None and "/" in launch.program.argv[0],
             prelude=prelude_for(launch, world),
         )
 

@@ -15,6 +15,7 @@ from ..failure import CageError, tell
 from ..light import socket, write_json
 from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp
 from ..linux.call_list import CallList, Field, Prepared, Value
+from ..linux.list_program import Ends, ListProgram
 from ..linux.syscalls import PR_SET_DUMPABLE
 from ..plan import LaunchPlan
 from ..records import NamedTuple
@@ -22,7 +23,9 @@ from . import root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, NoReturn, Tuple
+    from typing import List, NoReturn, Optional, Sequence, Tuple
+
+    from ..linux.arena import Arena
 
 _STDIN, _STDOUT, _STDERR, _HANDOFF, _INIT, _ASLEEP = (Value(place) for place in range(6))
 #: Bounds of the descriptors to close: between three that stay there are four gaps.
@@ -54,14 +57,15 @@ class Steps(NamedTuple):
 
 
 class Recipe:
-    """The list for one shape, and the buffer in which an init that did not fall asleep says why."""
+    """The list for one shape, and the buffer in which an init that did not fall asleep says why. `arena`: see there."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, arena: Optional[Arena] = None) -> None:
         self.plan = plan = shape.plan
+        self.arena = arena
         is_caged = plan.isolation == "namespaces"
         trees = 1 + len(shape.attached) if is_caged else 0
-        self.calls = calls = CallList(_GIVEN + shape.cgroups + trees)
-        self.trouble = ctypes.create_string_buffer(_TROUBLE_BYTES)
+        self.calls = calls = CallList(_GIVEN + shape.cgroups + trees, arena)
+        self.trouble = calls.buffer(bytes(_TROUBLE_BYTES - 1))
 
         fds.use_as_stdio(calls, (_STDIN, _STDOUT, _STDERR))
         if is_caged:
@@ -81,13 +85,13 @@ class Recipe:
         _unshield(calls)
         _enter_directory(calls, plan.cwd)
         fds.close_gaps(calls, _GAPS)
-        handover = _Handover()
+        handover = _Handover(calls)
         opened = _open_for_manager(calls, plan, handover) if is_caged else []
         if plan.landlock:
             landlock.restrict(calls, plan.landlock, shape.files, _deny_network(plan))
         if plan.seccomp:
             opened.append(seccomp.install(calls, _filter(plan), handover.place_for(NOTIFICATIONS)))
-        handover.send(calls)
+        handover.send()
         # Last, because with it comes how many descriptors of its user may be in flight for it to send any: others may
         # have used that up.
         rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] == "nofile"])
@@ -95,9 +99,18 @@ class Recipe:
 
     def prepare(self, given: GuestDescriptors) -> Steps:
         """With the descriptors of one guest, in the order of the list."""
+        return Steps(self.calls.prepare(self.words(given)), self.trouble)
+
+    def words(self, given: GuestDescriptors) -> List[int]:
         first = (given.stdin, given.stdout, given.stderr, given.handoff, given.init, given.asleep)
         gaps = fds.gaps_between(given.job, given.go, given.handoff)
-        return Steps(self.calls.prepare([*first, *gaps, *given.rest]), self.trouble)
+        return [*first, *gaps, *given.rest]
+
+    def program(self, given: GuestDescriptors, kept: Sequence[int]) -> Optional[ListProgram]:
+        """The same as a program of its own, for guests with the very same descriptors. None: it cannot be one."""
+        if self.calls.arena is None:
+            return None
+        return ListProgram(self.calls, self.words(given), Ends(given.job, given.go, given.handoff), kept)
 
 
 def lock_in(steps: Steps, handoff: int) -> None:
@@ -187,24 +200,25 @@ def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
 class _Handover:
     """The last word of the list: locked in, with descriptors."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: CallList) -> None:
+        self._calls = calls
         self._names: List[str] = []
-        self._control = ctypes.create_string_buffer(_RIGHTS.size + 4 * _MOST_HANDED)
+        self._control = calls.buffer(bytes(_RIGHTS.size + 4 * _MOST_HANDED))
 
     def place_for(self, name: str) -> Field:
         """Where the call that opens the descriptor of this name puts it."""
         self._names.append(name)
         return Field(self._control, _RIGHTS.size + 4 * (len(self._names) - 1))
 
-    def send(self, calls: CallList) -> None:
+    def send(self) -> None:
+        calls = self._calls
         calls.part("hand over")
-        payload = ctypes.create_string_buffer(write_json({"locked": self._names}).encode())
-        size = len(payload) - 1
-        vector = ctypes.create_string_buffer(struct.pack("=QQ", ctypes.addressof(payload), size))
+        payload = write_json({"locked": self._names}).encode()
+        size = len(payload)
+        vector = calls.buffer(struct.pack("=QQ", calls.address(calls.buffer(payload)), size))
         used = _RIGHTS.size + 4 * len(self._names) if self._names else 0
         _RIGHTS.pack_into(self._control, 0, used, socket.SOL_SOCKET, socket.SCM_RIGHTS)
-        header = _MESSAGE.pack(0, 0, ctypes.addressof(vector), 1, ctypes.addressof(self._control), used, 0)
-        calls.keep(payload, vector, self._control)
+        header = _MESSAGE.pack(0, 0, calls.address(vector), 1, calls.address(self._control), used, 0)
         calls.call("sendmsg", _HANDOFF, header, 0, wanted=size)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     _Function = Callable[[int, int, int, int], int]
 
+    from .arena import Arena
+
     Word = Union[int, bytes, "Value", "ctypes.Array[ctypes.c_char]", None]
 
 _WORDS = 11
@@ -66,7 +68,7 @@ class Field(NamedTuple):
     offset: int
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """What the calls from `first` on belong to, for the one who reads the error."""
 
     first: int
@@ -75,19 +77,23 @@ class _Part(NamedTuple):
 
 
 class CallList:
-    """Grows by `call`, is carried out by `run`, any number of times. `given` is how many words each run brings."""
+    """Grows by `call`, is carried out by `run`, any number of times. `given` is how many words each run brings.
 
-    def __init__(self, given: int = 0) -> None:
+    With an arena, all that it refers to is in there; unless that is full, and then there is none any more.
+    """
+
+    def __init__(self, given: int = 0, arena: Optional[Arena] = None) -> None:
         self._given = given
+        self.arena = arena
         self._words: List[int] = []
-        self._parts: List[_Part] = []
+        self._parts: List[Part] = []
         self._kept: List[object] = []
         self._count = 0
         self._memory: Optional["ctypes.Array[ctypes.c_char]"] = None
 
     def part(self, step: str, what: str = "") -> None:
         """Names the step of the cage that the following calls carry out."""
-        self._parts.append(_Part(self._count, step, what))
+        self._parts.append(Part(self._count, step, what))
 
     def call(
         self,
@@ -117,9 +123,19 @@ class CallList:
         self._memory = None
         return Value(self._given + self._count - 1)
 
-    def keep(self, *buffers: object) -> None:
-        """What calls refer to by way of another buffer must live as long as the list."""
-        self._kept += buffers
+    def buffer(self, content: bytes) -> "ctypes.Array[ctypes.c_char]":
+        """A copy of the content, with a zero after it, that lives as long as the list."""
+        buffer = self.arena.take(content) if self.arena is not None else None
+        if buffer is None:
+            self.arena = None
+            buffer = ctypes.create_string_buffer(content)
+        self._kept.append(buffer)
+        return buffer
+
+    @staticmethod
+    def address(buffer: "ctypes.Array[ctypes.c_char]") -> int:
+        """For another buffer that refers to it."""
+        return ctypes.addressof(buffer)
 
     def _word(self, argument: Union[int, bytes, "ctypes.Array[ctypes.c_char]", None]) -> int:
         if argument is None:
@@ -127,22 +143,36 @@ class CallList:
         if isinstance(argument, int):
             return argument & _WORD_MASK
         if isinstance(argument, bytes):
-            argument = ctypes.create_string_buffer(argument)
+            argument = self.buffer(argument)
         self._kept.append(argument)
         return ctypes.addressof(argument)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def steps(self) -> bytes:
+        """As the machine code reads them."""
+        return struct.pack(f"={len(self._words)}Q", *self._words)
+
+    def parts(self) -> List[Part]:
+        """What each of the calls belongs to."""
+        return [self._part_of(index) for index in range(self._count)]
+
+    def _part_of(self, index: int) -> Part:
+        return max((part for part in self._parts if part.first <= index), key=lambda part: part.first)
 
     def prepare(self, given: Sequence[int]) -> "Prepared":
         """Everything that a run needs, laid out, so that running it touches next to nothing."""
         if len(given) != self._given:
             raise ValueError(f"{len(given)} words given instead of {self._given}")
         if self._memory is None:
-            self._memory = ctypes.create_string_buffer(struct.pack(f"={len(self._words)}Q", *self._words))
+            self._memory = ctypes.create_string_buffer(self.steps())
         values = (ctypes.c_int64 * (self._given + self._count))(*given)
         return Prepared(self, self._memory, self._count, values, self._given)
 
     def failure(self, done: int, result: int) -> CageError:
         """What it means that only `done` calls were carried out."""
-        part = max((part for part in self._parts if part.first <= done), key=lambda part: part.first)
+        part = self._part_of(done)
         number = -result if -4096 < result < 0 else 0
         return CageError(part.step, number, part.what or "unexpected answer" if not number else part.what)
 
@@ -205,6 +235,12 @@ def load() -> None:
     _machine_code()
 
 
+def code() -> bytes:
+    """`run` begins it; where it is put does not matter."""
+    _, *text = MACHINE_CODE[MACHINE]
+    return bytes.fromhex("".join(str(line) for line in text))
+
+
 def can_spawn() -> bool:
     return _machine_code().spawn is not None
 
@@ -217,7 +253,7 @@ class Spawned(NamedTuple):
     keeps: Tuple[object, ...]
 
 
-def spawn(flags: int, prepared: Prepared) -> Spawned:
+def spawn(flags: int, prepared: Prepared, with_pidfd: bool = True) -> Spawned:
     """A child without a copy of this process's memory: it runs the list and nothing else. `flags` are namespaces.
 
     It starts with all signals blocked: a handler of ours must never run on its small stack.
@@ -231,7 +267,7 @@ def spawn(flags: int, prepared: Prepared) -> Spawned:
     arguments = (ctypes.c_int64 * 4)(steps, prepared.length, values, prepared.given)
     before = signal.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS)
     try:
-        flags |= _CLONE_VM | _CLONE_PIDFD | signal.SIGCHLD
+        flags |= _CLONE_VM | signal.SIGCHLD | (_CLONE_PIDFD if with_pidfd else 0)
         pid = start(flags, top, ctypes.addressof(pidfd), ctypes.addressof(arguments))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -256,23 +292,21 @@ class _MachineCode(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _machine_code() -> _MachineCode:
-    offset, *text = MACHINE_CODE.get(MACHINE, (0, ""))
-    code = bytes.fromhex("".join(str(line) for line in text))
-    if not code or struct.calcsize("P") != 8:
+    if MACHINE not in MACHINE_CODE or struct.calcsize("P") != 8:
         return _MachineCode(None, None)
     try:
         # Private: guests are forks, and in a page that they shared with us they would write what we execute.
         memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         return _MachineCode(None, None)
-    memory.write(code)
+    memory.write(code())
     _keep_mapped.append(memory)
     place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     if _libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
         return _MachineCode(None, None)  # SELinux and others forbid it
     # PYFUNCTYPE: the interpreter's lock is kept, as there is nobody else in a zygote or its child to give it to.
     function = ctypes.PYFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 4)
-    return _MachineCode(function(place), function(place + int(offset)))
+    return _MachineCode(function(place), function(place + int(MACHINE_CODE[MACHINE][0])))
 
 
 _keep_mapped: List[mmap.mmap] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
@@ -68,7 +67,7 @@ def _rights(handled: int, writable: bool, is_file: bool) -> int:
 
 def _allow(calls: CallList, ruleset: Value, path: str, rights: int) -> None:
     calls.part("restrict with Landlock", path)
-    rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, -1))
+    rule = calls.buffer(struct.pack("=Qi", rights, -1))
     place = fds.open_path(calls, path, os.O_PATH, Field(rule, 8))
     calls.call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
     calls.call("close", place)

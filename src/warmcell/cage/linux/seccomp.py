@@ -6,7 +6,6 @@ calls (and x32) kill the process. Calls whose refusal is worth telling go to ini
 
 from __future__ import annotations
 
-import ctypes
 import struct
 
 from ..light import lru_cache
@@ -299,9 +298,7 @@ def _runs(by_number: Dict[int, List[Instruction]]) -> List[Tuple[int, List[Instr
 def install(calls: CallList, program: bytes, into: Field) -> Value:
     """Installs the filter. The result is the descriptor on which refused calls are heard of."""
     calls.part("install seccomp filter")
-    instructions = ctypes.create_string_buffer(program, len(program))
-    calls.keep(instructions)
-    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
+    header = struct.pack("@HP", len(program) // 8, calls.address(calls.buffer(program)))
     return calls.call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _wait_killable(), header, into=into)
 
 

@@ -6,7 +6,6 @@ two pages, makes itself undumpable so that nobody can look into it, and leaves t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
@@ -69,7 +68,5 @@ def become(calls: CallList, file: Value, lifeline: Value, awake: Value) -> None:
     calls.call("dup3", awake, 1, 0)
     calls.call("close", 2, tolerated=9)
     fds.end_on_exec(calls)
-    name = ctypes.create_string_buffer(b"init")
-    calls.keep(name)
-    arguments = struct.pack("=QQ", ctypes.addressof(name), 0)
+    arguments = struct.pack("=QQ", calls.address(calls.buffer(b"init")), 0)
     calls.call("execveat", file, b"", arguments, bytes(8), _AT_EMPTY_PATH)

@@ -46,6 +46,8 @@ class Order(NamedTuple):
     #: Whether its job will be a program, and whether that comes later.
     may_exec: bool
     waits: bool
+    #: Whether its job is sure to be one, and may come as a list of calls.
+    is_program: bool
     job: int
     stdio: Tuple[int, ...]
     cgroups: Tuple[int, ...]
@@ -104,7 +106,8 @@ class CellMaker:
         try:
             plan, own, common = _parse(order["plan"])
             cgroups = tuple(descriptors[5:])
-            wanted = Order(plan, own, common, order["execs"], bool(order.get("waits")), job, tuple(stdio), cgroups)
+            execs, waits, is_program = (bool(order.get(word)) for word in ("execs", "waits", "program"))
+            wanted = Order(plan, own, common, execs, waits, is_program, job, tuple(stdio), cgroups)
             if plan.isolation == "namespaces":
                 return self._make_guest(wanted, status, owned)
             self._make_keeper(wanted, status, owned)
@@ -133,10 +136,10 @@ class CellMaker:
             ours, handoff = owned.socketpair()
             given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, *trees)
             with step("fork guest"):
-                self._zygote.order(shape, order.may_exec, order.waits, given)
+                self._zygote.order(shape, order.may_exec, order.waits, given, order.is_program)
                 if watched(order.plan, init.host_id).is_needed:
                     self._start_watcher()  # while the zygote is busy
-                pid = self._zygote.answer()
+                pid, takes_list = self._zygote.answer()
             self._on_birth(pid, None)
             pidfd = owned.take(call("pidfd_open", pid, 0))
             # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
@@ -144,7 +147,7 @@ class CellMaker:
             kept = verify.identities((order.job, go, *order.stdio))
             expected = verify.Expected(order.plan, kept, self._outer, init.host_id)
             told, heard = (socket.socket(fileno=end) for end in (os.dup(status.fileno()), ours))
-            guest = GuestChild(pid, expected, told, init, heard, begun, order.may_exec)
+            guest = GuestChild(pid, expected, told, init, heard, begun, order.may_exec, takes_list)
         except BaseException:
             init.end()
             raise
@@ -169,7 +172,7 @@ class CellMaker:
         given = (order.job, go, begun, status.fileno(), *order.stdio, *order.cgroups)
         with step("fork keeper"):
             self._zygote.order(shape, order.may_exec, order.waits, given)
-            pid = self._zygote.answer()
+            pid, _ = self._zygote.answer()
         self._on_birth(pid, None)
         try:
             send_packet(status, {"pid": pid}, [owned.take(call("pidfd_open", pid, 0))])

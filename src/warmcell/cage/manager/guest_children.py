@@ -53,6 +53,7 @@ class GuestChild:
         handoff: socket.socket,
         begun: int,
         may_exec: bool,
+        takes_list: bool = False,
     ) -> None:
         self.pid = pid
         self._plan = expected.plan
@@ -62,6 +63,7 @@ class GuestChild:
         self._handoff = handoff
         self._begun = begun
         self._may_exec = may_exec
+        self._takes_list = takes_list
         self._given: Dict[str, int] = {}
         #: The last number that our own namespace had given out: every task of the guest's takes one of those too.
         self._last_pid_before = 0
@@ -110,7 +112,7 @@ class GuestChild:
         listener = self._given.pop(PROXY_LISTENER, -1)
         self._is_ready = True
         self._last_pid_before = last_pid()
-        self._send({"ready": True}, [listener] if listener >= 0 else [])
+        self._send({"ready": True, "list": self._takes_list}, [listener] if listener >= 0 else [])
         close_all([listener])
 
     def _note_shared_memory(self, watcher: Watcher, length: int) -> bool:

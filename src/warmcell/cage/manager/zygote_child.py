@@ -13,7 +13,7 @@ from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, rights_to, send_pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional, Sequence
+    from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
     from ..cell import Shape
 
@@ -54,15 +54,18 @@ class ZygoteChild:
             raise CageError(*answer.get("failed", ("start zygote", 0, "it died")))
         self._is_ready = True
 
-    def order(self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int]) -> None:
+    def order(
+        self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int], is_program: bool = False
+    ) -> None:
         """Every order has its `answer`, which must be taken before the next."""
         try:
-            self._channel.sendmsg([FORK_ORDER.pack(self._recipe(shape), may_exec, waits)], rights_to(descriptors))
+            order = FORK_ORDER.pack(self._recipe(shape), may_exec, waits, is_program)
+            self._channel.sendmsg([order], rights_to(descriptors))
         except (BrokenPipeError, ConnectionResetError):
             raise ZygoteLost from None
 
-    def answer(self) -> int:
-        """The pid of the new process, a child of ours."""
+    def answer(self) -> Tuple[int, bool]:
+        """The pid of the new process, a child of ours, and whether its job must come as a list of calls."""
         self.await_ready()
         try:
             answer = self._channel.recv(FORK_ANSWER.size)
@@ -71,10 +74,10 @@ class ZygoteChild:
             raise ZygoteLost from None
         if not answer:
             raise ZygoteLost
-        (pid,) = FORK_ANSWER.unpack(answer)
+        pid, takes_list = FORK_ANSWER.unpack(answer)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
-        return int(pid)
+        return pid, takes_list
 
     def _recipe(self, shape: Shape) -> int:
         """The number under which it knows the shape. It is told no path of the host: guests are copies of it.

@@ -23,6 +23,7 @@ from ..linux.owned import close_all
 from ..linux.syscalls import MACHINE, prctl
 from ..wire import FORK_ANSWER, FORK_ORDER, receive_bytes, send_packet
 from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_what_many_import, load_worker
+from .programs import Programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class _Zygote:
         come_back.part("return to own namespace")
         namespaces.send_children_to(come_back, Value(0))
         self._come_back = come_back.prepare([self._own_pids])
+        self._programs = Programs(self._is_caging)
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         if order.get("spares"):
             gc.collect()
@@ -93,11 +95,13 @@ class _Zygote:
             if len(message) != FORK_ORDER.size:
                 self._learn(read_json(message))
                 continue
-            number, may_exec, waits = FORK_ORDER.unpack(message)
+            number, may_exec, waits, is_program = FORK_ORDER.unpack(message)
             try:
-                newborn = self._make(self._recipes[number], may_exec, descriptors)
+                newborn = None
+                if not is_program or not self._start_program(number, descriptors):
+                    newborn = self._make(self._recipes[number], may_exec, descriptors)
             except OSError as error:
-                self._channel.send(FORK_ANSWER.pack(-(error.errno or 5)))
+                self._channel.send(FORK_ANSWER.pack(-(error.errno or 5), False))
                 newborn = None
             if newborn is not None:
                 self._channel.detach()
@@ -107,11 +111,27 @@ class _Zygote:
 
     def _learn(self, lesson: Dict[str, Any]) -> None:
         if "forget" in lesson:
-            self._recipes.pop(lesson["forget"], None)
+            self._forget(lesson["forget"])
             return
         attached = tuple((target, is_directory) for target, is_directory in lesson["attached"])
         shape = Shape(plans.decode(lesson["plan"]), lesson["cgroups"], attached, tuple(lesson["files"]))
-        self._recipes[lesson["learn"]] = recipe.Recipe(shape)
+        self._recipes[lesson["learn"]] = recipe.Recipe(shape, self._programs.room())
+
+    def _forget(self, number: int) -> None:
+        self._programs.forget(number)
+        forgotten = self._recipes.pop(number, None)
+        if forgotten is not None and forgotten.arena is not None:
+            forgotten.arena.close()
+
+    def _start_program(self, number: int, descriptors: List[int]) -> bool:
+        """The manager has been told; False: it is to be made as any other."""
+        try:
+            pid = self._programs.start(number, self._recipes[number], descriptors)
+        finally:
+            self._return()
+        if pid is not None:
+            self._channel.send(FORK_ANSWER.pack(pid, True))
+        return pid is not None
 
     def _make(
         self, steps: recipe.Recipe, may_exec: bool, descriptors: List[int]
@@ -121,7 +141,7 @@ class _Zygote:
             pid = self._fork(self._own_pids)
             if pid == 0:
                 return partial(_be_keeper, self._keeper, steps, may_exec, descriptors)
-            self._channel.send(FORK_ANSWER.pack(pid))
+            self._channel.send(FORK_ANSWER.pack(pid, False))
             return None
         given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
         # Before the fork: what is made after it is made by copying pages.
@@ -134,7 +154,7 @@ class _Zygote:
                 self._return()
         if pid == 0:
             return partial(_be_guest, prepared, given)
-        self._channel.send(FORK_ANSWER.pack(pid))
+        self._channel.send(FORK_ANSWER.pack(pid, False))
         return None
 
     def _return(self) -> None:

@@ -1,0 +1,209 @@
+"""Guests that will become a program: a list as a program of its own, and jobs that are lists."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from warmcell.cage.cell import take_over
+from warmcell.cage.failure import CageError
+from warmcell.cage.guest import recipe
+from warmcell.cage.linux import arena, list_program
+from warmcell.cage.linux.call_list import CallList, Value
+from warmcell.cage.linux.list_program import Ends, ListProgram, NotBecome
+from warmcell.cage.program_job import ProgramJob, encode_program_job
+from warmcell.cage.wire import Job
+from warmcell.cage.zygote.programs import Programs
+
+needs_code = pytest.mark.skipif(not list_program.is_known(), reason="no machine code for this machine")
+
+
+@pytest.fixture
+def room() -> Iterator[arena.Arena]:
+    made = arena.reserve()
+    assert made is not None
+    with closing(made):
+        yield made
+
+
+class Started:
+    """The program as a child, and our ends of its channels."""
+
+    def __init__(self, calls: CallList, given: list[int], directory: Path) -> None:
+        self.job, job = socket.socketpair()
+        self.handoff, handoff = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        began, go = os.pipe()
+        file = directory / "program"
+        file.write_bytes(list_program.image(calls, given, Ends(job.fileno(), go, handoff.fileno())))
+        file.chmod(0o700)
+        kept = (job.fileno(), go, handoff.fileno(), *given)
+        self._child = subprocess.Popen([file], pass_fds=kept, stdout=subprocess.PIPE)
+        for end in (job, handoff):
+            end.close()
+        os.close(go)
+        self._began = began
+
+    def end(self) -> tuple[int, bytes]:
+        """How it ended, and what it wrote; `go` has ended by then."""
+        output, _ = self._child.communicate(timeout=20)
+        assert os.read(self._began, 1) == b""
+        for end in (self.job, self.handoff):
+            end.close()
+        os.close(self._began)
+        return self._child.returncode, output
+
+
+def _list_that_writes(room: arena.Arena) -> CallList:
+    calls = CallList(1, room)
+    calls.part("write words")
+    calls.call("write", Value(0), b"words", 5, wanted=5)
+    return calls
+
+
+def _job(directory: Path, *argv: str, files: dict[str, bytes] | None = None, cwd: str = "") -> Job:
+    return Job("exec", argv, {"WORD": "k\udce9y"}, str(directory), files or {}, "main", cwd)
+
+
+@needs_code
+def test_it_carries_out_its_list_and_then_its_job(room: arena.Arena, tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    started = Started(_list_that_writes(room), [writes], tmp_path)
+    assert os.read(reads, 9) == b"words"
+    deep = f"{tmp_path}/a/b/data"
+    large = os.urandom(3_000_000)  # more than a socket holds
+    script = b'#!/bin/sh\nprintf %s "$WORD$1"; pwd; cat ../a/b/data; grep SigBlk /proc/self/status'
+    job = encode_program_job(
+        _job(
+            tmp_path, f"{tmp_path}/main", "x y", files={"main": script, deep: large, "empty": b""}, cwd=f"{tmp_path}/a"
+        )
+    )
+    started.job.sendall(job.content)
+    assert started.job.recv(100) == b""  # it has begun
+    code, output = started.end()
+    assert code == 0 and output.startswith(b"k\xe9yx y" + os.fsencode(tmp_path) + b"/a\n" + large)
+    assert output.endswith(b"SigBlk:\t0000000000000000\n")
+    assert (tmp_path / "main").stat().st_mode & 0o777 == 0o755 and (tmp_path / "empty").read_bytes() == b""
+    os.close(reads)
+    os.close(writes)
+
+
+@needs_code
+def test_a_step_that_fails_is_named_with_its_errno(room: arena.Arena, tmp_path: Path) -> None:
+    calls = CallList(0, room)
+    calls.part("first things")
+    calls.call("getpid")
+    calls.part("open it", 'a "name"')
+    calls.call("openat", -100, b"/no/such", 0, 0)
+    started = Started(calls, [], tmp_path)
+    with pytest.raises(CageError) as raised:
+        take_over(started.handoff)
+    assert (raised.value.step, raised.value.errno, raised.value.what) == ("open it", 2, 'a "name"')
+    assert started.end() == (1, b"")
+
+
+@needs_code
+def test_an_unexpected_answer_is_a_failure_too(room: arena.Arena, tmp_path: Path) -> None:
+    calls = CallList(0, room)
+    calls.part("count")
+    calls.call("getpid", wanted=0)
+    started = Started(calls, [], tmp_path)
+    with pytest.raises(CageError) as raised:
+        take_over(started.handoff)
+    assert (raised.value.step, raised.value.errno, raised.value.what) == ("count", 0, "unexpected answer")
+    started.end()
+
+
+@needs_code
+@pytest.mark.parametrize("sent", [0, 10, 60])
+def test_it_ends_when_it_is_let_go_of(room: arena.Arena, tmp_path: Path, sent: int) -> None:
+    started = Started(CallList(0, room), [], tmp_path)
+    started.job.sendall(encode_program_job(_job(tmp_path, "/bin/true")).content[:sent])
+    started.job.shutdown(socket.SHUT_WR)
+    assert started.end() == (0, b"")
+
+
+@needs_code
+@pytest.mark.parametrize(
+    ("argv", "files", "cwd", "said"),
+    [
+        (("/no/such",), {}, "", "2 /no/such: No such file or directory"),
+        (("{here}",), {}, "", "13 {here}: Permission denied"),
+        (("/bin/true",), {"there": b"x"}, "", "0 {here}/there: File exists"),
+        (("/bin/true",), {}, "/no/such", "0 /no/such: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_started_is_explained(
+    room: arena.Arena, tmp_path: Path, argv: tuple[str, ...], files: dict[str, bytes], cwd: str, said: str
+) -> None:
+    (tmp_path / "there").touch()
+    here = str(tmp_path)
+    started = Started(CallList(0, room), [], tmp_path)
+    job = encode_program_job(_job(tmp_path, *(word.format(here=here) for word in argv), files=files, cwd=cwd))
+    started.job.sendall(job.content)
+    assert job.explain(started.job.recv(100)) == said.format(here=here)
+    assert started.end()[0] == 126
+
+
+def test_explanations_of_what_no_step_says() -> None:
+    job = ProgramJob(b"", ((False, "the program"),))
+    words = [
+        (0).to_bytes(8, "little") + (3).to_bytes(8, "little"),
+        b"\xff" * 8 + (-12).to_bytes(8, "little", signed=True),
+    ]
+    assert [job.explain(told) for told in words] == [
+        "0 the program: No space left on device",
+        "0 the job: Cannot allocate memory",
+    ]
+    assert job.explain(b"short").startswith("0 the job:")
+
+
+@pytest.mark.parametrize("job", [_job(Path("/code"), "bare"), Job("python", ("/x",), {}, "/code", {})])
+def test_other_jobs_are_no_such_list(job: Job) -> None:
+    with pytest.raises(ValueError, match="by its path"):
+        encode_program_job(job)
+
+
+def test_an_arena_that_is_full_leaves_the_list_to_be_carried_out_otherwise(room: arena.Arena) -> None:
+    calls = CallList(0, room)
+    assert calls.buffer(b"small").raw == b"small\0" and calls.arena is room
+    large = bytes(2_000_000)
+    assert calls.buffer(large).raw == large + b"\0" and calls.arena is None
+
+
+def test_arenas_have_places_of_their_own() -> None:
+    made = [arena.reserve() for _ in range(3)]
+    assert len({each.base for each in made if each is not None}) == 3
+    for each in made:
+        assert each is not None
+        each.close()
+
+
+@needs_code
+def test_where_no_such_file_may_be_executed_guests_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Steps:
+        """A recipe."""
+
+        def program(self, given: recipe.GuestDescriptors, kept: list[int]) -> ListProgram:
+            return program
+
+    class Refused(ListProgram):
+        def __init__(self) -> None:
+            """Without a file."""
+
+        def start(self) -> int:
+            raise NotBecome("fork guest", 13, "")
+
+    program = Refused()
+    programs = Programs(is_caging=True)
+    monkeypatch.setattr(programs, "_send_children_to", CallList(1).prepare([0]))
+    room = programs.room()
+    assert room is not None
+    room.close()
+    assert programs.start(1, Steps(), list(range(8))) is None  # type: ignore[arg-type]
+    assert programs.room() is None and programs.start(1, Steps(), list(range(8))) is None  # type: ignore[arg-type]
