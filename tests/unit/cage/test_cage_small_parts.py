@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError, step
 from warmcell.cage.linux import notify, owned
-from warmcell.cage.watching import disk, usage
+from warmcell.cage.watching import disk, disk_ceiling, patience, usage
 from warmcell.cage.watching.descriptors import Descriptors
 from warmcell.cage.watching.locks import Locks
 from warmcell.cage.watching.mappings import Mappings
-from warmcell.cage.watching.patience import Patience, TooLong
+from warmcell.cage.watching.patience import Patience, Spent, TooLong, next_look_after
 from warmcell.cage.wire import Job
 
 _PATIENCE = Patience(1e9, 1e9)
@@ -180,14 +180,14 @@ def test_waiting_for_a_turn_on_a_busy_host_uses_up_no_patience() -> None:
     os.sched_setaffinity(0, {min(allowed)})
     crowd = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
     try:
-        patience = Patience(60, 0.2)
+        held_up = Patience(60, 0.2)
         until = time.process_time() + 0.1
         while time.process_time() < until:
             pass
-        patience.check()
+        held_up.check()
         with pytest.raises(TooLong):
             time.sleep(0.5)  # held up, and not for want of a processor
-            patience.check()
+            held_up.check()
     finally:
         os.sched_setaffinity(0, allowed)
         for process in crowd:
@@ -249,3 +249,26 @@ def test_disk_use_says_when_it_could_not_look(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / str(number)).mkdir()
     assert disk.disk_use([str(tmp_path)], "/proc", []).held >= 51 * 512
+
+
+class TestOnABusyHost:
+    """Where the watcher mostly waits for its turn, its next look must not come later for that."""
+
+    @pytest.fixture(autouse=True)
+    def only_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(patience, "_waited_for_a_turn", time.monotonic)
+
+    def test_a_costly_look_is_taken_again_soon(self) -> None:
+        spent = Spent()
+        time.sleep(0.1)
+        assert next_look_after(spent) - time.monotonic() < 0.4
+
+    def test_disk_that_grows_fast_is_walked_through_again_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ceiling = disk_ceiling.DiskCeiling(1 << 20, [str(tmp_path)])
+        ceiling.begin()
+        monkeypatch.setattr(disk.Walk, "go_on", lambda *_: time.sleep(0.2) or True)
+        ceiling.look("/proc", [], hides=False)
+        time.sleep(0.02)
+        assert ceiling._is_due(is_urgent=True)

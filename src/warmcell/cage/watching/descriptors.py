@@ -9,7 +9,7 @@ import time
 from ..linux import kernel_files
 from ..linux.processes import must_be_expected
 from ..records import NamedTuple
-from .patience import Patience, pause_after
+from .patience import Patience, Spent, next_look_after
 from .patterns import Pattern
 
 TYPE_CHECKING = False
@@ -53,12 +53,12 @@ class Descriptors:
         self._next_look = 0.0
 
     def held(self, proc: str, pids: Sequence[int], patience: Patience) -> Held:
-        started = time.monotonic()
-        if started >= self._next_look:
+        if time.monotonic() >= self._next_look:
+            spent = Spent()
             sockets = _unix_sockets(proc, pids)
             is_crowded = sum(_count(proc, pid) for pid in pids) > _FREE
             self.last = _look(proc, pids, sockets, patience) if is_crowded or sockets else Held()
-            self._next_look = pause_after(started)
+            self._next_look = next_look_after(spent)
         return self.last
 
 

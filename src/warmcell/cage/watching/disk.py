@@ -72,7 +72,6 @@ class Walk:
     """Through names below the paths, a part at a time: whoever walks has others to look after."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self.started = time.monotonic()
         self._paths = paths
         self._devices: Set[int] = set()
         self._held = self._entries = 0

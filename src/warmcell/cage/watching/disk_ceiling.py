@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from .disk import DiskUse, Walk, disk_use, of_filesystems
+from .patience import Spent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class DiskCeiling:
         #: How much more may be written, as of the last time that all of it was seen.
         self._room = most
         self._walk: Optional[Walk] = None
+        self._walked = 0.0  # seconds that it has taken us so far
         self._next_walk = self._next_urgent_walk = 0.0
         self.is_over = False
 
@@ -42,8 +44,11 @@ class DiskCeiling:
             self._walk = Walk(self._paths)
         if self._walk is None:
             return self._pause(written)
-        if self._walk.go_on(_WALK_AT_A_TIME):
-            self._judge(self._walk, self._walk.result(proc, pids, hides))
+        spent = Spent()
+        found = self._walk.result(proc, pids, hides) if self._walk.go_on(_WALK_AT_A_TIME) else None
+        self._walked += spent.seconds()
+        if found is not None:
+            self._judge(found)
         return _FASTEST_LOOK
 
     def _pause(self, written: int) -> float:
@@ -54,14 +59,15 @@ class DiskCeiling:
         now = time.monotonic()
         return now >= self._next_walk or (is_urgent and now >= self._next_urgent_walk)
 
-    def _judge(self, walk: Walk, found: DiskUse) -> None:
+    def _judge(self, found: DiskUse) -> None:
         grown = found.grown_since(self._at_start)
         self.is_over = self.is_over or grown.is_over(self._most)
         self._last, self._walk, self._room = found, None, self._most - grown.held
         # A large tree takes a tenth of the time, and a third when it seems to grow fast.
         ended = time.monotonic()
-        self._next_walk = ended + max(_SLOWEST_WALK, 10 * (ended - walk.started))
-        self._next_urgent_walk = ended + 2 * (ended - walk.started)
+        self._next_walk = ended + max(_SLOWEST_WALK, 10 * self._walked)
+        self._next_urgent_walk = ended + 2 * self._walked
+        self._walked = 0.0
 
     def has_grown_at_the_end(self) -> bool:
         """When nobody is left to write."""

@@ -6,7 +6,7 @@ import os
 import time
 
 from ..linux.processes import must_be_expected
-from .patience import Patience, pause_after
+from .patience import Patience, Spent, next_look_after
 from .patterns import Pattern
 
 TYPE_CHECKING = False
@@ -29,10 +29,10 @@ class Locks:
         self._next_look = 0.0
 
     def held(self, pids: List[int], patience: Patience) -> int:
-        started = time.monotonic()
-        if started >= self._next_look:
+        if time.monotonic() >= self._next_look:
+            spent = Spent()
             self._held = self._look(pids, patience)
-            self._next_look = pause_after(started)
+            self._next_look = next_look_after(spent)
         return self._held
 
     def _look(self, pids: List[int], patience: Patience) -> int:

@@ -6,7 +6,7 @@ import bisect
 import time
 
 from ..linux.shared_with_others import SMALL_SHARED_MEMORY
-from .patience import Patience, pause_after
+from .patience import Patience, Spent, next_look_after
 from .patterns import Pattern
 
 TYPE_CHECKING = False
@@ -42,10 +42,10 @@ class Mappings:
 
     def held(self, proc: str, pids: Sequence[int], patience: Patience) -> int:
         """Memory in bytes: shared anonymous memory, and the kernel's books of all mappings."""
-        started = time.monotonic()
-        if started >= self._next_look:
+        if time.monotonic() >= self._next_look:
+            spent = Spent()
             self._look(proc, pids, patience)
-            self._next_look = pause_after(started)
+            self._next_look = next_look_after(spent)
         longest = self._lengths[len(self._lengths) - min(self._alive, len(self._lengths)) :]
         small = self._alive - len(longest)
         return sum(longest) + small * SMALL_SHARED_MEMORY + self._count * _MAPPING

@@ -18,10 +18,9 @@ _CHUNK = 1 << 16
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
-def pause_after(started: float) -> float:
+def next_look_after(spent: Spent) -> float:
     """When to look again at what is costly to look at: it takes a tenth of the time, and more only from the largest."""
-    now = time.monotonic()
-    return now + min(max(_SHORTEST_PAUSE, 10 * (now - started)), _LONGEST_PAUSE)
+    return time.monotonic() + min(max(_SHORTEST_PAUSE, 10 * spent.seconds()), _LONGEST_PAUSE)
 
 
 def _waited_for_a_turn() -> float:
@@ -30,6 +29,18 @@ def _waited_for_a_turn() -> float:
         return int(kernel_files.read("/proc/self/schedstat").split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0
+
+
+class Spent:
+    """How long a look takes us, from now on. Waiting for our turn on a processor is no part of it: else the next look
+    would come the later, the busier the host is, and a guest that keeps it busy would have that time to itself."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._waited = _waited_for_a_turn()
+
+    def seconds(self) -> float:
+        return max(0.0, time.monotonic() - self._started - (_waited_for_a_turn() - self._waited))
 
 
 class TooLong(Exception):
