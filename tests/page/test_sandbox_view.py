@@ -60,6 +60,37 @@ def test_a_sandbox_from_its_beginning_to_its_end(server: Server, new_page: NewPa
     assert server.client.get("/v1/sandboxes").json() == []
 
 
+def test_what_changed_is_shown_line_by_line(server: Server, new_page: NewPage) -> None:
+    made = server.client.post("/v1/sandboxes", json={}).json()["id"]
+    at = f"/v1/sandboxes/{made}"
+    lines = [f"line {number}\n" for number in range(1, 41)]
+    for path, content in (("a.txt", "".join(lines)), ("b.txt", "only\n")):
+        server.client.put(f"{at}/files/{path}", content=content).raise_for_status()
+    server.client.post(f"{at}/mark").raise_for_status()
+    changed = ["first\n", *lines[:9], "tenth <b>\n", *lines[10:29], *lines[30:]]
+    server.client.put(f"{at}/files/a.txt", content="".join(changed)).raise_for_status()
+    server.client.delete(f"{at}/files/b.txt").raise_for_status()
+
+    page = new_page()
+    page.goto(f"{server.url}/#/sandboxes/{made}/files")
+    page.get_by_role("button", name="a.txt modified").click()
+    page.get_by_role("region", name="Changed lines of a.txt").wait_for()
+    cells = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    assert page.locator(".diff tr:not(.same)").evaluate_all(cells) == [
+        ["", "1", "+", "added: first"],
+        ["10", "", "−", "removed: line 10"],
+        ["", "11", "+", "added: tenth <b>"],
+        ["30", "", "−", "removed: line 30"],
+    ]
+    assert page.locator(".diff table").count() == 3 and page.locator(".diff tr").count() == 4 + 3 + 6 + 6
+    page.get_by_role("button", name="b.txt deleted").click()
+    page.get_by_role("region", name="Changed lines of b.txt").get_by_text("only").wait_for()
+    page.get_by_role("button", name="Mark as seen").click()
+    page.get_by_role("button", name="a.txt").and_(page.locator(":not(:has(.change))")).wait_for()
+    assert server.client.get(f"{at}/diff").json() == []
+    server.client.delete(at).raise_for_status()
+
+
 def test_a_shell_on_a_terminal(start_server: Any, new_page: NewPage) -> None:
     """Keys, Ctrl-C and sizes reach the shell, colours of programs are drawn, and it is found again after a reload."""
     with start_server("--token", "a-token") as server:

@@ -174,6 +174,23 @@ def test_the_difference_since_creation(tmp_path: Path, factory: Factory) -> None
             FsChange("made", "created", 4),
             FsChange("old", "modified", 3),
         ]
+        assert (sandbox.read_before("gone"), sandbox.read_before("old")) == (b"gone", b"old")
+        with pytest.raises(FileNotFoundError, match="was not there"):
+            sandbox.read_before("made")
+        sandbox.mark()
+        assert sandbox.diff() == [] and sandbox.read_before("old") == b"new"
+
+
+def test_what_was_in_large_files_is_not_kept(tmp_path: Path, factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.workspace.diff.MOST_KEPT_OF_FILE", 8)
+    monkeypatch.setattr("warmcell.workspace.diff.MOST_KEPT", 12)
+    for name, size in (("a", 9), ("b", 8), ("c", 8), ("d", 4), ("e", 0)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    with Sandbox(tmp_path, guest_factory=factory) as sandbox:
+        assert [len(sandbox.read_before(name)) for name in "bde"] == [8, 4, 0]
+        for name in "ac":
+            with pytest.raises(LimitExceeded, match="too large to be kept"):
+                sandbox.read_before(name)
 
 
 def test_tracking_can_be_left_out(tmp_path: Path, factory: Factory) -> None:

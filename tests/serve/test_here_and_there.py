@@ -168,6 +168,8 @@ def test_files(sandbox: Either, tmp_path: Path) -> None:
     patched = sandbox.apply_patch("--- a/one\n+++ b/one\n@@ -1 +1 @@\n-1\n\\ No newline at end of file\n+2\n", "tree")
     assert [change.kind for change in patched] == ["modified"] and sandbox.read_text("tree/one") == "2\n"
     assert ("up", "created") in {(change.path, change.kind) for change in sandbox.diff()}
+    sandbox.mark()
+    assert sandbox.diff() == [] and sandbox.read_before("up") == sandbox.read_file("up")
     before = sandbox.snapshot()
     sandbox.remove("copy")
     with sandbox.fork() as fork, sandbox.fork(before) as earlier:

@@ -59,6 +59,8 @@ class FilingSandbox:
     download = _in_thread(Workspace.download)
     apply_patch = _in_thread(Workspace.apply_patch)
     diff = _in_thread(Workspace.diff)
+    read_before = _in_thread(Workspace.read_before)
+    mark = _in_thread(Workspace.mark)
     snapshot = _in_thread(Workspace.snapshot)
     restore = _in_thread(Workspace.restore)
 

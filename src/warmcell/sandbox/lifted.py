@@ -96,6 +96,8 @@ class LiftedSandbox:
     download = _blocking(AsyncSandbox.download)
     apply_patch = _blocking(AsyncSandbox.apply_patch)
     diff = _blocking(AsyncSandbox.diff)
+    read_before = _blocking(AsyncSandbox.read_before)
+    mark = _blocking(AsyncSandbox.mark)
     snapshot = _blocking(AsyncSandbox.snapshot)
     restore = _blocking(AsyncSandbox.restore)
     destroy = _blocking(AsyncSandbox.destroy)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warmcell.core.types import MIB
-from warmcell.workspace.errors import LimitExceeded
+from warmcell.workspace.errors import FileMissing, LimitExceeded, WrongKind
 from warmcell.workspace.name_tree import NameTree
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root, explained, text_of
@@ -40,11 +40,19 @@ class FsChange:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Enough of an entry to tell whether it is still the same. `content` is a digest, or where a link points."""
+    """Enough of an entry to tell whether it is still the same. `content` is a digest, or where a link points.
+
+    `data` is all of a small file, as long as there is room for it, so that its lines can be compared too.
+    """
 
     entry: EntryKind
     size: int
     content: bytes
+    data: bytes | None = None
+
+
+#: How large a file may be whose content is kept, and all of those together. It is kept in memory.
+MOST_KEPT_OF_FILE, MOST_KEPT = 256 * 1024, 8 * MIB
 
 
 State = Mapping[Parts, Fingerprint]
@@ -54,15 +62,30 @@ def record(root: Root, limits: TreeLimits | None = None) -> State:
     """The state of a whole tree. Raises `LimitExceeded` when it is larger than can be hashed in reasonable time."""
     limits = limits or TreeLimits()
     state: dict[Parts, Fingerprint] = {}
-    total = 0
+    total, room = 0, MOST_KEPT
     for found in walk(root, (), limits):
         if found.kind == "directory":
             continue
         total += found.state.st_size if found.kind == "file" else 0
         if total > limits.total_bytes:
             raise _too_large(found, limits.total_bytes)
-        state[found.parts] = _fingerprint(found, limits.total_bytes)
+        made = _fingerprint(found, limits.total_bytes, min(room, MOST_KEPT_OF_FILE))
+        room -= len(made.data or b"")
+        state[found.parts] = made
     return state
+
+
+def content_before(before: State, parts: Parts) -> bytes:
+    """What was in a file, where that was kept. `FileMissing` where there was none."""
+    name, old = text_of(parts), before.get(parts)
+    if old is None:
+        raise FileMissing(name, "was not there")
+    if old.entry != "file":
+        raise WrongKind(name, "was not a file")
+    if old.data is None:
+        hint = f"files of up to {MOST_KEPT_OF_FILE // 1024} kB are kept, {MOST_KEPT // MIB} MB of them at most"
+        raise LimitExceeded(name, "was too large to be kept", limit=MOST_KEPT_OF_FILE, hint=hint)
+    return old.data
 
 
 def changes_since(before: State, root: Root, limits: TreeLimits | None = None) -> list[FsChange]:
@@ -100,9 +123,9 @@ def _differs(old: Fingerprint, found: Found, max_bytes: int) -> bool:
     return old.content != _fingerprint(found, max_bytes).content
 
 
-def _fingerprint(found: Found, max_bytes: int) -> Fingerprint:
+def _fingerprint(found: Found, max_bytes: int, most_kept: int = 0) -> Fingerprint:
     if found.kind == "file":
-        return Fingerprint("file", found.state.st_size, _digest(found, max_bytes))
+        return Fingerprint("file", found.state.st_size, *_digest(found, max_bytes, most_kept))
     if found.kind == "symlink":
         with explained(found.parts):
             return Fingerprint("symlink", 0, os.fsencode(os.readlink(found.name, dir_fd=found.dir_fd)))
@@ -120,11 +143,11 @@ def _unknown(found: Found) -> bytes:
     return f"{state.st_ino} {state.st_ctime_ns}".encode()
 
 
-def _digest(found: Found, max_bytes: int) -> bytes:
+def _digest(found: Found, max_bytes: int, most_kept: int) -> tuple[bytes, bytes | None]:
     fd = open_found(found)
     if fd is None:
-        return _unknown(found)
-    digest, total = hashlib.blake2b(digest_size=32), 0
+        return _unknown(found), None
+    digest, total, first = hashlib.blake2b(digest_size=32), 0, b""
     try:
         with explained(found.parts):
             while chunk := os.read(fd, MIB):
@@ -132,9 +155,11 @@ def _digest(found: Found, max_bytes: int) -> bytes:
                 if total > max_bytes:
                     raise _too_large(found, max_bytes)
                 digest.update(chunk)
+                first = first or chunk
     finally:
         os.close(fd)
-    return digest.digest()
+    # A file that may be kept is no larger than what is read at once: where more came, it is not.
+    return digest.digest(), first if total <= most_kept and total == len(first) else None
 
 
 def _too_large(found: Found, limit: int) -> LimitExceeded:

@@ -14,7 +14,7 @@ from warmcell.enforcers.host_paths import note_writable
 from warmcell.workspace import diff, files
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.copy import copy_tree
-from warmcell.workspace.diff import FsChange
+from warmcell.workspace.diff import FsChange, State
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import DirEntry, FileStat, check_limit
 from warmcell.workspace.mount_points import WORK, MountPoint, Place, Places, guest_work_path, host_path
@@ -75,7 +75,7 @@ class Workspace:
         if is_writable and self._cleanup is None:  # what is private goes away; nobody hands on a path into it
             note_writable(work.root.path)
         self._begin_lock = threading.Lock()
-        self._before: diff.State | LimitExceeded | None = None if track_changes else _untracked()
+        self._before: State | LimitExceeded | None = None if track_changes else _untracked()
         self._snapshots: SnapshotStore | None = None
 
     @property
@@ -209,13 +209,34 @@ class Workspace:
         return apply_patch(*self._places.find_writable(path), patch)
 
     def diff(self) -> list[FsChange]:
-        """What was created, modified and deleted in the work directory since the sandbox was made, by content."""
+        """What was created, modified and deleted in the work directory since the sandbox was made, by content.
+
+        Or since `mark`, where that was called.
+        """
+        before = self._state_before()
+        return [] if before is None else diff.changes_since(before, self._places.work.root)
+
+    def read_before(self, path: AnyPath) -> bytes:
+        """What was in a file of the work directory in the state that `diff` compares with; small ones are kept."""
+        place, parts = self._places.find(path)
+        before = self._state_before()
+        if before is None or place is not self._places.work:
+            return self.read_file(path)  # nobody could have changed it, or it is not compared
+        return diff.content_before(before, parts)
+
+    def mark(self) -> None:
+        """From now on `diff` compares with the work directory as it is now."""
+        self._state_before()
+        with self._begin_lock:
+            if self.is_writable:
+                self._before = diff.record(self._places.work.root)
+
+    def _state_before(self) -> State | None:
+        """None where nothing can change."""
         self.begin()
-        if self._before is None:
-            return []
         if isinstance(self._before, LimitExceeded):
             raise self._before
-        return diff.changes_since(self._before, self._places.work.root)
+        return self._before
 
     def snapshot(self) -> SnapshotId:
         """Copies the work directory aside. The copy lives as long as the sandbox does."""

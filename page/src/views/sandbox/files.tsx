@@ -1,16 +1,17 @@
-// The files of a sandbox: a tree, one of them looked at, and what has changed.
+// The files of a sandbox: a tree, one of them looked at, and what has changed, line by line.
 
 import { useEffect, useState } from "preact/hooks";
-import { ask, words } from "../../api/client";
+import { ask, Refusal, words } from "../../api/client";
 import type { Change, Entry } from "../../api/types";
 import { useLoaded } from "../../api/use";
+import { DiffView } from "../../diff/view";
 import { Editor } from "../../editor/editor";
 import { languageOfSuffix } from "../../editor/languages";
 import { bundleOf, suffixOf } from "../../output/files";
 import { Rich } from "../../output/rich";
 import { download } from "../../ui/download";
 import { size } from "../../ui/figures";
-import { IconDownload, IconFile, IconFolder, IconReload, IconTrash, IconUpload } from "../../ui/icons";
+import { IconCheck, IconDownload, IconFile, IconFolder, IconReload, IconTrash, IconUpload } from "../../ui/icons";
 import { Empty, Failure, Skeleton } from "../../ui/states";
 import { useDialog } from "../../ui/confirm";
 
@@ -28,6 +29,7 @@ export function Files({ at }: { at: string }) {
     for (const file of files ?? []) await ask(`${at}/files/${inPath(file.name)}`, { method: "PUT", body: file }).catch(setFailure);
     reload();
   };
+  const mark = () => ask(`${at}/mark`, { method: "POST" }).then(reload, setFailure);
   const kinds = new Map((changes.data ?? []).map((change) => [change.path, change.kind]));
   const gone = (changes.data ?? []).filter((change) => change.kind === "deleted");
   const paths = new Set(tree.data?.map((entry) => entry.path));
@@ -42,7 +44,8 @@ export function Files({ at }: { at: string }) {
             <span class="visually-hidden">Upload files</span>
             <input type="file" multiple onChange={(event) => void upload(event.currentTarget.files)} />
           </label>
-          <button class="quiet icon" aria-label="Look again" onClick={reload}><IconReload /></button>
+          <button class="quiet icon" aria-label="Mark as seen: changes count from now" title="Mark as seen: changes count from now" disabled={!changes.data?.length} onClick={() => void mark()}><IconCheck /></button>
+          <button class="quiet icon" aria-label="Look again" title="Look again" onClick={reload}><IconReload /></button>
         </div>
         {(tree.error ?? failure) != null && <Failure error={tree.error ?? failure} onRetry={() => (setFailure(null), reload())} />}
         {tree.data === null && tree.error == null && <Skeleton />}
@@ -63,12 +66,16 @@ export function Files({ at }: { at: string }) {
             </li>
           ))}
           {gone.map((change) => (
-            <li key={`gone ${change.path}`}><span class="tree-row gone"><IconFile /><span class="path">{change.path}</span><span class="change deleted">deleted</span></span></li>
+            <li key={`gone ${change.path}`}>
+              <button class="tree-row quiet gone" aria-pressed={chosen?.path === change.path} onClick={() => setChosen({ ...change, name: change.path, is_dir: false, is_file: true })}>
+                <IconFile /><span class="path">{change.path}</span><span class="change deleted">deleted</span>
+              </button>
+            </li>
           ))}
         </ul>
       </div>
-      {chosen !== null && (tree.data === null || paths.has(chosen.path)) ? (
-        <FileView key={`${chosen.path} ${chosen.size}`} at={at} entry={chosen} onRemoved={() => (setChosen(null), reload())} />
+      {chosen !== null && (tree.data === null || paths.has(chosen.path) || kinds.has(chosen.path)) ? (
+        <FileView key={`${chosen.path} ${chosen.size} ${kinds.get(chosen.path)}`} at={at} entry={chosen} change={kinds.get(chosen.path)} onRemoved={() => (setChosen(null), reload())} />
       ) : (
         <div class="card file-card">
           <Empty icon={<IconFile />} title="No file is chosen"><p class="note">Choose one to look at it, or upload one.</p></Empty>
@@ -79,14 +86,18 @@ export function Files({ at }: { at: string }) {
 }
 
 type Content = { bytes: Uint8Array<ArrayBuffer> } | { error: unknown } | null;
+type FileProps = { at: string; entry: Entry; change?: Change["kind"]; onRemoved: () => void };
 
-function FileView({ at, entry, onRemoved }: { at: string; entry: Entry; onRemoved: () => void }) {
+function FileView({ at, entry, change, onRemoved }: FileProps) {
   const [content, setContent] = useState<Content>(null);
+  const isGone = change === "deleted";
+  const [isDiff, setDiff] = useState(change === "modified" || isGone);
   const { confirm, dialog } = useDialog();
   const address = `${at}/files/${inPath(entry.path)}`;
   const isTooLarge = entry.size > LARGEST_SHOWN;
   const fetched = async () => new Uint8Array(await (await ask(address, { accept: "*/*" })).arrayBuffer());
   useEffect(() => {
+    if (isGone) return setContent({ bytes: new Uint8Array() });
     if (isTooLarge) return;
     fetched().then((bytes) => setContent({ bytes }), (error: unknown) => setContent({ error }));
   }, [address]);
@@ -100,13 +111,20 @@ function FileView({ at, entry, onRemoved }: { at: string; entry: Entry; onRemove
         <h2 class="path">{entry.path}</h2>
         <span class="note">{size(entry.size)}</span>
         <span class="grow" />
-        <button class="quiet icon" aria-label={`Download ${entry.path}`} onClick={() => void fetched().then((bytes) => download(entry.path, bytes), (error: unknown) => setContent({ error }))}><IconDownload /></button>
-        <button class="quiet icon" aria-label={`Remove ${entry.path}`} onClick={() => void remove()}><IconTrash /></button>
+        {change !== undefined && (
+          <div class="segments" role="group" aria-label="What is shown">
+            <button aria-pressed={!isDiff} disabled={isGone} onClick={() => setDiff(false)}>File</button>
+            <button aria-pressed={isDiff} onClick={() => setDiff(true)}>Changes</button>
+          </div>
+        )}
+        <button class="quiet icon" disabled={isGone} aria-label={`Download ${entry.path}`} onClick={() => void fetched().then((bytes) => download(entry.path, bytes), (error: unknown) => setContent({ error }))}><IconDownload /></button>
+        <button class="quiet icon" disabled={isGone} aria-label={`Remove ${entry.path}`} onClick={() => void remove()}><IconTrash /></button>
       </div>
       {isTooLarge && <p class="note tree-empty">It is too large to be shown; download it.</p>}
       {content === null && !isTooLarge && <Skeleton />}
       {content !== null && "error" in content && <p class="problem tree-empty">{words(content.error)}</p>}
-      {content !== null && "bytes" in content && <Contents path={entry.path} bytes={content.bytes} />}
+      {content !== null && "bytes" in content && !isDiff && <Contents path={entry.path} bytes={content.bytes} />}
+      {content !== null && "bytes" in content && isDiff && <Changes at={at} path={entry.path} change={change!} after={content.bytes} />}
       {dialog}
     </div>
   );
@@ -117,4 +135,18 @@ function Contents({ path, bytes }: { path: string; bytes: Uint8Array<ArrayBuffer
   if (SHOWN.includes(suffix)) return <div class="artefact-body"><Rich bundle={bundleOf(path, bytes)!} name={path} /></div>;
   if (bytes.includes(0)) return <p class="note tree-empty">It is not text; download it.</p>;
   return <Editor code={new TextDecoder().decode(bytes)} language={languageOfSuffix(suffix)} label={`Content of ${path}`} />;
+}
+
+function Changes({ at, path, change, after }: { at: string; path: string; change: Change["kind"]; after: Uint8Array<ArrayBuffer> }) {
+  const [before, setBefore] = useState<Content>(change === "created" ? { bytes: new Uint8Array() } : null);
+  useEffect(() => {
+    if (change === "created") return;
+    const fetched = async () => new Uint8Array(await (await ask(`${at}/before/${inPath(path)}`, { accept: "*/*" })).arrayBuffer());
+    fetched().then((bytes) => setBefore({ bytes }), (error: unknown) => setBefore({ error }));
+  }, [at, path, change]);
+  if (before === null) return <Skeleton />;
+  if ("error" in before) return <div class="tree-empty"><p class="problem">{words(before.error)}</p>{before.error instanceof Refusal && <p class="note">{before.error.hint}</p>}</div>;
+  if (before.bytes.includes(0) || after.includes(0)) return <p class="note tree-empty">It is not text: there are no lines to compare.</p>;
+  const decoder = new TextDecoder();
+  return <DiffView path={path} before={decoder.decode(before.bytes)} after={decoder.decode(after)} />;
 }

@@ -9,6 +9,7 @@ import { Terminal } from "../../output/terminal";
 import { IconPulse, IconRun, IconStop } from "../../ui/icons";
 import { Empty, Failure, Skeleton } from "../../ui/states";
 import { useNow } from "../sandboxes";
+import { SHELL } from "./terminal";
 
 export function Processes({ at }: { at: string }) {
   const { data, error, reload } = useLoaded<Process[]>(`${at}/processes`);
@@ -49,7 +50,7 @@ export function Processes({ at }: { at: string }) {
                   <span class="dot" aria-hidden="true" />
                   {process.is_running ? "running" : `exit ${process.exit_code ?? "?"}`}
                 </span>
-                <code>{process.command}</code>
+                {process.command === SHELL ? <span class="grow">Shell of the terminal</span> : <code>{process.command}</code>}
                 <span class="note">pid {process.pid}</span>
               </button>
               {process.is_running && <button class="quiet icon" aria-label={`End process ${process.pid}`} onClick={() => void end(process.pid)}><IconStop /></button>}

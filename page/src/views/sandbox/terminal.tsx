@@ -8,7 +8,7 @@ import { IconPlus, IconSpeaker } from "../../ui/icons";
 import type { Link, TerminalConnection } from "../../terminal/connection";
 import type { Screen } from "../../terminal/screen";
 
-const SHELL = "command -v bash >/dev/null && exec bash; exec sh";
+export const SHELL = "command -v bash >/dev/null && exec bash; exec sh";
 const READ_ALOUD = "warmcell.terminal.read-aloud";
 const TONES = { connecting: "busy", connected: "good", reconnecting: "warn", ended: "" };
 const NAMES = { connecting: "Connecting", connected: "Connected", reconnecting: "Reconnecting", ended: "Ended" };

@@ -93,6 +93,13 @@ class RemoteFiles(ABC):
     async def diff(self) -> list[FsChange]:
         return [record(FsChange, change) for change in await self.ask("GET", "diff")]
 
+    async def read_before(self, path: AnyPath) -> bytes:
+        data: bytes = await self.ask("GET", f"before/{_quoted(path_text(path))}")
+        return data
+
+    async def mark(self) -> None:
+        await self.ask("POST", "mark", seconds=120)
+
     async def snapshot(self) -> SnapshotId:
         taken = await self.ask("POST", "snapshots", seconds=120)
         return SnapshotId(taken["id"], tuple(taken["skipped"]))

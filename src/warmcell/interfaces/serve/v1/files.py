@@ -121,8 +121,19 @@ async def patch(request: Request, tenant: Tenant) -> Response:
     return answer([dataclasses.asdict(change) for change in await held.sandbox.apply_patch(body.patch, body.path)])
 
 
+async def read_before(request: Request, tenant: Tenant) -> Response:
+    """The content of a file in the state that `diff` compares with; kept of small files."""
+    return _bytes(await held_of(request, tenant).sandbox.read_before(_path(request)))
+
+
+async def mark(request: Request, tenant: Tenant) -> Response:
+    """From now on `diff` compares with the files as they are now."""
+    await held_of(request, tenant).sandbox.mark()
+    return Response(status_code=204)
+
+
 async def diff(request: Request, tenant: Tenant) -> Response:
-    """What was created, modified and deleted since it was made."""
+    """What was created, modified and deleted since it was made, or since the last mark."""
     return answer([dataclasses.asdict(change) for change in await held_of(request, tenant).sandbox.diff()])
 
 
@@ -146,6 +157,8 @@ def routes() -> list[Any]:
         door("GET", f"{at}/tree", tree, "sandbox", answers=("Tree",), parameters=[PATH, depth]),
         door("GET", f"{at}/stat", stat, "sandbox", answers=("FileStat",), parameters=[PATH]),
         door("GET", f"{at}/diff", diff, "sandbox", answers=("Changes",)),
+        door("GET", f"{at}/before/{{path:path}}", read_before, "sandbox", answers=("bytes",)),
+        door("POST", f"{at}/mark", mark, "sandbox", **NOTHING),
         door("GET", f"{at}/download", download, "sandbox", answers=("bytes",), parameters=[PATH, most]),
         door(
             "POST",
