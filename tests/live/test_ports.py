@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import resource
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +25,7 @@ from warmcell import (
     SandboxError,
     SessionEnded,
 )
+from warmcell.sessions.ports import PortListener
 from warmcell.sessions.web_guard import MOST_HEAD, is_let_in, is_loopback
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
@@ -74,6 +81,10 @@ def dial(port: ExposedPort) -> socket.socket:
     return socket.create_connection((port.host, port.port), timeout=30)
 
 
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(120)
+
+
 def all_of(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -93,8 +104,6 @@ def test_both_ways_and_half_closed(port: ExposedPort) -> None:
 
 def test_more_than_any_buffer_holds(port: ExposedPort) -> None:
     """The reader is slow: the writer is held back, and every byte arrives once and in order."""
-    import threading
-
     data = bytes(range(97, 123)) * 200_000
     with dial(port) as connection:
         writer = threading.Thread(target=lambda: (connection.sendall(data), connection.shutdown(socket.SHUT_WR)))
@@ -104,16 +113,71 @@ def test_more_than_any_buffer_holds(port: ExposedPort) -> None:
         writer.join()
 
 
-def test_a_thousand_connections(port: ExposedPort) -> None:
+def test_many_connections_together_and_one_after_another(port: ExposedPort) -> None:
     with contextlib.ExitStack() as opened:
         together = [opened.enter_context(dial(port)) for _ in range(200)]
         for number, connection in enumerate(together):
             connection.sendall(b"c%d" % number)
         assert [connection.recv(100) for connection in together] == [b"C%d" % number for number in range(200)]
-    for _ in range(800):
+    for _ in range(200):
         with dial(port) as connection:
             connection.sendall(b"x")
             assert connection.recv(10) == b"X"
+
+
+def test_more_at_once_than_are_carried_at_a_time(sandbox: Sandbox) -> None:
+    """All are taken while nobody accepts, and none is reset: each has its turn."""
+    count = min(1100, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, count + 1000), hard), hard))
+    go = threading.Event()
+    try:
+        with sandbox.expose(8000) as port, contextlib.ExitStack() as opened:
+            port._port._listener._loop.call(lambda: assert_set(go))
+            waiting = [opened.enter_context(dial(port)) for _ in range(count)]
+            for number, connection in enumerate(waiting):
+                connection.sendall(b"c%d" % number)
+            go.set()
+            for number, connection in enumerate(waiting):
+                assert connection.recv(100) == b"C%d" % number
+                connection.close()
+    finally:
+        go.set()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_shortage_of_descriptors_is_waited_for() -> None:
+    """Here, and in the guest: neither is a reset. What lasts is."""
+    ours, theirs = socket.socketpair()
+    answers: list[OSError | dict[str, object]] = [
+        OSError(errno.EMFILE, "here"),
+        {"error": "", "errno": errno.EMFILE},
+        {},
+    ]
+
+    def connect() -> tuple[socket.socket, Future[dict[str, object]]]:
+        said = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(said, OSError):
+            raise said
+        answer: Future[dict[str, object]] = Future()
+        answer.set_result(said)
+        return socket.socket(fileno=os.dup(ours.fileno())), answer
+
+    listener = PortListener(connect, 0)
+    try:
+        with socket.create_connection(("127.0.0.1", listener.port), timeout=30) as connection:
+            connection.sendall(b"PING")
+            assert theirs.recv(10) == b"PING"
+        answers[:] = [{"error": "nobody listens", "errno": errno.ECONNREFUSED}]
+        with (
+            pytest.raises(ConnectionResetError),
+            socket.create_connection(("127.0.0.1", listener.port), timeout=30) as connection,
+        ):
+            connection.recv(10)
+    finally:
+        listener.close()
+        ours.close()
+        theirs.close()
 
 
 def test_a_websocket_and_events_pass_as_they_come(port: ExposedPort) -> None:

@@ -6,11 +6,14 @@ connection itself, which it could turn elsewhere.
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from warmcell.lifetime.descriptors import Descriptors, host_failure, is_shortage
@@ -21,9 +24,16 @@ from warmcell.sessions.web_guard import REFUSAL, is_let_in
 LOOPBACK = "127.0.0.1"
 #: Beyond these, connections wait to be accepted.
 MOST_CONNECTIONS = 512
-_MOST_WAITING = 1 << 18
 _CHUNK = 1 << 18
+#: Who gives so much may have more by now; after so many pieces it is another's turn.
+_LARGE, _MOST_PIECES = 1 << 16, 8
+#: The kernel has a ceiling of its own (net.core.somaxconn). What does not fit tries again seconds later, a few times,
+#: and is reset.
+_BACKLOG = 1 << 16
 _PAUSE_SECONDS = 0.1
+#: For descriptors, here or in the guest, that others are about to give back.
+_SHORTAGE_SECONDS = 10.0
+_SHORT = (errno.EMFILE, errno.ENFILE)
 
 #: Our end of a new way into the guest, and the answer to it; None where there is no guest.
 Connect = Callable[[], tuple[socket.socket, Future[dict[str, Any]]] | None]
@@ -111,7 +121,7 @@ def _listening(owned: Descriptors, port: int) -> socket.socket:
     listener = owned.take_socket(made, socket.socket)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((LOOPBACK, port))
-    listener.listen(1024)
+    listener.listen(_BACKLOG)
     return listener
 
 
@@ -130,20 +140,40 @@ class _Link:
         self._client = client
         self._guest: socket.socket | None = None
         self._lanes: list[_Lane] = []
+        self._ends: list[socket.socket] = []
+        #: What the loop listens for, at each end.
+        self._watched = [0, 0]
         self._is_closed = False
         client.setblocking(False)
         with suppress(OSError):  # it may be gone already
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connect, self._until = connect, time.monotonic() + _SHORTAGE_SECONDS
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._is_closed:
+            return
         try:
-            begun = connect()
-        except OSError:
-            begun = None
+            begun = self._connect()
+        except OSError as error:
+            self._try_again_or_refuse(is_shortage(error))
+            return
         if begun is None:
-            loop.call(self._refuse)
+            self._loop.call(self._refuse)
             return
         self._guest, answer = begun
         self._guest.setblocking(False)
         answer.add_done_callback(self._when_answered)
+
+    def _try_again_or_refuse(self, is_short: bool) -> None:
+        """What is short for a moment is no reason for a reset: it waits, as what nobody has accepted does."""
+        if self._guest is not None:
+            self._guest.close()
+            self._guest = None
+        if is_short and time.monotonic() < self._until:
+            self._loop.call_later(_PAUSE_SECONDS, self._begin)
+        else:
+            self._loop.call(self._refuse)
 
     def _when_answered(self, answer: Future[dict[str, Any]]) -> None:
         """In the thread of the cage."""
@@ -154,15 +184,18 @@ class _Link:
         if self._is_closed or self._guest is None:
             return
         if answer.exception() is not None or "error" in answer.result():
-            self._refuse()
+            is_short = answer.exception() is None and answer.result().get("errno") in _SHORT
+            self._try_again_or_refuse(is_short)
             return
         inward = _Lane(self._client, self._guest, self._scratch, is_guarded=True)
         self._lanes = [inward, _Lane(self._guest, self._client, self._scratch)]
-        self._turn()
+        self._ends = [self._client, self._guest]
+        self._watch()
 
-    def _turn(self) -> None:
+    def _turn(self, end: socket.socket) -> None:
+        """One end is ready: for what comes from it, or for what waits to go there."""
         for lane in self._lanes:
-            lane.move()
+            lane.move(end)
         if any(lane.is_refused for lane in self._lanes):
             self._turn_away()
         elif all(lane.is_over for lane in self._lanes):
@@ -172,14 +205,16 @@ class _Link:
 
     def _watch(self) -> None:
         """Without events a descriptor is let go of: one that was hung up would be told again and again."""
-        for end in (self._client, self._guest):
-            assert end is not None
+        for place, end in enumerate(self._ends):
             events = 0
             for lane in self._lanes:
                 events |= READ if lane.source is end and lane.wants_more else 0
                 events |= WRITE if lane.target is end and lane.has_to_pass_on else 0
+            if events == self._watched[place]:
+                continue
+            self._watched[place] = events
             if events:
-                self._loop.watch(end.fileno(), events, self._turn)
+                self._loop.watch(end.fileno(), events, partial(self._turn, end))
             else:
                 self._loop.forget(end.fileno())
 
@@ -227,17 +262,21 @@ class _Lane:
 
     @property
     def wants_more(self) -> bool:
-        return self._is_open and not self.is_over and len(self._waiting) < _MOST_WAITING
+        """While something waits for the target, the source is held back."""
+        return self._is_open and not self.is_over and (self._is_guarded or not self._waiting)
 
     @property
     def has_to_pass_on(self) -> bool:
         return bool(self._waiting) and not self._is_guarded and not self.is_over
 
-    def move(self) -> None:
-        if self.wants_more:
-            self._fill()
-        if self._is_guarded and self._waiting:
-            self._look()
+    def move(self, ready: socket.socket) -> None:
+        if ready is self.source:
+            # So much at once, and then it is another's turn.
+            for _ in range(_MOST_PIECES):
+                if not self.wants_more or not self._fill():
+                    break
+            if self._is_guarded and self._waiting:
+                self._look()
         if self.has_to_pass_on:
             self._drain()
         if not self._is_open and not self.has_to_pass_on and not self.is_over:
@@ -245,16 +284,19 @@ class _Lane:
             with suppress(OSError):  # the other side is gone as a whole
                 self.target.shutdown(socket.SHUT_WR)
 
-    def _fill(self) -> None:
+    def _fill(self) -> bool:
+        """Whether so much came that more may be there by now."""
         try:
             count = self.source.recv_into(self._scratch)
         except BlockingIOError:
-            return
+            return False
         except OSError:  # reset
             count = 0
         self._is_open = bool(count)
         passed = 0 if self._waiting or self._is_guarded else self._passed_at_once(self._scratch[:count])
-        self._waiting += self._scratch[passed:count]
+        if passed < count:
+            self._waiting += self._scratch[passed:count]
+        return count >= _LARGE and not self._is_guarded
 
     def _passed_at_once(self, data: memoryview) -> int:
         try:

@@ -2,12 +2,16 @@
 
 import os
 import socket
+from functools import partial
 
 from .loop import READ, WRITE
 
-_MOST_WAITING = 1 << 18
+#: Of what a terminal showed when its program ended.
+_MOST_WAITING = 1 << 20
 #: What is under way from one descriptor to the other; what the other does not take at once is kept with its lane.
 _SCRATCH = memoryview(bytearray(1 << 18))
+#: Who gives so much may have more by now; after so many pieces it is another's turn.
+_LARGE, _MOST_PIECES = 1 << 16, 8
 
 
 class Lane:
@@ -22,20 +26,26 @@ class Lane:
 
     @property
     def wants_to_read(self):
-        return self.is_open and not self.is_over and len(self.waiting) < _MOST_WAITING
+        return self.is_open and not self.is_over and not self.waiting
 
     def fill(self):
-        """Whether something came."""
+        """How much came."""
         try:
             count = os.readv(self.source, [_SCRATCH])
         except BlockingIOError:
-            return False
+            return 0
         except OSError:  # a terminal without programs, a connection that was reset
             count = 0
         self.is_open = bool(count)
         passed = 0 if self.waiting else self._passed_at_once(_SCRATCH[:count])
-        self.waiting += _SCRATCH[passed:count]
-        return bool(count)
+        if passed < count:
+            self.waiting += _SCRATCH[passed:count]
+        return count
+
+    def carry(self):
+        for _ in range(_MOST_PIECES):
+            if not self.wants_to_read or self.fill() < _LARGE:
+                break
 
     def _passed_at_once(self, data):
         try:
@@ -55,7 +65,7 @@ class Lane:
 
     def take_all(self):
         """What the source has by now, though not without end."""
-        while self.is_open and len(self.waiting) < 4 * _MOST_WAITING and self.fill():
+        while self.is_open and len(self.waiting) < _MOST_WAITING and self.fill():
             pass
 
     def settle(self):
@@ -71,14 +81,17 @@ class Relay:
     def __init__(self, loop, lanes, on_closed):
         self._loop, self._lanes, self._on_closed = loop, lanes, on_closed
         self._descriptors = sorted({lane.source for lane in lanes} | {lane.target for lane in lanes})
+        #: What the loop listens for, at each of them.
+        self._watched = {}
         for descriptor in self._descriptors:
             os.set_blocking(descriptor, False)
         self._update()
 
-    def turn(self):
+    def turn(self, ready=None):
+        """One of them is ready: for what comes from it, or for what waits to go there. Any, where it is not said."""
         for lane in self._lanes:
-            if lane.wants_to_read:
-                lane.fill()
+            if ready is None or lane.source == ready:
+                lane.carry()
             if lane.waiting:
                 lane.drain()
             lane.settle()
@@ -93,7 +106,9 @@ class Relay:
             for lane in self._lanes:
                 events |= READ if descriptor == lane.source and lane.wants_to_read else 0
                 events |= WRITE if descriptor == lane.target and lane.waiting else 0
-            self._loop.watch(descriptor, events, self.turn)
+            if self._watched.get(descriptor) != events:
+                self._watched[descriptor] = events
+                self._loop.watch(descriptor, events, partial(self.turn, descriptor))
 
     def close(self):
         for descriptor in self._descriptors:
