@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,7 +108,7 @@ class Server:
 
 @contextmanager
 def started(directory: str, *options: str) -> Iterator[Server]:
-    tokens = str(Path(directory) / "tokens.json")
+    tokens = str(Path(tempfile.mkdtemp(dir=directory)) / "tokens.json")
     command = [sys.executable, "-m", "warmcell"]
     quotas = ["--runs", "4096", "--sandboxes", "4096"]
     making = [*command, "token", "new", "load", "--tokens", tokens, *quotas]

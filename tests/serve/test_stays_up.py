@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.helpers import has_user_namespaces, require
 from tests.serve.conftest import ROOT
 from tests.serve.test_e2b import Box
 from tests.serve.test_workers import until
 
 from warmcell.core.records import replace
-from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
+from warmcell.interfaces.serve.e2b import spares as spares_module
+from warmcell.interfaces.serve.e2b.spares import Housed, most_spares, spares_of
 from warmcell.interfaces.serve.server import Bounded, listen
 from warmcell.interfaces.serve.service import EVERYBODY, Service
 from warmcell.interfaces.serve.settings import Settings
@@ -63,7 +65,7 @@ def settled(looked_at: Callable[[], Any]) -> Any:
 
 def test_nothing_is_left_of_many_requests(start_server: Start) -> None:
     """The long form: benchmarks/server.py, two hundred clients for five minutes."""
-    with start_server() as server:
+    with start_server("--spares", "1") as server:  # more of them would go after half a minute
 
         def state() -> tuple[int, int]:
             return len(os.listdir(f"/proc/{server.process.pid}/fd")), len(below(server.process.pid))
@@ -120,17 +122,41 @@ async def _made_ahead() -> None:
     assert second.home.path != home
     third = await _ready(spares)
     assert spares.take(replace(EVERYBODY, disk_mb=1)) is None  # that one's are smaller
-    await first.destroy()
-    await second.destroy()
+    burst = [housed for housed in (spares.take(EVERYBODY) for _ in range(4)) if housed is not None]
+    assert burst == [third]
+    async with asyncio.timeout(60):
+        while spares._wanted != 5 or len(spares._ready) != 5:  # three were missed here, one by the other tenant
+            await asyncio.sleep(0.02)
+    for _ in range(4):
+        spares._look(EVERYBODY)  # nobody has asked for long
+    async with asyncio.timeout(60):
+        while len(spares._ready) != 1:
+            await asyncio.sleep(0.02)
+    last = spares._ready[0]
+    for housed in (first, second, third):
+        await housed.destroy()
     await service.aclose()
-    assert not any(Path(housed.home.path).exists() for housed in (first, second, third))
+    assert not any(Path(housed.home.path).exists() for housed in (first, second, third, last))
+
+
+def test_how_many_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"kb": 1 << 30, "descriptors": 1 << 16}
+    monkeypatch.setattr(spares_module, "_available_kb", lambda: limits["kb"])
+    monkeypatch.setattr(spares_module.resource, "getrlimit", lambda _: (limits["descriptors"],) * 2)
+    assert [most_spares(None, 1), most_spares(0, 1), most_spares(100, 1), most_spares(5, 2)] == [64, 0, 100, 3]
+    limits["kb"] = 1 << 20  # a gigabyte is left
+    assert [most_spares(None, 1), most_spares(None, 4)] == [16, 4]
+    limits["descriptors"] = 1024
+    assert most_spares(None, 1) == 8
+    limits["kb"] = 0
+    assert most_spares(None, 1) == 1
 
 
 async def _ready(spares: Any) -> Housed:
     async with asyncio.timeout(60):
-        while spares._ready is None:
+        while not spares._ready:
             await asyncio.sleep(0.02)
-    found: Housed = spares._ready
+    found: Housed = spares._ready[0]
     return found
 
 

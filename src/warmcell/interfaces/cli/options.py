@@ -24,12 +24,12 @@ def seconds(option: str, text: str) -> float:
         raise UsageError(error.message, f"for example {option} 30") from None
 
 
-def whole_number(option: str, text: str | None, largest: int) -> int | None:
-    """`--memory`, `--max-output`: a whole number from 1."""
+def whole_number(option: str, text: str | None, largest: int, smallest: int = 1) -> int | None:
+    """`--memory`, `--max-output`: a whole number."""
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,12}", text) or not 1 <= int(text) <= largest:
-        raise UsageError(f"{option}: {text[:40]!r} is not a whole number from 1 to {largest}")
+    if not re.fullmatch(r"[0-9]{1,12}", text) or not smallest <= int(text) <= largest:
+        raise UsageError(f"{option}: {text[:40]!r} is not a whole number from {smallest} to {largest}")
     return int(text)
 
 

@@ -40,6 +40,7 @@ def serve(arguments: Namespace) -> int:
         python=arguments.python,
         max_timeout=options.seconds("--max-timeout", arguments.max_timeout),
         workers=options.whole_number("--workers", arguments.workers, MOST_WORKERS) or 1,
+        spares=options.whole_number("--spares", arguments.spares, 1 << 12, 0),
         max_body=(options.whole_number("--max-body", arguments.max_body, 1 << 10) or 1) << 20,
     )
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sized
@@ -24,6 +25,7 @@ from warmcell.interfaces.serve.web_sockets import MAX_MESSAGE
 _log = logging.getLogger("warmcell.serve")
 #: After what did not end in time was ended: for saying so.
 LAST_WORDS_SECONDS = 5.0
+_MOST_DESCRIPTORS = 1 << 16
 
 
 class Bounded:
@@ -70,9 +72,18 @@ class Server(uvicorn.Server):
         self.handle_exit(number, None)
 
 
+def allow_many_descriptors() -> None:
+    """A sandbox takes a dozen, and the usual limit is for programs that wait with `select`, which nothing here does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
     """Blocks until SIGTERM or SIGINT; what is under way then is finished first, within `drain_timeout`."""
     check_reach(settings)
+    allow_many_descriptors()
     listening = listen(settings)
     try:
         serving = _with_workers(settings, listening) if settings.workers > 1 else served(Service(settings), listening)

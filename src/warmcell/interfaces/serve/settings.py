@@ -38,6 +38,8 @@ class Settings:
     code: str | None = None
     #: Processes that carry out requests; 1: this one, and there is no front.
     workers: int = 1
+    #: E2B sandboxes that are made ahead at most; None: by what the machine has left.
+    spares: int | None = None
 
     @property
     def is_open(self) -> bool:
