@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import importlib.util
-import platform
-from pathlib import Path
+import os
+from importlib.util import find_spec
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.languages.base import base_executable
 
-_WORKER = Path(__file__).resolve().parent.parent / "guest" / "wasm"
-WORKER_SCRIPT = _WORKER / "worker.py"
+_WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "guest", "wasm")
+WORKER_SCRIPT = os.path.join(_WORKER, "worker.py")
 #: The files that decide how a module is compiled: proposals and settings, and the counter that is put into it.
 _DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py")
 
@@ -21,17 +19,18 @@ _DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py"
 @functools.cache
 def wasmtime_directory() -> str:
     """The package wasmtime, found without importing it."""
-    spec = importlib.util.find_spec("wasmtime")
+    spec = find_spec("wasmtime")
     if spec is None or not spec.origin:
         raise BackendUnavailable("wasmtime is not installed", hint="pip install 'warmcell[wasm]'")
-    return str(Path(spec.origin).resolve().parent)
+    return os.path.dirname(os.path.realpath(spec.origin))
 
 
 @functools.cache
 def wasmtime_version() -> str:
     """The version that is installed, from its metadata directory: reading it properly costs more than a run."""
-    installed = sorted(Path(wasmtime_directory()).parent.glob("wasmtime-*.dist-info"))
-    return installed[-1].name.removeprefix("wasmtime-").removesuffix(".dist-info") if installed else "unknown"
+    beside = os.listdir(os.path.dirname(wasmtime_directory()))
+    installed = sorted(name for name in beside if name.startswith("wasmtime-") and name.endswith(".dist-info"))
+    return installed[-1].removeprefix("wasmtime-").removesuffix(".dist-info") if installed else "unknown"
 
 
 def interpreter() -> str:
@@ -42,14 +41,20 @@ def interpreter() -> str:
 @functools.cache
 def settings_digest() -> str:
     """Changes whenever the code that compiles changes."""
-    return hashlib.sha256(b"".join((_WORKER / name).read_bytes() for name in _DECIDING_FILES)).hexdigest()
+    from hashlib import sha256
+
+    digest = sha256()
+    for name in _DECIDING_FILES:
+        with open(os.path.join(_WORKER, name), "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()
 
 
 @functools.cache
 def processor_features() -> frozenset[str]:
     """By the names that the kernel has for them; none where it does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
             if line.lower().startswith(("flags", "features")):
                 return frozenset(line.partition(":")[2].split())
     return frozenset()
@@ -58,8 +63,11 @@ def processor_features() -> frozenset[str]:
 @functools.cache
 def processor() -> str:
     """The machine and the features of its processor: compiled code uses what it finds."""
+    import platform
+    from hashlib import sha256
+
     features = " ".join(sorted(processor_features())) or platform.processor()
-    return hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()
+    return sha256(f"{platform.machine()} {features}".encode()).hexdigest()
 
 
 def runtime_fingerprint() -> list[str]:

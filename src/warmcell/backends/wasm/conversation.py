@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from warmcell.backends.wasm.frames import Frame, Overstayed
 from warmcell.backends.wasm.worker import Worker
+from warmcell.core.records import dataclass
 from warmcell.runner.listening import Listener, Pace
 
 #: Most runs are over by then; their output is read once, after the answer, instead of piece by piece.

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+
+from warmcell.cage.wire import rights_to
+from warmcell.core.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
 
 HEADER = struct.Struct(">II")
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
@@ -109,7 +114,7 @@ class Channel:
         """What the socket takes at once, which is all of nearly every frame."""
         try:
             if descriptors:
-                return socket.send_fds(self._control, [data], list(descriptors))
+                return self._control.sendmsg([data], rights_to(descriptors))
             return self._control.send(data)
         except BlockingIOError:
             return 0

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
 
 from warmcell.backends.wasm.run_request import Directories, Directory
 from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime.host_program import CHILD_MARK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Protocol
+else:
+    Protocol = object  # type checkers alone look at these
 
 
 class WorkerProcess(Protocol):
@@ -72,6 +77,8 @@ class PlainProcess:
             self._process.kill()
 
     def wait(self, timeout: float) -> int | None:
+        import subprocess
+
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -96,6 +103,8 @@ class PlainLauncher:
     def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> WorkerProcess:
         if not os.path.exists("/proc/self/stat"):
             raise BackendUnavailable("there is no /proc here", hint="mount it with `mount -t proc proc /proc`")
+        import subprocess
+
         process = subprocess.Popen(
             list(argv),
             stdin=control,

@@ -7,12 +7,10 @@ is handed out for exactly those; every run in it has a Store of its own.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
@@ -20,6 +18,8 @@ from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.run_request import Directories
 from warmcell.backends.wasm.worker import Worker, places_for
 from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.core.late_log import LateLog
+from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import told_shortage
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.host_program import start_daemon
@@ -28,7 +28,7 @@ from warmcell.lifetime.run import Run
 from warmcell.lifetime.scarcity import scarcity
 from warmcell.runner.cell import CellLost
 
-_log = logging.getLogger(__name__)
+_log = LateLog(__name__)
 #: Of the program as a whole; each backend allows itself fewer.
 MOST_WORKERS = 256
 _IDLE_SECONDS = 60.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from warmcell.cage.records import NamedTuple
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.records import dataclass, field
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, check_env, check_text, check_timeout
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.runner.listening import Listener
@@ -25,8 +26,7 @@ class Preopen:
     writable: bool = False
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Directory:
+class Directory(NamedTuple):
     """A host directory that was looked at: no other inode is ever used in its place."""
 
     host_path: str

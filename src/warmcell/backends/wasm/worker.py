@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 import threading
 from collections import OrderedDict
 
@@ -17,6 +16,12 @@ from warmcell.lifetime.ownership import own
 from warmcell.runner.listening import STREAMS, HeardCapture, Listener
 from warmcell.runner.streams import Capture
 from warmcell.toolbox.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+else:  # its half in C: the rest takes longer to load
+    import _socket as socket
 
 _START_SECONDS = 30.0
 _REAP_SECONDS = 10.0
@@ -116,8 +121,8 @@ class Worker:
 
     def _started(self) -> WorkerProcess:
         wasmtime = wasmtime_directory()
-        argv = [interpreter(), "-I", "-S", str(WORKER_SCRIPT), os.path.dirname(wasmtime)]
-        process = launcher()(argv, self._theirs, (str(WORKER_SCRIPT.parent), wasmtime), self._places)
+        argv = [interpreter(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
+        process = launcher()(argv, self._theirs, (os.path.dirname(WORKER_SCRIPT), wasmtime), self._places)
         self._descriptors.close_only(self._theirs)
         return process
 

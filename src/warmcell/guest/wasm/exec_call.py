@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import wasmtime
-from wasm.component import LoadedComponent
 from wasm.deadline import DeadlineReached
 from wasm.engine import Loaded
 from wasm.host_calls import Malformed
@@ -23,6 +22,10 @@ from wasm.open_files import open_files_limit
 from wasm.run import Outcome, Spec
 from wasm.run_stack import FuelGone, RunStack
 from wasmtime import _ffi as ffi
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from wasm.component import LoadedComponent
 
 MAX_DEPTH = 2
 _LEAST_MEMORY = 1 << 20

@@ -13,12 +13,15 @@ from collections.abc import Callable
 
 import wasmtime
 from wasm.binary import MEMORY_NAME
-from wasm.component import LoadedComponent
 from wasm.engine import Loaded
 from wasm.memory import find_export, memory_bounds
 from wasm.pages import Range, anonymous_bytes, images, make_ready, new_image
 from wasmtime import _ffi as ffi
-from wasmtime import component as components
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from wasm.component import LoadedComponent
+    from wasmtime import component as components
 
 _MOST_SPARES = 4
 

@@ -21,7 +21,6 @@ from wasm.open_files import open_files_limit
 from wasm.pages import anonymous_bytes
 from wasm.wasi_calls import GuestExit, Wasi
 from wasmtime import _ffi as ffi
-from wasmtime import component as components
 from wasmtime._func import enter_wasm
 
 PAGE_BYTES = 65536
@@ -145,7 +144,7 @@ class Runner:
         store, entry, run = prepared.store, prepared.loaded.facts.entry, None
         try:
             instance = prepared.instance()
-            run = instance.get_func(store, entry) if isinstance(instance, components.Instance) else None
+            run = instance.get_func(store, entry) if not isinstance(instance, wasmtime.Instance) else None
             if run is None:
                 raise Broken(f"the component has no {entry!r}")
             status = run(store, spec.argv, list(spec.env.items()), spec.env.get("PWD", "/"), os.urandom(_SEED_BYTES))

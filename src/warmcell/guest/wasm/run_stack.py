@@ -6,13 +6,16 @@ import os
 from collections.abc import Callable
 
 import wasmtime
-from wasm.component import LoadedComponent
 from wasm.deadline import Deadline, DeadlineReached
 from wasm.engine import Loaded
 from wasm.host_calls import HostCalls
 from wasm.instances import PreparedInstance, SpareInstances
 from wasm.pages import anonymous_bytes, look_at
 from wasm.run import Outcome, Runner, Spec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from wasm.component import LoadedComponent
 
 #: What used more than this is freed before the worker says that it is done, so that the supervisor, which measures by
 #: how much a worker grows, never takes one run's memory for the starting point of the next.

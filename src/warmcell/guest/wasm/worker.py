@@ -13,15 +13,12 @@ import socket
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+gc.disable()  # until all is loaded, which stays
+sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(__file__)))]
 sys.path.append(sys.argv[1])
 
 import wasmtime  # noqa: E402
-import wasmtime.component  # noqa: E402
-from wasm.component import ComponentEngines, LoadedComponent  # noqa: E402
 from wasm.deadline import Deadline, DeadlineReached  # noqa: E402
 from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
 from wasm.exec_call import ExecCall, NoSuchCommand  # noqa: E402
@@ -33,6 +30,13 @@ from wasm.run import Outcome, Preopen, Runner, Spec  # noqa: E402
 from wasm.run_stack import RunStack  # noqa: E402
 from wasm.wasi_calls import Wasi  # noqa: E402
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # only those who run Python load what components take
+    from typing import Any
+
+    from wasm.component import ComponentEngines, LoadedComponent
+    from wasmtime.component import Component
+
 
 class Worker:
     """The requests of the supervisor, each a method of the same name."""
@@ -41,7 +45,7 @@ class Worker:
         self._channel = Channel(control)
         self._calls = HostCalls()
         self._deadline = Deadline(control.fileno(), self._interrupt)
-        self._components = ComponentEngines()
+        self._components: ComponentEngines | None = None
         wasi = Wasi(self._deadline)
         self._engines = Engines(wasi.functions(), self._calls.functions())
         self._runs = RunStack(Runner(self._deadline, wasi), self._deadline, self._calls)
@@ -55,7 +59,15 @@ class Worker:
 
     def _interrupt(self) -> None:
         self._engines.interrupt_all()
-        self._components.interrupt_all()
+        if self._components is not None:
+            self._components.interrupt_all()
+
+    def _component_engines(self) -> ComponentEngines:
+        if self._components is None:
+            from wasm.component import ComponentEngines
+
+            self._components = ComponentEngines()
+        return self._components
 
     def serve(self) -> None:
         operations = {"setup": self._setup, "load": self._load, "warm": self._warm, "run": self._run}
@@ -101,15 +113,13 @@ class Worker:
 
     def _adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded | LoadedComponent:
         if facts.is_component:
-            return self._components.adopt(facts, source.needs_fuel, descriptor)
+            return self._component_engines().adopt(facts, source.needs_fuel, descriptor)
         return self._engines.adopt(source, facts, descriptor)
 
-    def _compile(
-        self, source: Source
-    ) -> tuple[Loaded | LoadedComponent, wasmtime.Module | wasmtime.component.Component]:
+    def _compile(self, source: Source) -> tuple[Loaded | LoadedComponent, wasmtime.Module | Component]:
         if source.format != "component":
             return self._engines.compile(source)
-        loaded = self._components.compile(source.blob, source.entry, source.needs_fuel)
+        loaded = self._component_engines().compile(source.blob, source.entry, source.needs_fuel)
         return loaded, loaded.component
 
     def _run(self, message: dict[str, Any], stdin: bytes) -> dict[str, Any]:
@@ -218,6 +228,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # What is there now stays for ever: collecting garbage need not look at it again during runs.
     gc.freeze()
+    gc.enable()
     try:
         Worker(control).serve()
     except SupervisorGone:
