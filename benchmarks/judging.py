@@ -1,10 +1,10 @@
 """What judging costs: many short programs, many cases of compiled ones, many languages; each beside bare `subprocess`.
 
-    python benchmarks/judging.py [--quick] [--concurrency N]
+    python benchmarks/judging.py [--quick] [--concurrency N] [--results DIR]
 
 Run it as an ordinary user and as root. Ours and bare take turns, with the same concurrency, in the same process. Prints
-tables, writes benchmarks/results/judging.json (not with --quick), and ends with status 1 when a target is missed.
-Targets: Python 1.3 times the bare runs per second, a compiled program at most 4 ms more than bare, no host failure.
+tables, writes benchmarks/results/judging-user.json or judging-root.json (not with --quick), and ends with status 1
+when a target is missed. Targets: Python 1.3 times the bare runs per second, a compiled program at most 4 ms more than bare, no host failure.
 """
 
 from __future__ import annotations
@@ -261,13 +261,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute in place of ten; nothing is written")
     parser.add_argument("--concurrency", type=int, default=2 * len(os.sched_getaffinity(0)))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures are written")
     arguments = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
-    facts: dict[str, Any] = {"user": "root" if os.geteuid() == 0 else "ordinary", "kernel": platform.release()}
+    facts: dict[str, Any] = {"user": "root" if os.geteuid() == 0 else "user", "kernel": platform.release()}
     for name, value in measured(arguments.quick, arguments.concurrency):
         if name == "series":
             rows |= {series.name: series.row() for series in value}
             show([series.row() for series in value])
+            sys.stdout.flush()
         else:
             facts[name] = value
             print(f"{name}: {value}", flush=True)
@@ -275,9 +277,11 @@ def main() -> int:
     for text, holds in verdicts:
         print(f"{'ok    ' if holds else 'MISSED'} {text}")
     if not arguments.quick:
-        RESULTS.mkdir(exist_ok=True)
+        arguments.results.mkdir(exist_ok=True)
         report = {"facts": facts, "series": list(rows.values()), "targets": dict(verdicts)}
-        (RESULTS / "judging.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        (arguments.results / f"judging-{facts['user']}.json").write_text(
+            json.dumps(report, indent=1) + "\n", encoding="utf-8"
+        )
     return 0 if all(holds for _, holds in verdicts) else 1
 
 

@@ -237,7 +237,9 @@ def compared(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    quick = options.quick
     figures: list[Figure] = []
     with Sandbox(timeout=600) as sandbox:
         sandbox.spawn(["true"]).wait()
@@ -248,7 +250,7 @@ def main() -> int:
         figures += ports(sandbox, (64 if quick else 512) << 20, 2 if quick else 7)
     figures += forks(2 if quick else 10)
     figures += asyncio.run(at_once(10 if quick else 100))
-    return write(figures, host(), None if quick else Path(__file__).parent / "results")
+    return write(figures, host(), None if quick else options.results)
 
 
 if __name__ == "__main__":
