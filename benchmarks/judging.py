@@ -4,7 +4,8 @@
 
 Run it as an ordinary user and as root. Ours and bare take turns, with the same concurrency, in the same process. Prints
 tables, writes benchmarks/results/judging-user.json or judging-root.json (not with --quick), and ends with status 1
-when a target is missed. Targets: Python 1.3 times the bare runs per second, a compiled program at most 4 ms more than bare, no host failure.
+when a target is missed. Targets: Python 1.3 times the bare runs per second, a compiled program at most 4 ms more than
+bare, no host failure.
 """
 
 from __future__ import annotations
