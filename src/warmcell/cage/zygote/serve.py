@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
     Droppable = Optional[List[Tuple[int, int]]]
+    _Prepared = Tuple[recipe.Steps, recipe.GuestDescriptors]
 
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
 _PR_GET_TID_ADDRESS = 40
 _ASTRAY = 70
+_MOST_PREPARED = 64
 
 
 def serve(channel: socket.socket, order: Dict[str, Any]) -> Callable[[], None]:
@@ -79,6 +81,7 @@ class _Zygote:
         namespaces.send_children_to(come_back, Value(0))
         self._come_back = come_back.prepare([self._own_pids])
         self._programs = Programs(self._is_caging)
+        self._prepared: Dict[Tuple[int, ...], _Prepared] = {}
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         if order.get("spares"):
             gc.collect()
@@ -99,7 +102,7 @@ class _Zygote:
             try:
                 newborn = None
                 if not is_program or not self._start_program(number, descriptors):
-                    newborn = self._make(self._recipes[number], may_exec, descriptors)
+                    newborn = self._make(number, may_exec, descriptors)
             except OSError as error:
                 self._channel.send(FORK_ANSWER.pack(-(error.errno or 5), False))
                 newborn = None
@@ -119,6 +122,7 @@ class _Zygote:
 
     def _forget(self, number: int) -> None:
         self._programs.forget(number)
+        self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != number}
         forgotten = self._recipes.pop(number, None)
         if forgotten is not None and forgotten.arena is not None:
             forgotten.arena.close()
@@ -133,19 +137,16 @@ class _Zygote:
             self._channel.send(FORK_ANSWER.pack(pid, True))
         return pid is not None
 
-    def _make(
-        self, steps: recipe.Recipe, may_exec: bool, descriptors: List[int]
-    ) -> Optional[Callable[..., Callable[[], None]]]:
+    def _make(self, number: int, may_exec: bool, descriptors: List[int]) -> Optional[Callable[..., Callable[[], None]]]:
         """In the new process: what it is to do. Here None, and the manager has been told."""
         if not self._is_caging:
             pid = self._fork(self._own_pids)
             if pid == 0:
-                return partial(_be_keeper, self._keeper, steps, may_exec, descriptors)
+                return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors)
             self._channel.send(FORK_ANSWER.pack(pid, False))
             return None
-        given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
-        # Before the fork: what is made after it is made by copying pages.
-        prepared = steps.prepare(given)
+        key = (number, *descriptors)
+        prepared, given = self._prepared.get(key) or self._prepare(key)
         pid = -1
         try:
             pid = self._fork(given.init)
@@ -156,6 +157,17 @@ class _Zygote:
             return partial(_be_guest, prepared, given)
         self._channel.send(FORK_ANSWER.pack(pid, False))
         return None
+
+    def _prepare(self, key: Tuple[int, ...]) -> _Prepared:
+        """Before the fork: what is made after it is made by copying pages. Kept, since the next guest's is the same:
+        descriptors have the same numbers nearly every time, and what comes back from its calls only a guest has.
+        """
+        number, *descriptors = key
+        given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
+        if len(self._prepared) == _MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+        self._prepared[key] = prepared = (self._recipes[number].prepare(given), given)
+        return prepared
 
     def _return(self) -> None:
         try:
