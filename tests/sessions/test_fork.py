@@ -153,6 +153,16 @@ def test_what_cells_define_goes_along(session: Session) -> None:
         assert failed.execution_count == do(session, "0").execution_count + 1
 
 
+def test_large_buffers_go_along(session: Session) -> None:
+    """They are read in another way than small ones."""
+    do(session, "large = bytes(range(256)) * 40_000\nother = bytearray(large) + b'end'")
+    branch = session.fork()
+    with branch.sandbox:
+        assert value(branch, "large == bytes(range(256)) * 40_000, other == large + b'end', type(other)") == (
+            "(True, True, <class 'bytearray'>)"
+        )
+
+
 def test_own_modules_keep_what_they_hold(session: Session) -> None:
     do(
         session,

@@ -207,7 +207,7 @@ class Session:
     def _read_image(self, reseed):
         from . import session_image
 
-        with open(self._image, "rb") as source:
+        with session_image.ImageReader(open(self._image, "rb", buffering=0)) as source:  # closed with it
             self._descriptors.discard(self._image)
             about = session_image.read(source, self._namespace, reseed)
         self._count, self._flags = about["count"], about["flags"]

@@ -6,6 +6,7 @@ no variable holds. It is written by the guest's process and read by the guest's 
 
 import io
 import linecache
+import mmap
 import os
 import pickle
 import sys
@@ -20,6 +21,8 @@ _PRIVATE = ("/tmp", "/home/sandbox", "/dev/shm")
 _NOT_OURS = ("/site-packages/", "/dist-packages/")
 _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 _END = None
+#: Two huge pages of the usual size: in less there may not be one.
+_LARGE = 1 << 22
 
 
 class ImagePipe(io.RawIOBase):
@@ -37,6 +40,25 @@ class ImagePipe(io.RawIOBase):
         while view:
             view = view[os.write(self._descriptor, view) :]
         return size
+
+
+class ImageReader(io.BufferedReader):
+    """Large buffers are read into huge pages where the kernel has some: they are filled at once, and to the end."""
+
+    def readinto(self, buffer):
+        view = memoryview(buffer)
+        if view.nbytes >= _LARGE:
+            _advise(view)
+        return super().readinto(view)
+
+
+def _advise(view):
+    """Only whole pages that nothing else is on. What the kernel does not want to do is no loss."""
+    import ctypes
+
+    start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
 
 
 # ---- writing ----
