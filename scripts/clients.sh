@@ -19,9 +19,11 @@ environment() {
     fi
 }
 
-# serve ARGUMENT...: until this script ends. E2B's clients and SandboxFusion's find it by these variables.
+# serve ARGUMENT...: until this script ends. E2B's clients and SandboxFusion's find it by these variables. What SERVE has
+# is said to it as well: SERVE='--workers 2'.
 serve() {
-    "$python" -m warmcell serve --port 0 "$@" > "$scratch/address" &
+    # shellcheck disable=SC2086
+    "$python" -m warmcell serve --port 0 ${SERVE:-} "$@" > "$scratch/address" &
     server=$!
     until [ -s "$scratch/address" ]; do kill -0 $server; sleep 0.1; done
     url=$(cat "$scratch/address")

@@ -110,6 +110,26 @@ def test_what_stays_of_a_tenant_is_in_one_worker(front: Server, tokens: dict[str
     client.delete(f"/v1/sandboxes/{first.json()['id']}", headers=key(tokens, "one"))
 
 
+def test_e2bs_sandboxes_are_made_listed_and_killed(front: Server, tokens: dict[str, str]) -> None:
+    """As its clients ask for it: some of it by the key, some by the sandbox's own id and secret."""
+    client, mine = front.client, key(tokens)
+    boxes = [Box(client, tokens["two"], metadata={"of": "mine"}) for _ in range(3)]
+    assert [box.run(f"echo {number} | tee f; pwd")[1] for number, box in enumerate(boxes)] == [
+        f"{number}\n/home/user\n" for number in range(3)
+    ]
+    for path in ("/sandboxes", "/v2/sandboxes"):
+        listed = client.get(path, params={"metadata": "of=mine"}, headers=mine).json()
+        assert {one["sandboxID"] for one in listed} == {box.id for box in boxes}
+        assert client.get(path, headers=key(tokens, "one")).json() == []
+    assert client.post(f"/v2/sandboxes/{boxes[1].id}/connect", json={"timeout": 60}, headers=mine).status_code < 300
+    asked = {"path": "/home/user/f", "username": "user"}
+    assert client.get("/files", params=asked, headers=boxes[1].headers).content == b"1\n"
+    assert client.get(f"/sandboxes/{boxes[2].id}", headers=mine).json()["state"] == "running"
+    assert [box.kill() for box in boxes] == [204] * 3
+    assert client.get("/v2/sandboxes", params={"metadata": "of=mine"}, headers=mine).json() == []
+    assert boxes[0].kill() == 404
+
+
 def test_a_signed_link_is_found_wherever_it_belongs(front: Server, tokens: dict[str, str]) -> None:
     """It names no tenant, and each worker is as likely to know it."""
     import base64
