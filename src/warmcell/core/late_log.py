@@ -9,6 +9,11 @@ class LateLog:
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def debug(self, text: str, *values: object) -> None:
+        import logging
+
+        logging.getLogger(self._name).debug(text, *values, stacklevel=2)
+
     def info(self, text: str, *values: object) -> None:
         import logging
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import BackendUnavailable
+from warmcell.core.records import dataclass
 
 DIRECTORY = Path(__file__).resolve().parent
 TOOLBOX, PYTHON = "toolbox", "python"

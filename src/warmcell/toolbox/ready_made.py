@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+from warmcell.core.late_log import LateLog
 from warmcell.toolbox.runtime import processor_features, settings_digest, wasmtime_version
 from warmcell.toolbox.signed_directory import (
     SignedDirectory,
@@ -31,7 +31,7 @@ DIRECTORY = Path(__file__).resolve().parent / "ready_made"
 MANIFEST = "manifest.json"
 #: What modules that travel may need of a processor: engine.PORTABLE_FLAGS by the kernel's names.
 FEATURES = {"x86_64": ["pni", "popcnt", "sse4_1", "sse4_2", "ssse3"]}
-_log = logging.getLogger(__name__)
+_log = LateLog(__name__)
 
 
 def has_ready_made(digest: str) -> bool:

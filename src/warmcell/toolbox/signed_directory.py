@@ -18,9 +18,10 @@ import secrets
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from warmcell.core.records import dataclass
 
 _SECRET = "secret"
 _SECRET_BYTES = 32

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from warmcell.core.errors import InvalidRequest, PathTraversal, PolicyViolation
+from warmcell.core.records import dataclass
 from warmcell.core.types import check_text
 from warmcell.enforcers.host_paths import follow
 from warmcell.policy.places import WORK_DIR, check_place, is_within

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -11,11 +10,12 @@ from typing import Any
 from warmcell.backends.wasm.frames import WorkerDied
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
+from warmcell.core.late_log import LateLog
 from warmcell.lifetime.descriptors import told_shortage
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run, RunCancelled
 
-_log = logging.getLogger(__name__)
+_log = LateLog(__name__)
 
 
 class Lease:

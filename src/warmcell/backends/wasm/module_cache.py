@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from warmcell.core.late_log import LateLog
 from warmcell.lifetime.ownership import Lock
 from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
 
-_log = logging.getLogger(__name__)
+_log = LateLog(__name__)
 #: Of those in memory. Whoever may send modules decides how large they are, so their number alone says little.
 _MAX_OPEN = 32
 _MOST_OPEN_BYTES = 512 << 20
@@ -29,21 +30,19 @@ class ModuleCache:
         self._open: OrderedDict[str, SignedFile] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, key: str) -> SignedFile | None:
-        """The compiled form, for the caller to close."""
+    def find(self, key: str, shipped: Callable[[], SignedFile | None] = lambda: None) -> SignedFile | None:
+        """The compiled form, for the caller to close; where none is kept, what was `shipped`, if that is there.
+
+        Whoever asks while another looks waits for what that finds: it is a copy of many megabytes.
+        """
         with self._lock:
             if key not in self._open:
-                compiled = self._read(key)
+                compiled = self._read(key) or shipped()
                 if compiled is None:
                     return None
                 self._remember(key, compiled)
             self._open.move_to_end(key)
             return self._open[key].copy()
-
-    def hold(self, key: str, compiled: SignedFile) -> None:
-        """Takes over what came from elsewhere, for as long as this process lives."""
-        with self._lock:
-            self._remember(key, compiled)
 
     def store(self, key: str, artefact: int, facts: dict[str, Any]) -> None:
         """Keeps what a clean worker wrote into the open file `artefact`."""

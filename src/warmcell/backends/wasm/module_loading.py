@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverMemory
@@ -22,6 +20,8 @@ from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.pool import Wanted, WorkerPool
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
+from warmcell.core.late_log import LateLog
+from warmcell.core.records import dataclass
 from warmcell.core.types import MIB
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.host_program import start_daemon
@@ -30,7 +30,7 @@ from warmcell.toolbox.ready_made import find_ready_made
 from warmcell.toolbox.runtime import runtime_fingerprint
 from warmcell.toolbox.signed_directory import SignedFile
 
-_log = logging.getLogger(__name__)
+_log = LateLog(__name__)
 #: Larger modules are worth a worker that nobody used, so that their compiled form can be kept.
 _LARGE_BYTES = 64 * 1024
 _MOST_LOADED = 64
@@ -140,13 +140,9 @@ class Loader:
 
     def find_compiled(self, load: Load) -> SignedFile | None:
         """What was compiled here, or came compiled with the installation."""
-        found = self._cache.find(load.cache_key)
-        if found is None and load.source.is_own and not load.needs_fuel:
-            shipped = find_ready_made(load.source.digest, load.source.entry)
-            if shipped is not None:
-                self._cache.hold(load.cache_key, shipped)
-                found = self._cache.find(load.cache_key)
-        return found
+        if not load.source.is_own or load.needs_fuel:
+            return self._cache.find(load.cache_key)
+        return self._cache.find(load.cache_key, lambda: find_ready_made(load.source.digest, load.source.entry))
 
     def _adopt(self, lease: Lease, load: Load) -> bool:
         """Takes the compiled form from the cache, if it is there and wasmtime takes it."""

@@ -6,10 +6,10 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.records import dataclass
 
 MAGIC = b"\0asm"
 CORE_VERSION = b"\1\0\0\0"

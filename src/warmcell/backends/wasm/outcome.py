@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 from warmcell.backends.wasm.frames import ProtocolViolation
 from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, MemoryExceeded
+from warmcell.core.records import dataclass
 from warmcell.core.types import Enforced, ExecResult, Usage
 from warmcell.runner.outcome import text_of
 from warmcell.runner.streams import Capture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +20,11 @@ from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.run_request import Fetch, RunRequest
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
+from warmcell.core.late_log import LateLog
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run
 
-_log = logging.getLogger(__name__)
+_log = LateLog(__name__)
 #: The module that runs a command, or None where there is no such command.
 CommandModules = Callable[[str], ModuleSource | None]
 _SEND_SECONDS = 10.0

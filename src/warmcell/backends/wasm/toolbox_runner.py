@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from warmcell.backends.wasm.module_cache import shared_cache
+from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
+from warmcell.backends.wasm.pool import program_pool
 from warmcell.backends.wasm.run_request import DEFAULT_OPEN_FILES, Fetch, Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
-from warmcell.core.errors import BackendUnavailable, CommandNotFound
+from warmcell.core.errors import BackendUnavailable, CommandNotFound, SandboxError
+from warmcell.core.late_log import LateLog
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, ExecResult, check_text
 from warmcell.lifetime.run import Run
 from warmcell.runner.listening import Listener
@@ -24,7 +28,7 @@ _REHEARSALS = {
     "git": ("git", "--version"),
     PYTHON: ("python3", "-c", "import sys; sys.stdout.write('.')"),
 }
-_log = logging.getLogger(__name__)
+_log = LateLog(__name__)
 
 
 class ToolboxRunner:
@@ -79,6 +83,15 @@ class ToolboxRunner:
 
     def close(self) -> None:
         self._supervisor.close()
+
+
+def look_ahead(command: str) -> None:
+    """For a program that is about to run it: the module is read and checked while the program loads the rest."""
+    with suppress(SandboxError):  # told when it is needed
+        source = command_module(command)
+        if source is not None:
+            loader = Loader(program_pool(), shared_cache())
+            loader.look_ahead(Load(source, needs_fuel=False, timeout=0))
 
 
 def command_module(command: str) -> ModuleSource | None:

@@ -71,6 +71,9 @@ def _dispatch(argv: list[str]) -> int:
         from warmcell.backends.wasm.pool import program_pool
 
         program_pool().start_ahead()
+        from warmcell.backends.wasm.toolbox_runner import look_ahead
+
+        look_ahead("sh")
         from warmcell.interfaces.cli.shell import sh
 
         return sh(script)
