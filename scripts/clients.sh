@@ -6,7 +6,9 @@ clients=${WARMCELL_CLIENTS:-${XDG_CACHE_HOME:-$HOME/.cache}/warmcell/clients}
 python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 server=''
-trap '[ -z "$server" ] || { kill -TERM $server 2>/dev/null || true; wait $server || true; }; rm -rf "$scratch"' EXIT
+trap 'stop; rm -rf "$scratch"' EXIT
+
+stop() { [ -z "$server" ] || { kill -TERM $server 2>/dev/null || true; wait $server || true; }; }
 
 # environment NAME PACKAGE...: made once; leaves its directory in $made.
 environment() {
@@ -19,9 +21,10 @@ environment() {
     fi
 }
 
-# serve ARGUMENT...: until this script ends. E2B's clients and SandboxFusion's find it by these variables. What SERVE has
-# is said to it as well: SERVE='--workers 2'.
+# serve ARGUMENT...: until `stop`, which is when this script ends. E2B's clients and SandboxFusion's find it by these
+# variables. What SERVE has is said to it as well: SERVE='--workers 2'.
 serve() {
+    rm -f "$scratch/address"
     # shellcheck disable=SC2086
     "$python" -m warmcell serve --port 0 ${SERVE:-} "$@" > "$scratch/address" &
     server=$!

@@ -313,3 +313,30 @@ def test_what_stands_for_ever_ends_with_the_server(start_server: Callable[..., A
         watching.join(60)
         assert server.process.wait(60) == 0 and time.monotonic() - began < 25  # not by the end of its patience
         assert (last[-1][0], last[-1][1]["error"]["code"]) == ("error", "http.503")
+
+
+def test_what_a_sandbox_was_not_made_for_is_a_conflict(server: Server) -> None:
+    """And no mistake in a request that would be right for another one."""
+    client = server.client
+    few, hasty = made(client, limits={"processes": 1}), made(client, timeout=1e-9)
+    asked = {"ports": {"port": 8000}, "sessions": {"language": "python"}, "processes": {"command": "true"}}
+    answers = [client.post(f"{few}/{path}", json=body) for path, body in asked.items()]
+    assert [answer.status_code for answer in answers] == [409] * 3, [answer.text for answer in answers]
+    session = f"{hasty}/sessions/" + client.post(f"{hasty}/sessions", json={"language": "python"}).json()["id"]
+    assert client.post(f"{session}/fork", json={}).status_code == 409
+    late = client.get(f"{session}/variables")
+    assert (late.status_code, late.json()["error"]["fault"]) == (409, "guest")
+    for at in (few, hasty):
+        assert client.delete(at).status_code == 204
+
+
+def test_too_few_open_files_are_the_mistake_of_who_asked(server: Server) -> None:
+    body = {"language": "python", "code": "1", "timeout": 30, "limits": {"open_files": 31}}
+    answer = server.client.post("/v1/run", json=body)
+    assert (answer.status_code, answer.json()["error"]["fault"]) == (422, "caller")
+    assert server.client.post("/v1/run", json=body | {"limits": {"open_files": 32}}).json()["exit_code"] == 0
+
+
+def test_the_document_says_what_signing_in_can_be_told(server: Server) -> None:
+    told = server.client.get("/openapi.json").json()["paths"]["/v1/sign-in"]["post"]["responses"]
+    assert str(server.client.post("/v1/sign-in", json=[]).status_code) in told

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -130,7 +130,20 @@ def status_of(error: SandboxError) -> int:
         return 503
     if error.fault == "host":
         return 503 if error.retryable else 500
+    if isinstance(error, ENDED_OTHERWISE):  # by what has become of the guest, and by no field of the request
+        return 409
     return getattr(error, "http_status", None) or _STATUSES.get(error.code, 422)
+
+
+@contextmanager
+def as_it_is(*fields: str) -> Iterator[None]:
+    """What is refused (for these fields) is refused for what it was made as or has become, and not for the request."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if not fields or error.field in fields:
+            error.http_status = 409  # type: ignore[attr-defined]
+        raise
 
 
 _STATUSES = {

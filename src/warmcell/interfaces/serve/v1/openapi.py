@@ -24,7 +24,7 @@ _REFUSALS = {
     "403": "The token has no such scope, or the request comes from elsewhere.",
     "404": "There is no such thing, or it is another tenant's.",
     "408": "The body did not come in time.",
-    "409": "It is busy, or there already.",
+    "409": "What it is about is busy, there already, or cannot do that.",
     "413": "The body is too large.",
     "415": "The body is of another kind.",
     "422": "A field is wrong; the message names it.",
@@ -97,7 +97,7 @@ def _refusals(said: dict[str, Any]) -> dict[str, Any]:
     if said["scope"] is not None:
         statuses |= {"401", "404", "409", "422", "429"}
     if "body" in said or "raw_body" in said:
-        statuses |= {"400", "408", "413", "415"}
+        statuses |= {"400", "408", "413", "415", "422"}
     schema = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
     if said["scope"] is None:
         schema = {"application/json": {}}

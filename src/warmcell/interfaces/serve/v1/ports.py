@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.exchange import Refused, answer, read_model
+from warmcell.interfaces.serve.exchange import Refused, answer, as_it_is, read_model
 from warmcell.interfaces.serve.held_sandboxes import Held
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -38,7 +38,8 @@ async def expose(request: Request, tenant: Tenant) -> Response:
         return answer(_plain(ports[body.port]), 201)
     if len(ports) >= MOST_PORTS:
         raise Refused(429, f"there are {MOST_PORTS} ports already", headers={"Retry-After": "5"})
-    made = await held.sandbox.expose(body.port)
+    with as_it_is():
+        made = await held.sandbox.expose(body.port)
     if body.port in ports or len(ports) >= MOST_PORTS:  # another request was quicker
         await made.aclose()
         raise Refused(409, "the port is being exposed by another request")

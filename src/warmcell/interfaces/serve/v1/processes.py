@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from warmcell.interfaces.serve.doors import NOTHING, door
 from warmcell.interfaces.serve.exchange import (
     ENDED_OTHERWISE,
     answer,
+    as_it_is,
     plain_outcome,
     read_body,
     read_model,
@@ -43,16 +44,6 @@ class NoSuchProcess(InvalidRequest):
         super().__init__("there is no such process", field="pid", hint="processes() lists them")
 
 
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    """What is refused is refused for what has become of the process: a conflict, and no mistake in the request."""
-    try:
-        yield
-    except InvalidRequest as error:
-        error.http_status = 409  # type: ignore[attr-defined]
-        raise
-
-
 async def every(request: Request, tenant: Tenant) -> Response:
     """What was started and still runs, and the last hundred that have ended."""
     return answer([_plain(info) for info in await held_of(request, tenant).sandbox.processes()])
@@ -68,7 +59,8 @@ async def spawn(request: Request, tenant: Tenant) -> Response:
 async def started(held: Held, body: SpawnBody) -> AsyncProcess:
     size = None if body.pty is None else PtySize(body.pty.cols, body.pty.rows)
     options: dict[str, Any] = {"cwd": body.cwd, "env": body.env, "stdin": body.stdin, "timeout": body.timeout}
-    return await held.sandbox.spawn(body.command, pty=size, **options)
+    with as_it_is("limits.processes"):
+        return await held.sandbox.spawn(body.command, pty=size, **options)
 
 
 async def one(request: Request, tenant: Tenant) -> Response:
@@ -86,7 +78,7 @@ async def write(request: Request, tenant: Tenant) -> Response:
     """Gives the body to the program to read; answered when it has taken all of it."""
     process = await process_of(request, tenant)
     data = await read_body(request, service_of(request).settings.max_body)
-    with _as_it_is():
+    with as_it_is():
         await while_connected(request, written(held_of(request, tenant), process, data))
     return Response(status_code=204)
 
@@ -118,7 +110,7 @@ async def resize(request: Request, tenant: Tenant) -> Response:
     """Gives its terminal another size."""
     process = await process_of(request, tenant)
     body = await read_model(request, TerminalBody, service_of(request).settings.max_body)
-    with _as_it_is():
+    with as_it_is():
         await process.resize(body.cols, body.rows)
     return Response(status_code=204)
 

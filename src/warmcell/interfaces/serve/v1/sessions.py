@@ -17,6 +17,7 @@ from warmcell.interfaces.serve.exchange import (
     ENDED_OTHERWISE,
     Refused,
     answer,
+    as_it_is,
     plain_outcome,
     read_model,
     while_connected,
@@ -58,7 +59,8 @@ async def create(request: Request, tenant: Tenant) -> Response:
         raise Refused(429, f"there are {MOST_SESSIONS} sessions already", headers={"Retry-After": "5"})
     held.extras["sessions_coming"] = held.extras.get("sessions_coming", 0) + 1
     try:
-        session = await held.sandbox.session(body.language, cwd=body.cwd, env=body.env)
+        with as_it_is("limits.processes"):
+            session = await held.sandbox.session(body.language, cwd=body.cwd, env=body.env)
     finally:
         held.extras["sessions_coming"] -= 1
     return answer(_keep(held, session).plain(), 201)
@@ -153,7 +155,8 @@ async def fork(request: Request, tenant: Tenant) -> Response:
         branches.append(await found.session.fork(body.reseed))
         return branches[0].sandbox
 
-    held = await service.held.add_slowly(branch, tenant, body.lifetime, body.metadata)
+    with as_it_is():
+        held = await service.held.add_slowly(branch, tenant, body.lifetime, body.metadata)
     return answer({"sandbox": plain_sandbox(held), "session": _keep(held, branches[0]).plain()}, 201)
 
 
