@@ -149,6 +149,9 @@ def test_a_signed_link_is_found_wherever_it_belongs(front: Server, tokens: dict[
     refused = front.client.post("/files", params=asked, content=b"#" * 5_000_000, headers=headers)
     assert refused.status_code == 401  # by each in turn, before it has read all that
     assert front.client.get("/files", params=asked | {"signature": "v1_no"}).status_code == 401
+    late = hashlib.sha256(f"a.txt:read:user:{token}:1".encode()).digest()
+    asked |= {"signature": "v1_" + base64.b64encode(late).decode().rstrip("="), "signature_expiration": "1"}
+    assert "expired" in front.client.get("/files", params=asked).text  # which only the worker that has it knows
     box.kill()
 
 

@@ -149,6 +149,8 @@ def _key(identity: str) -> bytes:
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).digest()
 
 
+#: A header of answers about what nobody here knows, and another worker might.
+MAYBE_ELSEWHERE = "x-warmcell-maybe-elsewhere"
 #: Behind a front the last digits of an id say which worker has the sandbox.
 _MARK_DIGITS = 2
 

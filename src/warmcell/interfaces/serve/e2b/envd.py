@@ -30,6 +30,7 @@ from warmcell.interfaces.serve.e2b.connect import (
     unary_message,
 )
 from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, read_body, refusal, while_connected
+from warmcell.interfaces.serve.held_sandboxes import MAYBE_ELSEWHERE
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
 
@@ -158,7 +159,7 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
         ):
             found = box_here
     if found is None:
-        raise Refused(401, "invalid signature")
+        raise Refused(401, "invalid signature", headers={MAYBE_ELSEWHERE: "1"})
     if expiration is not None and (not expiration.isdigit() or int(expiration) < time.time()):
         raise Refused(401, "signature is already expired")
     return await awake(found), path

@@ -33,7 +33,7 @@ from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, plai
 from warmcell.interfaces.serve.front.relay import Event, NotReached, Receive, WorkerLost, carried, reached
 from warmcell.interfaces.serve.front.socket_relay import SocketRelay
 from warmcell.interfaces.serve.front.workers import Worker, Workers
-from warmcell.interfaces.serve.held_sandboxes import marked_worker
+from warmcell.interfaces.serve.held_sandboxes import MAYBE_ELSEWHERE, marked_worker
 from warmcell.interfaces.serve.measured import METRICS_HEADERS, Measured, summed
 from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
 from warmcell.interfaces.serve.server import serve_on
@@ -143,10 +143,8 @@ class Front:
             return
         body = await read_body(request, MAX_FILE)
         for worker in chosen:
-            is_last = worker is chosen[-1]
-            if await self._relayed(
-                worker, request.scope, _again(body, request.receive), send, unless=None if is_last else 401
-            ):
+            again = _again(body, request.receive)
+            if await self._relayed(worker, request.scope, again, send, is_last=worker is chosen[-1]):
                 return
 
     async def for_socket(self, socket: HTTPConnection) -> Worker:
@@ -177,17 +175,15 @@ class Front:
             self.workers.all
         )
 
-    async def _relayed(
-        self, worker: Worker, scope: Any, receive: Receive, send: Any, unless: int | None = None
-    ) -> bool:
-        """False, and nothing was sent, where the answer's status is `unless`."""
+    async def _relayed(self, worker: Worker, scope: Any, receive: Receive, send: Any, *, is_last: bool = True) -> bool:
+        """False, and nothing was sent, where it is not the last and knows nothing of what is asked for."""
         head: h11.Response | None = None
         async with aclosing(await self._reached(worker, scope, receive)) as events:  # type: ignore[type-var]
             try:
                 async for event in events:
                     if isinstance(event, h11.Response):
                         head = event
-                        if head.status_code == unless:
+                        if not is_last and MAYBE_ELSEWHERE.encode() in dict(head.headers):
                             return False
                     await send(_as_message(event))
             except WorkerLost as error:
