@@ -18,7 +18,6 @@ make_user() {
     mkdir -p "$place/home/.config/pip"
     pip_settings >"$place/home/.config/pip/pip.conf"
     chown -R "$user" "$place/home" "$place/tmp"
-    copy_rust
 }
 
 remove_user() {
@@ -42,6 +41,15 @@ as_user() {
         PATH="$place/rust/bin:/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
         HOME="$place/home" TMPDIR="$place/tmp" LANG=C.UTF-8 TERM=dumb \
         CI="${CI:-}" WARMCELL_MUST_WORK="${WARMCELL_MUST_WORK:-}" "$@"
+}
+
+# in_users_copy COMMAND...: as the user, in a copy of this checkout. What is left running is a failure too.
+in_users_copy() {
+    copy_checkout "$place/warmcell" && chown -R "$user" "$place/warmcell" && cd "$place/warmcell" || return
+    ended=0
+    as_user "$@" || ended=$?
+    check_nothing_runs || ended=1
+    return "$ended"
 }
 
 # rustup puts compilers into its owner's home. What rustc needs to run is copied where the user can read it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 from warmcell.interfaces.seats.missing import framework_missing
@@ -20,19 +19,14 @@ def sandbox_tools(sandbox: Sandbox, **options: Any) -> list[BaseTool]:
     """For `create_agent(model, tools=sandbox_tools(sandbox))`; `options` are those of `sandbox.tools()`."""
     inner = sandbox._async.tools(**options)
 
-    def call(name: str, **args: Any) -> str:
-        return json.dumps(portal.call(inner.call, name, args))
+    def made(name: str, description: str, parameters: dict[str, Any]) -> BaseTool:
+        # Functions, for agents look at their annotations, which a `partial` does not have.
+        def call(**arguments: Any) -> str:
+            return json.dumps(portal.call(inner.call, name, arguments))
 
-    async def acall(name: str, **args: Any) -> str:
-        return json.dumps(await portal.reach(inner.call, name, args))
+        async def acall(**arguments: Any) -> str:
+            return json.dumps(await portal.reach(inner.call, name, arguments))
 
-    return [
-        StructuredTool(
-            name=tool.name,
-            description=tool.description,
-            args_schema=tool.parameters,
-            func=partial(call, tool.name),
-            coroutine=partial(acall, tool.name),
-        )
-        for tool in inner
-    ]
+        return StructuredTool(name=name, description=description, args_schema=parameters, func=call, coroutine=acall)
+
+    return [made(tool.name, tool.description, tool.parameters) for tool in inner]

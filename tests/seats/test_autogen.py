@@ -1,0 +1,29 @@
+"""AutoGen: the executor by itself; an agent with a scripted model is on the page."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("autogen_core")
+
+
+async def test_autogen() -> None:
+    from autogen_core import CancellationToken
+    from autogen_core.code_executor import CodeBlock
+
+    from warmcell.interfaces.seats.autogen import WarmcellCodeExecutor
+
+    async with WarmcellCodeExecutor(timeout=30) as executor:
+        token = CancellationToken()
+        blocks = [CodeBlock("x = 42", "python"), CodeBlock("echo from the shell > a", "sh")]
+        assert (await executor.execute_code_blocks(blocks, token)).exit_code == 0
+        blocks = [
+            CodeBlock("print(x, open('a').read())", "python"),
+            CodeBlock("exit 3", "sh"),
+            CodeBlock("1/0", "python"),
+        ]
+        result = await executor.execute_code_blocks(blocks[:1], token)
+        assert (result.exit_code, result.output) == (0, "42 from the shell\n\n")
+        assert "ZeroDivisionError" in (await executor.execute_code_blocks(blocks[2:], token)).output
+        await executor.restart()
+        assert "NameError" in (await executor.execute_code_blocks(blocks[:1], token)).output
