@@ -10,9 +10,6 @@ import gc
 import os
 import sys
 
-from warmcell.interfaces.cli.exits import BROKEN_PIPE, INTERRUPTED, OUR_FAILURE, UsageError
-from warmcell.interfaces.cli.voice import say_error, silence
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,16 +40,23 @@ def _status(argv: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
-    except UsageError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        return _status_of(error, argv)
+
+
+def _status_of(error: BaseException, argv: list[str]) -> int:
+    from warmcell.interfaces.cli.exits import BROKEN_PIPE, INTERRUPTED, UsageError
+    from warmcell.interfaces.cli.voice import silence
+
+    if isinstance(error, UsageError):
         _tell(argv, "sandbox.invalid_request", error.message, error.hint, "caller")
         return error.status
-    except KeyboardInterrupt:
+    if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         silence()
         return BROKEN_PIPE
-    except Exception as error:
-        return _report_our_failure(argv, error)
+    return _report_our_failure(argv, error)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -106,6 +110,8 @@ def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str
     """An error that no result goes with, in the form that was asked for: programs read stdout, people read stderr."""
     own = argv[: argv.index("--")] if "--" in argv else argv  # what follows is the program's
     if "--json" not in own:
+        from warmcell.interfaces.cli.voice import say_error
+
         say_error(message, hint)
         return
     from warmcell.interfaces.cli.render import print_json
@@ -114,9 +120,10 @@ def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str
     print_json({"status": "error", "error": plain})
 
 
-def _report_our_failure(argv: list[str], error: Exception) -> int:
+def _report_our_failure(argv: list[str], error: BaseException) -> int:
     """A guest's own status can be anything, so a failure of ours must never look like Python's exit status 1."""
     from warmcell.core.errors import SandboxError
+    from warmcell.interfaces.cli.exits import OUR_FAILURE
 
     if isinstance(error, SandboxError):
         _tell(argv, error.code, error.message, error.hint, error.fault, error.retryable)
@@ -137,4 +144,6 @@ def _flush_or_silence() -> None:
             if stream is not None:
                 stream.flush()
         except OSError:
+            from warmcell.interfaces.cli.voice import silence
+
             silence()
