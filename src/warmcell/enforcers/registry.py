@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, SandboxError
 
@@ -86,7 +85,7 @@ def _best(candidates: tuple[str, ...]) -> SandboxEnforcer:
 def _load(name: str) -> SandboxEnforcer:
     home, _, attribute = ENFORCERS[name].partition(":")
     try:
-        kind = getattr(import_module(home), attribute)
+        kind = getattr(__import__(home, fromlist=("",)), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
         raise EnforcerUnavailable(
             name, f"is not part of this installation ({error})", hint="reinstall warmcell"

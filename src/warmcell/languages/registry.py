@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from importlib import import_module
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
 from warmcell.core.records import replace
@@ -139,7 +138,8 @@ def _runtime(name: str) -> LanguageRuntime:
     if not row.runtime:
         return PlainRuntime(row)
     module, _, attribute = row.runtime.partition(":")
-    runtime: LanguageRuntime = getattr(import_module(module), attribute)()
+    # Not by importlib, which brings `warnings`.
+    runtime: LanguageRuntime = getattr(__import__(module, fromlist=("",)), attribute)()
     return runtime
 
 
