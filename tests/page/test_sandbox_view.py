@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><circle cx="4" cy="4" r="3"/></svg>'
+#: What the bar of an upload showed, for as long as it was there.
+SHARES_SEEN = """() => {
+    window.shares = [];
+    new MutationObserver(() => {
+        const bar = document.querySelector("progress[aria-label='Uploading sent.bin']");
+        if (bar) window.shares.push(bar.value);
+    }).observe(document.body, { subtree: true, childList: true, attributes: true });
+}"""
 SERVER = "python3 -u -m http.server 8000 --bind 127.0.0.1 & read line; echo got $line; wait"
 
 
@@ -39,6 +47,21 @@ def test_a_sandbox_from_its_beginning_to_its_end(server: Server, new_page: NewPa
     page.get_by_role("link", name="Files").click()
     page.get_by_role("button", name="dot.svg created").click()
     assert page.get_by_role("img", name="dot.svg").evaluate("image => image.decode().then(() => true)")
+    upload = page.get_by_label("Upload files")
+    upload.evaluate(SHARES_SEEN)
+    upload.set_input_files({"name": "sent.bin", "mimeType": "text/plain", "buffer": bytes(3_000_000)})
+    page.get_by_role("button", name="sent.bin created").wait_for()
+    assert page.evaluate("window.shares.length > 0 && window.shares.every(share => share >= 0 && share <= 1)")
+
+    page.get_by_role("link", name="Cells").click()
+    page.get_by_role("button", name="Install", exact=True).click()
+    page.route("**/install", lambda route: route.fulfill(status=204))  # there is no index here
+    page.get_by_label("Names of packages").fill("one two")
+    with page.expect_request("**/install") as asked:
+        page.keyboard.press("Enter")
+    assert asked.value.post_data_json == {"packages": ["one", "two"], "manager": "pip"}
+    page.get_by_text("one, two: installed.").wait_for()
+    page.get_by_role("button", name="Close").click()
 
     page.get_by_role("link", name="Processes").click()
     page.get_by_label("Command to start").fill(SERVER)

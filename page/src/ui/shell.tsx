@@ -56,7 +56,7 @@ export function Shell() {
           ))}
         </nav>
         <div class="rail-foot">
-          <button class="quiet palette-button" aria-label="Commands" onClick={() => isPaletteOpen.set(true)}>
+          <button class="quiet palette-button" aria-label="Commands Ctrl K" onClick={() => isPaletteOpen.set(true)}>
             <IconSearch />
             <span>Commands</span>
             <kbd>Ctrl K</kbd>

@@ -55,7 +55,8 @@ export function Run() {
   );
 
   return (
-    <section class="run" aria-label="Run">
+    <section class="run" aria-labelledby="run-title">
+      <h1 id="run-title" class="visually-hidden">Run</h1>
       <div class="toolbar">
         <label class="choice">
           <span class="visually-hidden">Language</span>

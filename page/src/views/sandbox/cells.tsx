@@ -11,6 +11,7 @@ import { Terminal } from "../../output/terminal";
 import { seconds } from "../../ui/figures";
 import { IconPlus, IconReload, IconRun, IconStop, IconTrash } from "../../ui/icons";
 import { Failure } from "../../ui/states";
+import { Install } from "./install";
 
 const LANGUAGES = ["python", "javascript", "command"];
 type Held = { id: number; code: string };
@@ -51,6 +52,7 @@ export function Cells({ at }: { at: string }) {
         </label>
         <span class="note">Variables stay from cell to cell.</span>
         <span class="grow" />
+        <Install at={at} manager={language === "javascript" ? "npm" : "pip"} isOffered={language !== "command"} />
         <button class="quiet" onClick={() => void restart()}><IconReload /> Restart</button>
       </div>
       {failure != null && <Failure error={failure} />}

@@ -1,7 +1,7 @@
 // The files of a sandbox: a tree, one of them looked at, and what has changed, line by line.
 
 import { useEffect, useState } from "preact/hooks";
-import { ask, Refusal, words } from "../../api/client";
+import { ask, Refusal, send, words } from "../../api/client";
 import type { Change, Entry } from "../../api/types";
 import { useLoaded } from "../../api/use";
 import { DiffView } from "../../diff/view";
@@ -24,9 +24,16 @@ export function Files({ at }: { at: string }) {
   const changes = useLoaded<Change[]>(`${at}/diff`);
   const [chosen, setChosen] = useState<Entry | null>(null);
   const [failure, setFailure] = useState<unknown>(null);
+  const [underWay, setUnderWay] = useState<{ name: string; share: number } | null>(null);
   const reload = () => (tree.reload(), changes.reload());
   const upload = async (files: FileList | null) => {
-    for (const file of files ?? []) await ask(`${at}/files/${inPath(file.name)}`, { method: "PUT", body: file }).catch(setFailure);
+    setFailure(null);
+    for (const [index, file] of [...(files ?? [])].entries()) {
+      const name = files!.length === 1 ? file.name : `${file.name} (${index + 1} of ${files!.length})`;
+      setUnderWay({ name, share: 0 });
+      await send(`${at}/files/${inPath(file.name)}`, file, (share) => setUnderWay({ name, share })).catch(setFailure);
+    }
+    setUnderWay(null);
     reload();
   };
   const mark = () => ask(`${at}/mark`, { method: "POST" }).then(reload, setFailure);
@@ -47,6 +54,13 @@ export function Files({ at }: { at: string }) {
           <button class="quiet icon" aria-label="Mark as seen: changes count from now" title="Mark as seen: changes count from now" disabled={!changes.data?.length} onClick={() => void mark()}><IconCheck /></button>
           <button class="quiet icon" aria-label="Look again" title="Look again" onClick={reload}><IconReload /></button>
         </div>
+        {underWay !== null && (
+          <p class="under-way" role="status">
+            <span class="path">{underWay.name}</span>
+            <progress aria-label={`Uploading ${underWay.name}`} max={1} value={underWay.share} />
+            <span class="note">{Math.floor(underWay.share * 100)} %</span>
+          </p>
+        )}
         {(tree.error ?? failure) != null && <Failure error={tree.error ?? failure} onRetry={() => (setFailure(null), reload())} />}
         {tree.data === null && tree.error == null && <Skeleton />}
         {tree.data?.length === 0 && <p class="note tree-empty">The work directory is empty. What programs write appears here.</p>}

@@ -77,9 +77,9 @@ export function TerminalView({ at, isShown }: { at: string; isShown: boolean }) 
           {link.state === "connecting" || link.state === "reconnecting" ? <span class="spinner" aria-hidden="true" /> : <span class="dot" aria-hidden="true" />}
           {NAMES[link.state]}
         </span>
-        <span class="note" aria-live="polite">{link.note || <>Everything typed goes to the shell; <kbd>Ctrl Shift L</kbd> leaves it.</>}</span>
+        <span class={`note ${link.note === "" ? "hint" : ""}`} aria-live="polite">{link.note || <>Everything typed goes to the shell; <kbd>Ctrl Shift L</kbd> leaves it.</>}</span>
         <span class="grow" />
-        <button class="quiet" aria-pressed={isReadAloud} onClick={toggle}><IconSpeaker /> Screen reader</button>
+        <button class="quiet" aria-label="Screen reader" aria-pressed={isReadAloud} onClick={toggle}><IconSpeaker /> <span>Screen reader</span></button>
         <button ref={leave} onClick={() => setTurn(turn + 1)}><IconPlus /> New shell</button>
       </div>
       {failure != null && <Failure error={failure} onRetry={() => setTurn(turn + 1)} />}
