@@ -65,7 +65,7 @@ def settled(looked_at: Callable[[], Any]) -> Any:
 
 def test_nothing_is_left_of_many_requests(start_server: Start) -> None:
     """The long form: benchmarks/server.py, two hundred clients for five minutes."""
-    with start_server("--spares", "1") as server:  # more of them would go after half a minute
+    with start_server("--spares", "1") as server:  # more of them would go after a while
 
         def state() -> tuple[int, int]:
             return len(os.listdir(f"/proc/{server.process.pid}/fd")), len(below(server.process.pid))
@@ -142,8 +142,12 @@ async def _made_ahead() -> None:
 def test_how_many_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"kb": 1 << 30, "descriptors": 1 << 16}
     monkeypatch.setattr(spares_module, "_available_kb", lambda: limits["kb"])
+    processors = set(range(8))
+    monkeypatch.setattr(spares_module.os, "sched_getaffinity", lambda _: processors)
     monkeypatch.setattr(spares_module.resource, "getrlimit", lambda _: (limits["descriptors"],) * 2)
     assert [most_spares(None, 1), most_spares(0, 1), most_spares(100, 1), most_spares(5, 2)] == [64, 0, 100, 3]
+    processors -= set(range(1, 8))
+    assert [most_spares(None, 1), most_spares(None, 2)] == [32, 16]
     limits["kb"] = 1 << 20  # a gigabyte is left
     assert [most_spares(None, 1), most_spares(None, 4)] == [16, 4]
     limits["descriptors"] = 1024

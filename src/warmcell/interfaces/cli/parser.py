@@ -191,7 +191,7 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve.add_argument("--max-timeout", metavar="S", default="300", help="the longest run (default 300)")
     serve.add_argument("--max-body", metavar="MB", default="16", help="the largest request (default 16)")
     serve.add_argument("--workers", metavar="N", default="1", help="processes that carry out requests (default 1)")
-    serve.add_argument("--spares", metavar="N", help="E2B sandboxes made ahead at most (default: by memory, up to 64)")
+    serve.add_argument("--spares", metavar="N", help="E2B sandboxes made ahead at most (default: up to 64)")
     serve.set_defaults(handler=_later("serve", "serve"))
 
 

@@ -7,6 +7,7 @@ when some were asked for; a server that nobody asks has none. They also keep ali
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ ENVIRONMENT = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "
 _KB, _DESCRIPTORS = 8 << 10, 16
 #: All of them may take so much of either: one part in so many.
 _SHARE = 8
-_MOST = 64
+#: Each is looked at while it waits, which takes a hundredth of a processor.
+_MOST, _PER_PROCESSOR = 64, 32
 #: While several are asked for at once none is made: it would take the processors from their first commands.
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 0.5
 #: What nobody needed for so long goes.
-_IDLE_SECONDS = 30.0
+_IDLE_SECONDS = 10.0
 
 
 class Housed:
@@ -177,12 +179,13 @@ class Spares:
 
 
 def most_spares(asked: int | None, workers: int) -> int:
-    """Of one worker. What was not said is by what the machine has left, and by what this process may open."""
+    """Of one worker. What was not said is by what the machine has, and by what this process may open."""
     if asked is not None:
         return -(-asked // workers)
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     by_descriptors = _MOST if descriptors == resource.RLIM_INFINITY else descriptors // _SHARE // _DESCRIPTORS
-    return max(1, min(_MOST, _available_kb() // _SHARE // _KB // workers, by_descriptors))
+    by_processors = _PER_PROCESSOR * len(os.sched_getaffinity(0)) // workers
+    return max(1, min(_MOST, _available_kb() // _SHARE // _KB // workers, by_processors, by_descriptors))
 
 
 def _available_kb() -> int:
