@@ -318,7 +318,8 @@ def test_what_stands_for_ever_ends_with_the_server(start_server: Callable[..., A
 def test_what_a_sandbox_was_not_made_for_is_a_conflict(server: Server) -> None:
     """And no mistake in a request that would be right for another one."""
     client = server.client
-    few, hasty = made(client, limits={"processes": 1}), made(client, timeout=1e-9)
+    few, hasty = made(client, limits={"processes": 1, "output_bytes": 9}), made(client, timeout=1e-9)
+    assert client.get(f"{few}/tools").status_code == 409
     asked = {"ports": {"port": 8000}, "sessions": {"language": "python"}, "processes": {"command": "true"}}
     answers = [client.post(f"{few}/{path}", json=body) for path, body in asked.items()]
     assert [answer.status_code for answer in answers] == [409] * 3, [answer.text for answer in answers]

@@ -200,9 +200,11 @@ class ProcessGuest:
     async def tools(self) -> list[str]:
         """As the guest's own PATH shows them: what lies on the host's may not be in the cage, or be another's."""
         listed = await self._shell(_LIST_TOOLS, Job(self._config.work_path))
-        if not listed.ok or listed.stdout_truncated:
-            reason = "more of them than output_bytes allows" if listed.stdout_truncated else listed.stderr.strip()
-            raise ExecutionFailed(f"could not list the commands of the sandbox: {reason}")
+        if listed.stdout_truncated:
+            reason = "is too small for a list of the sandbox's commands"
+            raise InvalidRequest(reason, field="limits.output_bytes", hint="raise Limits(output_bytes=...)")
+        if not listed.ok:
+            raise ExecutionFailed(f"could not list the commands of the sandbox: {listed.stderr.strip()}")
         return sorted({name.decode("utf-8", "replace") for name in listed.stdout_bytes.split(b"\0") if name})
 
     async def _shell(self, script: str, job: Job) -> ExecResult:

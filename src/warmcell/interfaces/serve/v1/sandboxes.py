@@ -11,7 +11,14 @@ from starlette.responses import Response
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve.ceiling import USUAL_SECONDS, check_time
 from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.exchange import ENDED_OTHERWISE, answer, plain_outcome, read_model, while_connected
+from warmcell.interfaces.serve.exchange import (
+    ENDED_OTHERWISE,
+    answer,
+    as_it_is,
+    plain_outcome,
+    read_model,
+    while_connected,
+)
 from warmcell.interfaces.serve.held_sandboxes import Held
 from warmcell.interfaces.serve.service import held_of, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -87,7 +94,8 @@ async def install(request: Request, tenant: Tenant) -> Response:
 
 async def tools(request: Request, tenant: Tenant) -> Response:
     """The commands that there are."""
-    return answer(await held_of(request, tenant).sandbox.available_tools())
+    with as_it_is():
+        return answer(await held_of(request, tenant).sandbox.available_tools())
 
 
 async def _body(request: Request, kind: Any) -> Any:
