@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 from tests.contract import scenario
-from tests.contract.conftest import Kind
+from tests.contract.conftest import BACKENDS, Kind
 from tests.contract.programs import Say, Sleep, Spin
 
 from warmcell import BackendBusy, BackendUnavailable
+
+#: For the program around it, the bare class and Landlock's are the native one: the same processes, made the same way.
+KINDS = [name for name in BACKENDS if name not in ("bare", "landlock")]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return BACKENDS[request.param]
 
 
 @pytest.fixture
