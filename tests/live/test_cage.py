@@ -84,9 +84,11 @@ def test_a_tree_is_killed_and_nothing_else(live: LiveCage) -> None:
     assert os.read(reader, 6) == b"ready\n"
     program.kill()
     assert program.ended.result(30).status == signal.SIGKILL
-    listed = run(live, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")[1]
+    listed, deadline = b"sleep 1001 ", time.monotonic() + 30
+    while any(f"sleep 100{number} ".encode() in listed for number in (1, 2, 3)):  # killed, and about to be gone
+        assert time.monotonic() < deadline
+        listed = run(live, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")[1]
     assert b"sleep 1000 " in listed
-    assert not any(f"sleep 100{number} ".encode() in listed for number in (1, 2, 3))
     assert not other.ended.done()
     os.close(reader)
 

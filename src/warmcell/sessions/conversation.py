@@ -5,8 +5,10 @@ from __future__ import annotations
 import array
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -55,6 +57,10 @@ class Conversation:
         self._waiting: dict[int, tuple[Future[Message], Callable[[Message], None] | None]] = {}
         self._outgoing: list[_Outgoing] = []
         self._is_over = False
+        # What is to be sent and who waits for what. Reentrant: collecting garbage may ask for something, too.
+        self._lock = threading.RLock()
+        #: What the loop listens for.
+        self._events = 0
         control.setblocking(False)
         self._listen()
 
@@ -76,35 +82,54 @@ class Conversation:
         answer.set_running_or_notify_cancel()  # so that nobody can cancel it behind the loop's back
         with Descriptors() as copies:
             numbers = [copies.opened(partial(os.dup, descriptor)) for descriptor in descriptors]
-
-        def send() -> None:
-            if self._is_over:
-                copies.close()
-                answer.set_exception(ConversationOver("the live cage has ended"))
-                return
-            self._waiting[number] = (answer, on_answer)
-            self._outgoing.append(_Outgoing(memoryview(frame), numbers, copies))
-            self._flush()
-
-        if not self._loop.call(send):
+        # In a fork the loop is over, and the lock may be somebody's who is not there.
+        if self._loop.is_over or not self._sent(
+            number, _Outgoing(memoryview(frame), numbers, copies), answer, on_answer
+        ):
             copies.close()
             answer.set_exception(ConversationOver("the live cage has ended"))
         return answer
 
+    def _sent(
+        self,
+        number: int,
+        outgoing: _Outgoing,
+        answer: Future[Message],
+        on_answer: Callable[[Message], None] | None,
+    ) -> bool:
+        """By whoever asks: waking the loop takes half as long as the answer does. What does not fit, the loop sends."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._waiting[number] = (answer, on_answer)
+            self._outgoing.append(outgoing)
+            with suppress(OSError):  # full, or over: the loop finds out
+                if len(self._outgoing) == 1:  # else others are before it
+                    self._send_some()
+            if self._outgoing:
+                self._loop.call(self._flush)
+            return True
+
     def _listen(self) -> None:
         events = READ | (WRITE if self._outgoing else 0)
-        self._loop.watch(self._control.fileno(), events, self._converse)
+        if events != self._events:
+            self._events = events
+            self._loop.watch(self._control.fileno(), events, self._converse)
 
     def _converse(self) -> None:
         if self._outgoing:
             self._flush()
         if not self._is_over:
+            self._listen()  # what waited here may have been another thread's, who has sent it by now
             self._hear()
 
     def _flush(self) -> None:
+        if self._is_over:
+            return
         try:
-            while self._outgoing:
-                self._send_some()
+            with self._lock:
+                while self._outgoing:
+                    self._send_some()
         except BlockingIOError:
             pass
         except OSError:
@@ -162,14 +187,15 @@ class Conversation:
 
     def end(self, reason: str) -> None:
         """In the loop's thread; everybody who waits is told. No reason: the other end is gone, and others know why."""
-        if self._is_over:
-            return
-        self._is_over = True
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            outgoing, self._outgoing = self._outgoing, []
+            waiting, self._waiting = self._waiting, {}
         self._loop.forget(self._control.fileno())
-        for unsent in self._outgoing:
+        for unsent in outgoing:
             unsent.copies.close()
-        self._outgoing.clear()
-        waiting, self._waiting = self._waiting, {}
         for answer, _ in waiting.values():
             answer.set_exception(ConversationOver(reason or "the live cage has ended"))
         self._on_over(reason)

@@ -43,6 +43,10 @@ class Loop:
         self._lock = threading.RLock()
         self._is_over = True
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
     def call(self, wish: Callable[[], None]) -> bool:
         """Has it done by the loop, soon. Whether there is still a loop to do it."""
         with self._lock:
