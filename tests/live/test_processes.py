@@ -8,11 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.helpers import in_a_fork
 
-from warmcell import AsyncSandbox, FakeBackend, Limits, Process, Sandbox, errors
+from warmcell import AsyncSandbox, ExecResult, FakeBackend, Limits, Process, Sandbox, errors
+from warmcell.interfaces.seats.cage_commands import CageCommands
+from warmcell.lifetime.portal import portal
 from warmcell.sandbox.backend_adapters import ProcessGuest
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
@@ -92,6 +95,27 @@ def test_a_command_line_may_be_as_long_as_the_kernels(sandbox: Sandbox) -> None:
     """Of which no word has more than 128 KiB."""
     words = ["x" * 65536] * 24
     assert sandbox.spawn(["sh", "-c", "echo $#", "sh", *words]).wait(30).stdout == "24\n"
+
+
+async def test_a_callback_that_comes_late_hears_all() -> None:
+    """The program prints more than is kept before whoever is to hear it comes to it."""
+    heard: list[str] = []
+    async with AsyncSandbox() as sandbox:
+        process = await sandbox.spawn("yes | head -c 5000000; echo >&2", on_stdout=heard.append)
+        time.sleep(1)  # the event loop has other things to do
+        await process.wait(60)
+    assert sum(map(len, heard)) == 5_000_000
+
+
+def test_what_a_seats_command_prints_is_gathered_whole(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = CageCommands._gathered
+
+    async def late(*arguments: Any) -> ExecResult:
+        await asyncio.sleep(1)
+        return await gathered(*arguments)
+
+    monkeypatch.setattr(CageCommands, "_gathered", late)
+    assert portal.call(CageCommands(sandbox).run, "yes | head -c 5000000").stdout == "y\n" * 2_500_000
 
 
 def test_signals_reach_the_group(sandbox: Sandbox) -> None:

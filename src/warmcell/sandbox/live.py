@@ -79,6 +79,7 @@ class LiveSide:
         timeout: float | None = None,
         ring: RingFactory = _ring,
         files: Mapping[str, bytes] | None = None,
+        is_heard: bool = False,
     ) -> AsyncProcess:
         """In a new cage where the old one ended in this very moment for want of anything to do."""
         for attempt in range(_ATTEMPTS):
@@ -87,7 +88,7 @@ class LiveSide:
                 process = await _begun(cage, argv, cwd, command, env, pty, stdin, ring, files)
                 self.table.add(process)
                 tell_of_process(self._subject, process)
-                process.begin(timeout)
+                process.begin(timeout, is_heard=is_heard)
                 return AsyncProcess(process, self._operations)
             except SessionEnded:
                 if attempt == _ATTEMPTS - 1 or not cage.was_idle:

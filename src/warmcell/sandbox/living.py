@@ -77,22 +77,38 @@ class LivingSandbox(FilingSandbox, ABC):
         `pty` gives it a terminal, whose output is all stdout. `stdin=False`: it reads nothing. After `timeout` seconds
         its tree is killed. A program that is not there ends with 127.
         """
+        texts = Texts(on_stdout, on_stderr) if on_stdout is not None or on_stderr is not None else None
+        process = await self._start_process(
+            command, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=timeout, is_heard=texts is not None
+        )
+        if texts is not None:
+            process.hear(texts)
+        return process
+
+    async def _start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: AnyPath | None = None,
+        env: Mapping[str, str] | None = None,
+        pty: PtySize | None = None,
+        stdin: bool = True,
+        timeout: float | None = None,
+        is_heard: bool = False,
+    ) -> AsyncProcess:
+        """`spawn`. Of one that `is_heard` nothing is lost until somebody follows its output, and somebody has to."""
         from warmcell.sandbox.live import checked_command, checked_options
 
         argv, line = checked_command(command)
         variables, size, seconds = checked_options(env, pty, timeout)
-        texts = Texts(on_stdout, on_stderr) if on_stdout is not None or on_stderr is not None else None
 
         async def start() -> AsyncProcess:
             directory = await self._guest_cwd(cwd)
             return await self._live_side().start(
-                argv, directory, command=line, env=variables, pty=size, stdin=stdin, timeout=seconds
+                argv, directory, command=line, env=variables, pty=size, stdin=stdin, timeout=seconds, is_heard=is_heard
             )
 
-        process = await self._operations.run(start())
-        if texts is not None:
-            process.hear(texts)
-        return process
+        return await self._operations.run(start())
 
     async def spawn_code(
         self, code: str, language: str = "python", *, timeout: float, pty: PtySize | None = None

@@ -86,13 +86,17 @@ class LiveProcess:
         self.finished: Future[Outcome] = Future()
         self.finished.set_running_or_notify_cancel()
         self._followers: list[Follower] = []
+        self._is_listening = False
 
-    def begin(self, timeout: float | None) -> None:
-        """For the thread that made it, once: from here on the loop looks after it."""
+    def begin(self, timeout: float | None, *, is_heard: bool = False) -> None:
+        """For the thread that made it, once: from here on the loop looks after it.
+
+        One that `is_heard` will be followed: until then its output stays in the pipes, as it may be more than is kept.
+        """
 
         def begin() -> None:
-            for output in self.outputs:
-                output.listen()
+            if not is_heard:
+                self._listen_again()
             if timeout is not None:
                 self._loop.call_later(timeout, lambda: self._run_out(timeout))
             self.program.ended.add_done_callback(lambda _: self._end())
@@ -116,6 +120,8 @@ class LiveProcess:
                     follower.add(OutputEvent(output.name, kept))  # type: ignore[arg-type]
                 output.followers.append(follower)
             self._followers.append(follower)
+            if not self._is_listening:
+                self._listen_again()
             if self.outcome is not None:
                 self._let_go(follower)
 
@@ -147,6 +153,7 @@ class LiveProcess:
         follower.finish()
 
     def _listen_again(self) -> None:
+        self._is_listening = True
         for output in self.outputs:
             output.listen()
 

@@ -64,7 +64,9 @@ class CageCommands:
             argv = ["sh", "-c", command]
         if cwd is not None:
             argv = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv]
-        process = await self._async.spawn(argv, env=env, stdin=stdin is not None, timeout=timeout)
+        process = await self._async._start_process(
+            argv, env=env, stdin=stdin is not None, timeout=timeout, is_heard=True
+        )
         feeding = asyncio.ensure_future(_feed(process, stdin or b""))
         try:
             return await self._gathered(process, most)
