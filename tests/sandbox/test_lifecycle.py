@@ -272,6 +272,8 @@ OPERATIONS = {
     "download": (),
     "apply_patch": ("x",),
     "diff": (),
+    "read_before": ("a",),
+    "mark": (),
     "snapshot": (),
     "restore": ("0" * 32,),
     "fork": (),
@@ -292,7 +294,7 @@ def test_everything_after_destroy_is_refused(factory: Factory, name: str) -> Non
 
 def test_that_test_knows_every_operation() -> None:
     public = {name for name in dir(AsyncSandbox) if not name.startswith("_")}
-    told = {"work_dir", "limits", "start", "destroy", "capabilities", "tools"}
+    told = {"work_dir", "limits", "timeout", "start", "destroy", "capabilities", "tools"}
     assert public - told - OF_SERVERS == set(OPERATIONS)
 
 
