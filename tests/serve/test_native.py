@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from base64 import b64decode, b64encode
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -128,6 +130,14 @@ def test_the_document_has_the_bounds_that_hold(server: Server) -> None:
     assert bounds in schemas["LimitsBody"]["properties"]["output_bytes"]["anyOf"]
     assert "python" in schemas["RunBody"]["properties"]["language"]["enum"]
     assert schemas["RunBody"]["properties"]["timeout"]["maximum"] == 300
+    [path] = [one for one in _parameters(server, "/v1/sandboxes/{id}/files/{path}") if one["name"] == "path"]
+    for fits, name in ((True, "a/b c"), (False, "C:"), (False, "a\\b"), (False, "../a")):
+        assert (re.search(path["schema"]["pattern"], name) is not None) == fits, name
+
+
+def _parameters(server: Server, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.client.get("/openapi.json").json()["paths"][path]["put"]["parameters"]
+    return found
 
 
 def test_a_wrong_method_hears_all_right_ones(server: Server) -> None:

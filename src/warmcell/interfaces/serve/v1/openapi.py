@@ -14,6 +14,7 @@ from warmcell.interfaces.serve.exchange import answer
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.living_models import SessionBody, SpawnBody
+from warmcell.interfaces.serve.v1.models import BELOW
 from warmcell.interfaces.serve.v1.schemas import SCHEMAS
 from warmcell.languages.registry import canonical
 from warmcell.lifetime.threads import in_thread
@@ -32,6 +33,8 @@ _REFUSALS = {
     "500": "The server failed.",
     "503": "Everything is taken; see Retry-After.",
 }
+#: Control characters but NUL can be in a name.
+_FILE = BELOW.replace(r"\x00-\x1f\x7f", r"\x00")
 
 
 def routes(described: list[Any]) -> list[Any]:
@@ -119,7 +122,11 @@ def _success(name: str, others: list[str]) -> dict[str, Any]:
 
 
 def _path_parameter(name: str, kind: str) -> dict[str, Any]:
-    schema = {"type": "integer", "minimum": 1} if name in ("pid", "port") else {"type": "string", "minLength": 1}
+    schema: dict[str, Any] = {"type": "string", "minLength": 1}
+    if name in ("pid", "port"):
+        schema = {"type": "integer", "minimum": 1}
+    elif name == "path":
+        schema |= {"maxLength": 4000, "pattern": _FILE}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
