@@ -58,7 +58,7 @@ export function Shell() {
         <div class="rail-foot">
           <button class="quiet palette-button" aria-label="Commands Ctrl K" onClick={() => isPaletteOpen.set(true)}>
             <IconSearch />
-            <span>Commands</span>
+            <span>Commands</span>{" "}
             <kbd>Ctrl K</kbd>
           </button>
           <ThemeButton />
