@@ -149,6 +149,7 @@ def test_more_at_once_than_are_carried_at_a_time(sandbox: Sandbox) -> None:
 def test_a_shortage_of_descriptors_is_waited_for() -> None:
     """Here, and in the guest: neither is a reset. What lasts is."""
     ours, theirs = socket.socketpair()
+    theirs.settimeout(10)
     answers: list[OSError | dict[str, object]] = [
         OSError(errno.EMFILE, "here"),
         {"error": "", "errno": errno.EMFILE},
