@@ -11,6 +11,7 @@ from .descriptors import Descriptors, Held, shares_of_one_guest
 from .disk_ceiling import DiskCeiling
 from .mappings import Mappings
 from .patience import Patience, TooLong
+from .stillness import Stillness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Ceilings:
         self._shares = shares_of_one_guest() if watch.descriptors else Held()
         self._cpu_seen: Dict[int, usage.CpuTime] = {}
         self._disk = DiskCeiling(watch.disk_bytes, tree.disk_paths) if watch.disk_bytes else None
+        self._stillness = Stillness(tree.proc)
+        #: How long it is safe not to look, by what the last look has seen.
+        self._pause = _FASTEST_LOOK
 
     def begin(self) -> float:
         """When the guest's code begins; returns how long it is safe not to look."""
@@ -73,10 +77,15 @@ class Ceilings:
     def look(self) -> float:
         """Compares use with the ceilings; returns how long it is safe not to look."""
         pids = self._tree.pids()
+        if self._stillness.is_kept(pids) and (
+            self._disk is None or self._disk.has_seen_all_since(self._stillness.began)
+        ):
+            return min(self._pause, self._disk.pause()) if self._disk else self._pause
         used = self._look_at_what_is_held(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
-        return min(pause_before_look(self._watch, used), self._look_at_tasks(pids), self._look_at_disk(pids))
+        self._pause = min(pause_before_look(self._watch, used), self._look_at_tasks(pids))
+        return min(self._pause, self._look_at_disk(pids))
 
     def _look_at_disk(self, pids: List[int]) -> float:
         if self._disk is None:

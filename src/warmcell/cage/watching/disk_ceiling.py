@@ -27,13 +27,14 @@ class DiskCeiling:
         self._room = most
         self._walk: Optional[Walk] = None
         self._walked = 0.0  # seconds that it has taken us so far
+        self._walk_began = self._seen = 0.0
         self._next_walk = self._next_urgent_walk = 0.0
         self.is_over = False
 
     def begin(self) -> float:
         """Before the guest's code: what is there already is not its own."""
         self._at_start = self._last = disk_use(self._paths, "/proc", [])
-        return self._pause(0)
+        return self.pause()
 
     def look(self, proc: str, pids: List[int], hides: bool) -> float:
         """Returns how long it is safe not to look. `hides`: there are files that no process shows."""
@@ -41,9 +42,9 @@ class DiskCeiling:
         written = max(0, now.filesystem - self._last.filesystem)
         named = now.filesystem_entries - self._last.filesystem_entries
         if self._walk is None and self._is_due(written > self._room / 2 or named > _MANY_NAMES):
-            self._walk = Walk(self._paths)
+            self._walk, self._walk_began = Walk(self._paths), time.monotonic()
         if self._walk is None:
-            return self._pause(written)
+            return self.pause(written)
         spent = Spent()
         found = self._walk.result(proc, pids, hides) if self._walk.go_on(_WALK_AT_A_TIME) else None
         self._walked += spent.seconds()
@@ -51,7 +52,12 @@ class DiskCeiling:
             self._judge(found)
         return _FASTEST_LOOK
 
-    def _pause(self, written: int) -> float:
+    def has_seen_all_since(self, moment: float) -> bool:
+        """Whether all of it was looked through from then on."""
+        return self._walk is None and self._seen > moment
+
+    def pause(self, written: int = 0) -> float:
+        """How long it is safe not to look, where so much was written since all was seen."""
         return max((self._room - written) / _FASTEST_WRITING, _FASTEST_LOOK)
 
     def _is_due(self, is_urgent: bool) -> bool:
@@ -63,6 +69,7 @@ class DiskCeiling:
         grown = found.grown_since(self._at_start)
         self.is_over = self.is_over or grown.is_over(self._most)
         self._last, self._walk, self._room = found, None, self._most - grown.held
+        self._seen = self._walk_began
         # A large tree takes a tenth of the time, and a third when it seems to grow fast.
         ended = time.monotonic()
         self._next_walk = ended + max(_SLOWEST_WALK, 10 * self._walked)
