@@ -257,11 +257,11 @@ def test_compiled_modules_in_memory_are_bounded_by_their_size(monkeypatch: pytes
         return SignedFile(descriptor, {})
 
     for name in "abc":
-        cache.hold(name, module(40_000))
-    cache.hold("large", module(200_000))  # one is kept whatever its size: somebody is about to use it
+        cache._remember(name, module(40_000))
+    cache._remember("large", module(200_000))  # one is kept whatever its size: somebody is about to use it
     found = {name: cache.find(name) for name in ("a", "b", "c", "large")}
     assert [name for name, compiled in found.items() if compiled] == ["large"]
-    cache.hold("small", module(10))
+    cache._remember("small", module(10))
     assert cache.find("large") is None
     for compiled in found.values():
         if compiled:
