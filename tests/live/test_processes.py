@@ -107,6 +107,19 @@ async def test_a_callback_that_comes_late_hears_all() -> None:
     assert sum(map(len, heard)) == 5_000_000
 
 
+def test_a_blocking_callback_that_comes_late_hears_all(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    hear = Process.hear
+
+    def late(*arguments: Any) -> None:
+        time.sleep(1)
+        hear(*arguments)
+
+    monkeypatch.setattr(Process, "hear", late)
+    sandbox.spawn("yes | head -c 5000000", on_stdout=heard.append).wait(60)
+    assert sum(map(len, heard)) == 5_000_000
+
+
 def test_what_a_seats_command_prints_is_gathered_whole(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = CageCommands._gathered
 

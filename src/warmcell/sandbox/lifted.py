@@ -164,7 +164,8 @@ class LiftedSandbox:
         Texts(on_stdout, on_stderr)  # what cannot be called is refused before anything runs
         refuse_coroutine("on_stdout", on_stdout)
         refuse_coroutine("on_stderr", on_stderr)
-        started = portal.call(self._async.spawn, command, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=timeout)
+        is_heard = on_stdout is not None or on_stderr is not None
+        started = self._start(command, is_heard, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=timeout)
         return self._heard_process(started, on_stdout, on_stderr)
 
     def attach(self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None) -> Process:
@@ -193,6 +194,9 @@ class LiftedSandbox:
         made = object.__new__(type(self))
         made._async = sandbox
         return made
+
+    def _start(self, command: str | Sequence[str], is_heard: bool, **options: Any) -> AsyncProcess:
+        return portal.call(self._async._start_process, command, is_heard=is_heard, **options)
 
     def _process(self, started: AsyncProcess) -> Process:
         return Process(started)

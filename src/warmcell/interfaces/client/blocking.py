@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warmcell.backends.many import in_step
@@ -53,6 +53,11 @@ class RemoteSandbox(LiftedSandbox):
 
     def __init__(self, sandbox: AsyncRemoteSandbox) -> None:
         self._async = sandbox  # type: ignore[assignment]
+
+    def _start(  # type: ignore[override]
+        self, command: str | Sequence[str], is_heard: bool, **options: Any
+    ) -> AsyncRemoteProcess:
+        return portal.call(self._async.spawn, command, **options)  # type: ignore[return-value]
 
     def _process(self, started: AsyncRemoteProcess) -> RemoteProcess:  # type: ignore[override]
         return RemoteProcess(started)
