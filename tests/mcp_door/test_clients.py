@@ -117,6 +117,25 @@ async def test_a_cancelled_cell_ends_and_its_variables_stay(url: str) -> None:
         assert (await call(client, "run_code", code="x"))["value"] == "41"
 
 
+@pytest.mark.attack("PT-13")
+async def test_cells_that_come_at_once_are_served_in_turn_and_a_client_may_leave_in_the_middle(url: str) -> None:
+    marker = f"warmcell-{secrets.token_hex(8)}"
+    async with connected("http", url) as client:
+        await call(client, "run_code", code="x = 0")
+        grow = "import time\nseen = x\ntime.sleep(0.02)\nx = seen + 1"
+        await asyncio.gather(*(call(client, "run_code", code=grow) for _ in range(8)))
+        assert (await call(client, "run_code", code="x"))["value"] == "8"
+        code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 300; echo {marker}'])"
+        running = asyncio.create_task(client.call_tool("run_code", {"code": code, "timeout_secs": 300}))
+        waiting = asyncio.create_task(client.call_tool("run_code", {"code": "x"}))
+        await until(lambda: processes_with(marker))
+        running.cancel()
+        waiting.cancel()
+    await until(lambda: not processes_with(marker))
+    async with connected("http", url) as client:
+        assert "NameError" in (await call(client, "run_code", code="x"))["stderr"]
+
+
 async def test_clients_have_sandboxes_of_their_own(url: str) -> None:
     async with connected("http", url) as first, connected("http", url) as second:
         await call(first, "write_file", path="mine", content="x")
