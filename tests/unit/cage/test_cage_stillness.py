@@ -9,6 +9,7 @@ import pytest
 
 from warmcell.cage.plan import Watch
 from warmcell.cage.watching import ceilings, disk_ceiling
+from warmcell.cage.watching.patience import Patience, TooLong
 from warmcell.cage.watching.stillness import Stillness
 
 
@@ -126,3 +127,31 @@ def test_a_still_tree_is_looked_at_again_only_when_it_stirs_and_after_its_files_
     proc.put(2, 9)
     kept.look()
     assert looks == [[2]]
+
+
+def test_a_look_that_takes_too_long_is_held_against_a_guest_when_the_next_one_does_too(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow: list[bool] = []
+
+    def stores(pids: list[int], patience: Patience) -> int:
+        if slow.pop(0):
+            raise TooLong
+        return 0
+
+    proc.put(2, 7)
+    watch = Watch()._replace(memory_bytes=1 << 30)
+    kept = ceilings.Ceilings(watch, ceilings.Tree(str(proc.path), lambda: [2], stores, ()))
+    monkeypatch.setattr(ceilings.Descriptors, "held", lambda *_: ceilings.Held())
+    monkeypatch.setattr(ceilings.Mappings, "held", lambda *_: 0)
+    monkeypatch.setattr(ceilings.usage, "processes_memory", lambda *_: 0)
+    for turns, is_slow in ((8, True), (9, False), (10, True)):  # a host that stalls now and then
+        proc.put(2, turns)
+        slow[:] = [is_slow]
+        pause = kept.look()
+        assert kept.verdict == ""
+    assert pause == pytest.approx(0.002)
+    # The next one comes soon, whether anybody ran meanwhile or not.
+    slow[:] = [True]
+    kept.look()
+    assert kept.verdict == "memory"

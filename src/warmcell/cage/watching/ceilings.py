@@ -22,9 +22,10 @@ _FASTEST_LOOK = 0.002
 _CROWDED_LOOK = 0.01
 _SLOWEST_CPU_LOOK = 0.02
 _FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
-#: A look at a tree that was made too large to look at: what takes longer counts as over the ceiling. Time of ours on
-#: the processor, and on the clock.
+#: A look at a tree that was made too large to look at: what takes longer, twice in a row, counts as over the ceiling.
+#: Time of ours on the processor, and on the clock. Once is what a stall of the host's disk or of its own host does.
 _LONGEST_LOOK = (0.25, 1.0)
+_MOST_LONG_LOOKS = 2
 #: Whoever forks and ends all the time is looked for as often as this.
 _MOST_LISTINGS = 4
 
@@ -66,6 +67,7 @@ class Ceilings:
         self._cpu_seen: Dict[int, usage.CpuTime] = {}
         self._disk = DiskCeiling(watch.disk_bytes, tree.disk_paths) if watch.disk_bytes else None
         self._stillness = Stillness(tree.proc)
+        self._long_looks = 0
         #: How long it is safe not to look, by what the last look has seen.
         self._pause = _FASTEST_LOOK
 
@@ -77,15 +79,17 @@ class Ceilings:
     def look(self) -> float:
         """Compares use with the ceilings; returns how long it is safe not to look."""
         pids = self._tree.pids()
-        if self._stillness.is_kept(pids) and (
-            self._disk is None or self._disk.has_seen_all_since(self._stillness.began)
-        ):
+        if self._stillness.is_kept(pids) and self._has_seen_all():
             return min(self._pause, self._disk.pause()) if self._disk else self._pause
         used = self._look_at_what_is_held(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
         self._pause = min(pause_before_look(self._watch, used), self._look_at_tasks(pids))
-        return min(self._pause, self._look_at_disk(pids))
+        return min(_FASTEST_LOOK if self._long_looks else self._pause, self._look_at_disk(pids))
+
+    def _has_seen_all(self) -> bool:
+        """Whether the last looks saw everything as it has been since nobody runs."""
+        return not self._long_looks and (self._disk is None or self._disk.has_seen_all_since(self._stillness.began))
 
     def _look_at_disk(self, pids: List[int]) -> float:
         if self._disk is None:
@@ -110,8 +114,11 @@ class Ceilings:
             used = self._memory_of(pids, patience) if self._watch.memory_bytes else 0
             is_over_share = self._is_over_share(pids, patience)
         except TooLong:
-            self.verdict = self.verdict or ("memory" if self._watch.memory_bytes else "descriptors")
+            self._long_looks += 1
+            if self._long_looks == _MOST_LONG_LOOKS:
+                self.verdict = self.verdict or ("memory" if self._watch.memory_bytes else "descriptors")
             return self.peak
+        self._long_looks = 0
         self.peak = max(self.peak, used)
         if self._watch.memory_bytes and used > self._watch.memory_bytes:
             self.verdict = self.verdict or "memory"
