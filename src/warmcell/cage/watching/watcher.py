@@ -73,6 +73,7 @@ class Watcher:
     def watch(self, plan: LaunchPlan, init: int, go: int, given: Dict[str, int]) -> int:
         """From when `go` is closed. Returns the number under which its end is asked for."""
         self.start()
+        self._await_up()
         assert self._channel is not None
         self._number += 1
         sources = {bind.target: bind.source for bind in plan.binds if bind.writable}
@@ -81,7 +82,6 @@ class Watcher:
         most_tasks = dict(plan.rlimits).get("nproc", 0) if watch.memory_bytes else 0
         order = {"watch": self._number, "ceilings": list(watch), "most_tasks": most_tasks}
         send_packet(self._channel, order, descriptors)
-        self._await_up()
         if watch.disk_bytes:
             self._looked_at.add(self._number)
         return self._number
