@@ -6,13 +6,10 @@ not keep to the protocol ends its own session.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import select
 import socket
-import struct
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +29,7 @@ from warmcell.sessions.exchange import Exchange, Listeners, Worker
 from warmcell.sessions.frames import Decoder, FrameError, encode, framed, quoted
 from warmcell.sessions.image import SessionImage, not_forkable, refuse_image, skip, too_large
 from warmcell.sessions.marked_stream import MarkedStream
+from warmcell.sessions.printed import Add, Printed
 
 #: How long a cell may go on after it was interrupted, and its worker after it was killed.
 GRACE_SECONDS = 5.0
@@ -65,22 +63,16 @@ class CellTalk:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[Run, Exchange], object]] = {
             worker.control.fileno(): self._hear_control,
-            worker.stdout: lambda run, cell: self._hear_stream(run, cell, worker.stdout),
-            worker.stderr: lambda run, cell: self._hear_stream(run, cell, worker.stderr),
+            worker.stdout: lambda run, cell: self._printed.hear(worker.stdout, self._adding(run, cell)),
+            worker.stderr: lambda run, cell: self._printed.hear(worker.stderr, self._adding(run, cell)),
             self._wake: self._hear_wish,
         }
         worker.control.setblocking(False)
-        for descriptor in (worker.stdout, worker.stderr):
-            os.set_blocking(descriptor, False)
         for descriptor in self._handlers:
             self._poll.register(descriptor, select.POLLIN)
         self._mark = f"\0\2{secrets.token_hex(8)}:"
         self._mark_text = f'"mark":{quoted(self._mark)}'
-        self._streams = {descriptor: MarkedStream(self._mark.encode()) for descriptor in (worker.stdout, worker.stderr)}
-        self._open_streams = [worker.stdout, worker.stderr]
-        self._printed = select.poll()
-        for descriptor in self._open_streams:
-            self._printed.register(descriptor, select.POLLIN)
+        self._printed = Printed(worker.stdout, worker.stderr, self._mark.encode(), self._poll.unregister)
         own(self)
 
     def abandon(self) -> None:
@@ -192,6 +184,7 @@ class CellTalk:
         else:
             self._outgoing += encode({"op": op, "cell": cell.number, **fields})
         self._begin()
+        self._printed.begin()
         try:
             with run.on_cancel(self._wake_up):
                 self._converse(run, cell)
@@ -268,8 +261,8 @@ class CellTalk:
     def _lost(self, cell: Exchange, reason: str) -> SandboxError:
         """The error for a worker that is gone; what it had printed goes with it."""
         with suppress(OSError):
-            self._drain(None, cell)
-        self._tell_texts(None, cell, MarkedStream.rest, is_last=True)
+            self._printed.drain(self._adding(None, cell))
+        self._printed.tell_rest(self._adding(None, cell))
         if self._wanted_end is None and cell.is_killed:
             after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
             reason = f"{after}a cell that was interrupted went on for {_grace(cell.cause):g} s and was killed"
@@ -312,22 +305,23 @@ class CellTalk:
         if isinstance(event, Piece):
             cell.record.add_piece(event)
             return
-        self._drain(run, cell)
+        add = self._adding(run, cell)
+        self._printed.drain(add)
         if isinstance(event, Done):
-            self._tell_texts(run, cell, MarkedStream.rest, is_last=True)
+            self._printed.tell_rest(add)
             self._finish(run, cell, event)
             return
         if isinstance(event, Display | Clear) and event.mark:
-            self._tell_texts(run, cell, lambda stream: stream.reach(event.mark))
+            self._printed.tell(lambda stream: stream.reach(event.mark), add)
         else:
-            self._tell_texts(run, cell, MarkedStream.rest)
+            self._printed.tell(MarkedStream.rest, add)
         if isinstance(event, Display):
             self._take_display(run, cell, event)
         elif isinstance(event, Clear):
             cell.record.clear()
         else:
             self._answer(run, cell, event)
-        self._tell_texts(run, cell, lambda stream: stream.feed(b""))
+        self._printed.tell(lambda stream: stream.feed(b""), add)
 
     def _finish(self, run: Run, cell: Exchange, done: Done) -> None:
         if done.cell != cell.number:
@@ -370,43 +364,16 @@ class CellTalk:
         cell.failure = error
         self._interrupt(cell, "callback")
 
-    def _drain(self, run: Run | None, cell: Exchange) -> None:
-        """As much as there is now: whoever still writes must not keep us here."""
-        if not self._printed.poll(0):
-            return
-        for descriptor in tuple(self._open_streams):
-            (waiting,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
-            while waiting > 0:
-                waiting -= self._hear_stream(run, cell, descriptor) or waiting
+    def _adding(self, run: Run | None, cell: Exchange) -> Add:
+        """What is printed becomes the cell's, and is told to who listens."""
 
-    def _tell_texts(
-        self, run: Run | None, cell: Exchange, of: Callable[[MarkedStream], bytes], is_last: bool = False
-    ) -> None:
-        if cell.has_printed:
-            for descriptor, stream in self._streams.items():
-                self._add_text(run, cell, descriptor, of(stream), is_last)
+        def add(name: str, data: bytes, is_last: bool) -> None:
+            stream: StreamText = getattr(cell.record, name)
+            text = stream.add(data, is_last)
+            if text:
+                self._tell(run, cell, getattr(cell.listeners, f"on_{name}"), text)
 
-    def _hear_stream(self, run: Run | None, cell: Exchange, descriptor: int) -> int:
-        try:
-            data = os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return 0
-        cell.has_printed = True
-        if not data:
-            self._poll.unregister(descriptor)
-            self._printed.unregister(descriptor)
-            self._open_streams.remove(descriptor)
-        self._add_text(run, cell, descriptor, self._streams[descriptor].feed(data))
-        return len(data)
-
-    def _add_text(self, run: Run | None, cell: Exchange, descriptor: int, data: bytes, is_last: bool = False) -> None:
-        if not data and not is_last:
-            return
-        name = "stdout" if descriptor == self._worker.stdout else "stderr"
-        stream: StreamText = getattr(cell.record, name)
-        text = stream.add(data, is_last)
-        if text:
-            self._tell(run, cell, getattr(cell.listeners, f"on_{name}"), text)
+        return add
 
     def _send(self) -> None:
         """What does not fit goes when the worker has read; an error of the socket is told by its other direction."""

@@ -56,7 +56,6 @@ class Exchange:
     #: Why it was interrupted, if it was: "timeout", "cancelled", "asked", or "callback".
     cause = ""
     is_killed = False
-    has_printed = False
     failure: BaseException | None = None
     done: Done | None = None
 
