@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from warmcell import Limits, ProcessBackend, SandboxPolicy, errors
-from warmcell.backends.process.live import LiveCage, StartedProgram
+from warmcell.backends.process.live import LiveCage
+from warmcell.backends.process.started_programs import StartedProgram
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
 

@@ -10,8 +10,9 @@ from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import suppress
 from typing import Any
 
-from warmcell.backends.process.live import LiveCage, StartedProgram
+from warmcell.backends.process.live import LiveCage
 from warmcell.backends.process.live_ends import Ending
+from warmcell.backends.process.started_programs import StartedProgram
 from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError, SessionEnded
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
