@@ -54,9 +54,8 @@ def test_last_expression_is_the_value_and_underscore(cells: Cells) -> None:
     assert cells("b;").value is None
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
+def test_a_cell_of_one_line_has_a_value_where_it_is_an_expression(cells: Cells) -> None:
+    lines: list[tuple[str, str | None]] = [
         ("one_line = 5", None),
         ("one_line == 5", "True"),
         ("one_line += 1", None),
@@ -75,12 +74,11 @@ def test_last_expression_is_the_value_and_underscore(cells: Cells) -> None:
         ("%time one_line", "6"),
         ("'a;b'", "'a;b'"),
         ("one_line\n", "6"),
-    ],
-)
-def test_a_cell_of_one_line_has_a_value_where_it_is_an_expression(cells: Cells, line: str, value: str | None) -> None:
-    result = cells(line)
-    assert result.error is None, result.error
-    assert result.value is None if value is None else (result.value or "").startswith(value)
+    ]
+    for line, value in lines:
+        result = cells(line)
+        assert result.error is None, (line, result.error)
+        assert result.value is None if value is None else (result.value or "").startswith(value), line
 
 
 def test_output_is_whole_when_the_cell_ends(cells: Cells) -> None:

@@ -43,7 +43,7 @@ def _is_well(end: dict[str, Any]) -> bool:
     [
         (["warm"], 70, {"supervisor", "manager", "zygote", "guest"}),
         (["warm", "--plain", "--roles=init,guest"], 40, {"init", "guest"}),
-        (["landlock", "--roles=supervisor,keeper"], 40, {"supervisor", "keeper"}),
+        (["landlock", "--roles=supervisor,keeper"], 30, {"supervisor", "keeper"}),
         (["cold", "--new-places-only"], 40, {"supervisor", "manager", "zygote"}),
     ],
     ids=["next cell", "call by call", "without namespaces", "first cell"],

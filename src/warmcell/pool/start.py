@@ -69,14 +69,14 @@ class Start:
         """What it is to become. It need not have loaded for that. `once`: it will most likely have a single guest."""
         from warmcell.cage.wire import send_packet
 
-        try:
-            send_packet(self.control, {**order, "once": True} if once else order)
-        except OSError:
-            self.kill()  # nobody else knows of it yet
-            self.await_end(5)
-            self.let_go()
-            raise
+        send_packet(self.control, {**order, "once": True} if once else order)
         self.order = order
+
+    def discard(self) -> None:
+        """Where nobody else knows of it yet."""
+        self.kill()
+        self.await_end(5)
+        self.let_go()
 
     def _open_pidfd(self) -> None:
         try:
@@ -181,11 +181,17 @@ _ahead: dict[str, Start] = {}
 
 def start_ahead(interpreter: str, early: Early | None = None, *, has_worker: bool = True) -> None:
     """For a process that will most likely need a plain one: it loads, and becomes it, while its supervisor loads."""
-    if interpreter not in _ahead:
-        with suppress(OSError):  # told when it is needed
-            start = _ahead[interpreter] = Start(interpreter, early=early)
+    if interpreter in _ahead:
+        return
+    with suppress(OSError):  # told when it is needed
+        start = Start(interpreter, early=early)
+        try:
             start.tell(first_order("namespaces", has_worker=has_worker), once=True)
-            will_tell(start.has_namespaces)
+        except OSError:
+            start.discard()
+            raise
+        _ahead[interpreter] = start
+        will_tell(start.has_namespaces)
 
 
 def started(interpreter: str, prefix: tuple[str, ...], order: dict[str, Any]) -> Start:
@@ -202,8 +208,7 @@ def started(interpreter: str, prefix: tuple[str, ...], order: dict[str, Any]) ->
     except BrokenPipeError:  # it died: whoever waits for its answer finds out how
         pass
     except OSError:
-        start.kill()
-        start.let_go()
+        start.discard()
         raise
     return start
 

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from warmcell.cage import wire
 from warmcell.cage.failure import CageError
+from warmcell.cage.wire import send_packet
+from warmcell.core.errors import EnforcerFailed
 from warmcell.enforcers import namespaces_probe, namespaces_witness, probe
 from warmcell.languages.base import base_executable
 from warmcell.pool import start
@@ -132,3 +135,21 @@ def no_witness() -> Iterator[None]:
     namespaces_witness._witnesses.clear()
     yield
     namespaces_witness._witnesses.clear()
+
+
+def test_one_that_dies_before_its_order_is_sent_is_told_of_as_any_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python3"
+    program.write_text("#!/bin/sh\necho these are my last words >&2\nexit 3\n")
+    program.chmod(0o755)
+
+    def late(*arguments: object) -> None:
+        time.sleep(0.5)
+        send_packet(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(wire, "send_packet", late)
+    before = _descriptors()
+    with pytest.raises(EnforcerFailed, match="these are my last words"):
+        ZygoteProcess(ZygoteKey(str(program), "namespaces", "native", has_worker=False))
+    assert _descriptors() == before
