@@ -95,3 +95,9 @@ def test_what_runs_inside_imports_nothing_of_ours() -> None:
     for path in modules("guest"):
         for _, name in imported(path):
             assert name.partition(".")[0] != "warmcell", f"{path.name} imports {name}"
+
+
+def test_nobody_waits_in_a_way_that_forgets_being_cancelled() -> None:
+    """`asyncio.wait_for` of 3.11 returns where what it waits for is done by then; `asyncio.timeout` does not."""
+    users = [path.name for path in SOURCE.rglob("*.py") if "asyncio.wait_for" in path.read_text()]
+    assert users == []

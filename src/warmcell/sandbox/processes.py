@@ -109,8 +109,8 @@ class AsyncProcess:
             await self._operations.run(in_thread(self._process.program.kill))
 
         async def gone() -> None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._process.finished)), _KILL_SECONDS)
+            # Not `wait_for`: it forgets that it was cancelled where what it waits for is done by then.
+            await asyncio.wait([asyncio.wrap_future(self._process.finished)], timeout=_KILL_SECONDS)
 
         await self._operations.run(gone())
 
@@ -143,7 +143,8 @@ class AsyncProcess:
             if self._hearing is not None:
                 await asyncio.shield(self._hearing)
 
-        await asyncio.wait_for(ended(), timeout)
+        async with asyncio.timeout(timeout):
+            await ended()
         return self.result()
 
     def result(self) -> ExecResult:

@@ -110,7 +110,8 @@ class LiveCage:
         starting = self.begin_starting(argv, **options)
         answer = asyncio.wrap_future(starting.answer)
         try:
-            await asyncio.wait_for(asyncio.shield(answer), _ANSWER_SECONDS)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await asyncio.shield(answer)
         except asyncio.CancelledError:
             starting.answer.add_done_callback(lambda _: starting.kill_soon())
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that none warns

@@ -76,7 +76,8 @@ class AsyncRemoteProcess:
 
     async def wait(self, timeout: float | None = None) -> ExecResult:
         """The result, when it has ended. `TimeoutError` after `timeout` seconds: the process goes on."""
-        return await asyncio.wait_for(self._wait(), timeout)
+        async with asyncio.timeout(timeout):
+            return await self._wait()
 
     async def _wait(self) -> ExecResult:
         if self._hearing is not None:

@@ -118,7 +118,8 @@ async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterato
     try:
         while True:
             try:
-                message = await asyncio.wait_for(heard.get(), KEEPALIVE_SECONDS)
+                async with asyncio.timeout(KEEPALIVE_SECONDS):
+                    message = await heard.get()
             except TimeoutError:
                 message = {"type": "keepalive"}
             if message is None:

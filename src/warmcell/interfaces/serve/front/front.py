@@ -204,7 +204,8 @@ class Front:
 
     async def _ready(self, worker: Worker, seconds: float) -> None:
         try:
-            await asyncio.wait_for(worker.is_ready.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await worker.is_ready.wait()
         except TimeoutError:
             message = "the worker of this request does not start"
             raise BackendUnavailable(message, hint="come again later") from None

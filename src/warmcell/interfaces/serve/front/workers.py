@@ -45,7 +45,8 @@ class Worker:
             pause = PAUSE_SECONDS if was_ready else min(2 * pause, LONGEST_PAUSE)
             _log.error("worker %d ended; what it was doing is lost, and another takes its place", self.number)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._ending.wait()
 
     async def _live(self) -> bool:
         """One process, from its start to its end: whether it ever was ready."""
