@@ -24,6 +24,7 @@ class Category(Enum):
     METADATA = "a cloud metadata address"
     MULTICAST = "a multicast or broadcast address"
     TRANSITION = "an IPv6 transition address"
+    EXAMPLE = "an address for examples and measurements, not globally routable"
     RESERVED = "a reserved address, not globally routable"
 
 
@@ -54,16 +55,15 @@ _SPECIAL = (
     (Category.MULTICAST, _networks("224.0.0.0/4", "255.255.255.255/32", "ff00::/8")),
     (Category.TRANSITION, _networks("2002::/16", "2001::/32", "64:ff9b:1::/48", "192.88.99.0/24")),
     (
+        Category.EXAMPLE,
+        _networks("192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"),
+    ),
+    (
         Category.RESERVED,
         _networks(
             "192.0.0.0/24",
-            "192.0.2.0/24",
-            "198.18.0.0/15",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
             "240.0.0.0/4",
             "2001::/23",
-            "2001:db8::/32",
             "3ffe::/16",
             "3fff::/20",
         ),

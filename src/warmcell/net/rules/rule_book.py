@@ -22,8 +22,9 @@ from warmcell.policy.model import NetworkRule
 NEVER_METHODS = frozenset({"CONNECT", "TRACE", "TRACK"})
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,32}")
 TLS_PORT = 443
-# What deny_private_ips=False opens. Link-local is not among them: that is where cloud metadata answers.
-_OPENED_AS_PRIVATE = frozenset({Category.LOOPBACK, Category.PRIVATE, Category.OWN})
+# What deny_private_ips=False opens. Link-local is not among them: that is where cloud metadata answers. Who reaches
+# something by an address for examples has put it there, in a network of their own.
+_OPENED_AS_PRIVATE = frozenset({Category.LOOPBACK, Category.PRIVATE, Category.OWN, Category.EXAMPLE})
 
 
 @dataclass(frozen=True, slots=True)
