@@ -189,7 +189,15 @@ def test_private_addresses_can_be_opened_but_never_metadata() -> None:
     book = compile_rules(FetchPolicy(allowed_domains=("internal.test",), deny_private_ips=False))
     for text in ("10.0.0.1", "127.0.0.1", "fd00::1", "100.64.0.1", "203.0.113.80", "2001:db8::1"):
         assert judge_address(book, text).allowed
-    for text in ("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "100.100.100.200", "224.0.0.1", "169.254.9.9", "240.0.0.1"):
+    for text in (
+        "169.254.169.254",
+        "168.63.129.16",
+        "fd00:ec2::254",
+        "100.100.100.200",
+        "224.0.0.1",
+        "169.254.9.9",
+        "240.0.0.1",
+    ):
         assert not judge_address(book, text).allowed
     assert book.judge(ask("internal.test", 8000)).allowed
     assert not book.judge(ask("internal.test", 22)).allowed
