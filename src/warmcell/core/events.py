@@ -25,13 +25,14 @@ No event carries code, input, environment or a guest's output; who asks for `res
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from warmcell.core.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, TypeAlias
 
     Hear: TypeAlias = Callable[["Event"], object]
@@ -89,16 +90,14 @@ def _complain(name: str) -> None:
     logging.getLogger("warmcell").warning("a listener failed at %s", name, exc_info=True)
 
 
-class untold:  # noqa: N801  # read as a word: with untold():
-    """`with untold():` what this thread or task does is told to nobody: trials of our own are nobody's runs."""
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before = _is_private.set(True)
-
-    def __exit__(self, *exc_info: object) -> None:
-        _is_private.reset(self._before)
+@contextmanager
+def untold() -> Iterator[None]:
+    """What this thread or task does meanwhile is told to nobody: trials of our own are nobody's runs."""
+    before = _is_private.set(True)
+    try:
+        yield
+    finally:
+        _is_private.reset(before)
 
 
 def new_run() -> str:

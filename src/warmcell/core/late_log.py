@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class LateLog:
-    """`logging.getLogger(name)`, as far as our rooms use it."""
+    """`logging.getLogger(name)`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def debug(self, text: str, *values: object) -> None:
+    def __getattr__(self, name: str) -> Any:
         import logging
 
-        logging.getLogger(self._name).debug(text, *values, stacklevel=2)
-
-    def info(self, text: str, *values: object) -> None:
-        import logging
-
-        logging.getLogger(self._name).info(text, *values, stacklevel=2)
-
-    def warning(self, text: str, *values: object) -> None:
-        import logging
-
-        logging.getLogger(self._name).warning(text, *values, stacklevel=2)
+        return getattr(logging.getLogger(self._name), name)

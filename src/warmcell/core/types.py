@@ -20,8 +20,8 @@ MIB = 1024 * 1024
 MAX_CODE_BYTES = 8 * MIB
 MAX_TIMEOUT = 86_400.0
 DEFAULT_OUTPUT_BYTES = MIB
-#: With fewer some interpreters cannot start, and the caller's limit would look like our failure.
-FEWEST_OPEN_FILES = 32
+#: With so many every interpreter can start; with fewer only some.
+ENOUGH_OPEN_FILES = 32
 
 
 class Language(StrEnum):
@@ -42,10 +42,9 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789+#._-")
 def _positive_int(name: str, value: object, largest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"must be a whole number, not {type(value).__name__}", field=name)
-    fewest = FEWEST_OPEN_FILES if name == "open_files" else 1
-    if not fewest <= value <= largest:
+    if not 1 <= value <= largest:
         # The number itself is not shown: one of thousands of digits is an error of its own to print.
-        raise InvalidRequest(f"must be between {fewest} and {largest}", field=name)
+        raise InvalidRequest(f"must be between 1 and {largest}", field=name)
 
 
 def _positive_number(name: str, value: object, largest: float) -> float:

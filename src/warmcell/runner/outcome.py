@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
-from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
 from warmcell.core.records import dataclass, field
-from warmcell.core.types import Denial, Enforced, ExecResult, Usage
+from warmcell.core.types import ENOUGH_OPEN_FILES, Denial, Enforced, ExecResult, Usage
 from warmcell.runner.streams import Capture
 
 TYPE_CHECKING = False
@@ -83,6 +84,7 @@ class Terms:
     phase: Literal["run", "build"] = "run"
     #: A wrapper such as bwrap stood between us and the guest and made 128 + n of its signals, as shells do.
     is_wrapped: bool = False
+    open_files: int = ENOUGH_OPEN_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,21 @@ class KernelUsage:
     outside_kills: int = 0
 
 
+def _not_started(failure: str, terms: Terms) -> SandboxError:
+    number, _, reason = failure.partition(" ")
+    is_unread = failure == JOB_UNREAD
+    is_short = is_unread or reason.endswith(os.strerror(errno.EMFILE))
+    if is_short and terms.open_files < ENOUGH_OPEN_FILES:
+        hint = f"Limits(open_files={ENOUGH_OPEN_FILES}) is enough for every language"
+        return InvalidRequest("are too few for the program to start", field="limits.open_files", hint=hint)
+    return (JobUnread if is_unread else NotStarted)(int(number), reason)
+
+
 def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
     """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0
     if end.start_failure and not is_memory:
-        number, _, reason = end.start_failure.partition(" ")
-        raise (JobUnread if end.start_failure == JOB_UNREAD else NotStarted)(int(number), reason)
+        raise _not_started(end.start_failure, terms)
     if end.cut_short == "never began" and not end.ended_by_itself:
         raise ExecutionFailed("the guest had its job and never began: this host has no time for it")
     was_cut_short = end.is_timeout or end.is_over_cpu

@@ -262,7 +262,7 @@ class CellTalk:
         """The error for a worker that is gone; what it had printed goes with it."""
         with suppress(OSError):
             self._printed.drain(self._adding(None, cell))
-        self._printed.tell_rest(self._adding(None, cell))
+        self._printed.tell(MarkedStream.rest, self._adding(None, cell), is_last=True)
         if self._wanted_end is None and cell.is_killed:
             after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
             reason = f"{after}a cell that was interrupted went on for {_grace(cell.cause):g} s and was killed"
@@ -308,7 +308,7 @@ class CellTalk:
         add = self._adding(run, cell)
         self._printed.drain(add)
         if isinstance(event, Done):
-            self._printed.tell_rest(add)
+            self._printed.tell(MarkedStream.rest, add, is_last=True)
             self._finish(run, cell, event)
             return
         if isinstance(event, Display | Clear) and event.mark:

@@ -59,15 +59,11 @@ class Printed:
             while waiting > 0:
                 waiting -= self.hear(descriptor, add) or waiting
 
-    def tell(self, part: Callable[[MarkedStream], bytes], add: Add) -> None:
+    def tell(self, part: Callable[[MarkedStream], bytes], add: Add, *, is_last: bool = False) -> None:
         """What of each stream was held back until now, as far as `part` of it says."""
-        if self._is_any:
-            for descriptor, stream in self._streams.items():
-                if told := part(stream):
-                    add(self._names[descriptor], told, False)
-
-    def tell_rest(self, add: Add) -> None:
-        """Before the cell is over."""
-        if self._is_any:
-            for descriptor, stream in self._streams.items():
-                add(self._names[descriptor], stream.rest(), True)
+        if not self._is_any:
+            return
+        for descriptor, stream in self._streams.items():
+            told = part(stream)
+            if told or is_last:
+                add(self._names[descriptor], told, is_last)

@@ -10,7 +10,7 @@ import pytest
 from warmcell import ExecRequest, Limits, ProcessBackend, ProcessConfig
 from warmcell.backends.process import launcher
 from warmcell.backends.process.launcher import _MOST_WORLDS
-from warmcell.core.errors import ExecutionTimeout
+from warmcell.core.errors import ExecutionTimeout, InvalidRequest
 from warmcell.enforcers import probe
 
 BUSY = {
@@ -90,3 +90,14 @@ def _launch(backend: ProcessBackend, request: ExecRequest) -> launcher.Launch:
     program = language_runtime(request.language).prepare(str(request.code), backend._config)
     limits = effective_limits(backend.policy, request.limits, request.memory_limit_mb)
     return Launch(program, request.env, b"", request.timeout, limits, Run())
+
+
+def test_open_files_that_are_too_few_to_start_are_the_callers_mistake() -> None:
+    counts = "import os\nn = 0\ntry:\n    while True: os.open('/dev/null', 0); n += 1\nexcept OSError: print(n)"
+    with ProcessBackend() as backend:
+        few = ExecRequest("python", counts, 30, limits=Limits(open_files=8))
+        assert backend.execute_blocking(few).stdout == "5\n"
+        for language, code in (("python", "1"), ("command", "true"), ("javascript", "1")):
+            with pytest.raises(InvalidRequest, match="too few") as refused:
+                backend.execute_blocking(ExecRequest(language, code, 30, limits=Limits(open_files=2)))
+            assert refused.value.field == "limits.open_files"

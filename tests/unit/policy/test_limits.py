@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmcell.core.types import FEWEST_OPEN_FILES, EffectiveLimits, Limits
+from warmcell.core.types import EffectiveLimits, Limits
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 
@@ -37,12 +37,11 @@ def test_memory(policy: Limits | None, requested: Limits | None, memory_mb: int 
 
 @pytest.mark.parametrize("name", Limits.__slots__)
 def test_the_policy_is_the_ceiling_of_every_limit(name: str) -> None:
-    less, allowed, more = (number + FEWEST_OPEN_FILES * (name == "open_files") for number in (1, 2, 3))
-    policy = SandboxPolicy(limits=Limits(**{name: allowed}))
-    assert effective_limits(policy, Limits(**{name: more})) == EffectiveLimits(**{name: allowed})
-    assert effective_limits(policy, Limits(**{name: less})) == EffectiveLimits(**{name: less})
-    assert effective_limits(policy) == EffectiveLimits(**{name: allowed})
-    assert effective_limits(SandboxPolicy(), Limits(**{name: more})) == EffectiveLimits(**{name: more})
+    policy = SandboxPolicy(limits=Limits(**{name: 2}))
+    assert effective_limits(policy, Limits(**{name: 3})) == EffectiveLimits(**{name: 2})
+    assert effective_limits(policy, Limits(**{name: 1})) == EffectiveLimits(**{name: 1})
+    assert effective_limits(policy) == EffectiveLimits(**{name: 2})
+    assert effective_limits(SandboxPolicy(), Limits(**{name: 3})) == EffectiveLimits(**{name: 3})
 
 
 def test_what_a_request_leaves_unsaid_stays_the_policys() -> None:

@@ -363,6 +363,7 @@ def _terms(launch: Launch, world: World) -> Terms:
         timeout=launch.timeout,
         memory_mb=launch.limits.memory_mb,
         enforced=world.effective.enforced,
+        open_files=launch.limits.open_files,
         cpu_seconds=launch.limits.cpu_seconds,
         asked=launch.run.asked + launch.spent,  # waiting for the compiler is not queueing
         phase="build" if launch.is_build else "run",

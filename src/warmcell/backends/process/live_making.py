@@ -19,6 +19,7 @@ from warmcell.cage.plan import LaunchPlan
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.records import dataclass, field, replace
+from warmcell.core.types import ENOUGH_OPEN_FILES
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.lifetime.descriptors import Descriptors
@@ -76,9 +77,10 @@ def check(effective: EffectivePolicy) -> None:
             "a live cage starts processes, and this policy allows none",
             hint="SandboxPolicyBuilder().allow_process_spawn()",
         )
-    if effective.limits.processes < _FEWEST_PROCESSES:
-        reason = f"a live cage needs at least {_FEWEST_PROCESSES}"
-        raise InvalidRequest(reason, field="limits.processes", hint="raise Limits(processes=...)")
+    for name, fewest in (("processes", _FEWEST_PROCESSES), ("open_files", ENOUGH_OPEN_FILES)):
+        if getattr(effective.limits, name) < fewest:
+            reason = f"a live cage needs at least {fewest}"
+            raise InvalidRequest(reason, field=f"limits.{name}", hint=f"raise Limits({name}=...)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,11 @@ class GuestDescriptors(NamedTuple):
     rest: Tuple[int, ...] = ()
 
 
+def in_order(descriptors: Sequence[int]) -> GuestDescriptors:
+    """As the manager sends them for a guest in namespaces."""
+    return GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
+
+
 class Steps(NamedTuple):
     """All that is to be done to one guest, and where an init that did not fall asleep says why."""
 

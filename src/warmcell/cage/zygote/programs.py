@@ -37,7 +37,7 @@ class Programs:
         """The pid, or None. Our next children may be sent to another namespace afterwards."""
         if not self._are_possible:
             return None
-        given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
+        given = recipe.in_order(descriptors)
         program = self._program(number, steps, given, descriptors)
         if program is None:
             return None

@@ -167,7 +167,7 @@ class _Zygote:
         descriptors have the same numbers nearly every time, and what comes back from its calls only a guest has.
         """
         number, *descriptors = key
-        given = recipe.GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
+        given = recipe.in_order(descriptors)
         if len(self._prepared) == _MOST_PREPARED:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[key] = prepared = (self._recipes[number].prepare(given), given)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.paths import shown
 from warmcell.core.request_files import MOST_FILES
-from warmcell.core.types import FEWEST_OPEN_FILES, MAX_TIMEOUT, ExecRequest, Limits
+from warmcell.core.types import ENOUGH_OPEN_FILES, MAX_TIMEOUT, ExecRequest, Limits
 from warmcell.judging.verdicts import Case
 
 
@@ -84,7 +84,7 @@ class LimitsBody(Strict):
     memory_mb: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
     cpu_seconds: Annotated[float, Field(gt=0, le=MAX_TIMEOUT * 1024)] | None = None
     processes: Annotated[int, Field(ge=1, le=1 << 16), WHOLE] | None = None
-    open_files: Annotated[int, Field(ge=FEWEST_OPEN_FILES, le=1 << 20), WHOLE] | None = None
+    open_files: Annotated[int, Field(ge=ENOUGH_OPEN_FILES, le=1 << 20), WHOLE] | None = None
     disk_mb: Annotated[int, Field(ge=1, le=1 << 24), WHOLE] | None = None
     output_bytes: Annotated[int, Field(ge=1, le=1 << 30), WHOLE] | None = None
 
