@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "bin/warmcell"
 HEAVY = """
     asyncio wasmtime http ssl httpcore h11 idna brotli zstandard urllib.request email importlib.metadata logging
     multiprocessing concurrent unittest typing_extensions pydantic starlette uvicorn xml sqlite3 tomllib difflib
-    argparse gettext platform shutil tempfile bz2 lzma zlib pathlib urllib random hashlib dataclasses inspect copy json typing socket selectors signal
+    argparse gettext platform shutil tempfile bz2 lzma zlib pathlib urllib random hashlib dataclasses inspect copy json typing socket selectors signal ctypes re
 """
 OUR_HEAVY = (
     "warmcell.net",
@@ -18,11 +22,11 @@ OUR_HEAVY = (
     "warmcell.interfaces.tool",
     "warmcell.interfaces.serve",
 )
-HELP_NEEDS = {"argparse", "gettext"}
+HELP_NEEDS = {"argparse", "gettext", "re"}
 
 
 def modules_of(*argv: str) -> tuple[set[str], subprocess.CompletedProcess[str]]:
-    command = [sys.executable, "-X", "importtime", "-m", "warmcell", *argv]
+    command = [sys.executable, "-X", "importtime", str(SCRIPT), *argv]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
     return {line.rpartition("|")[2].strip() for line in lines}, ended
@@ -37,6 +41,13 @@ def heavy(loaded: set[str]) -> set[str]:
     packages = set(HEAVY.split())
     ours = {name for name in loaded if name.startswith(OUR_HEAVY)}
     return ours | {name for name in loaded - ambient if name in packages or name.partition(".")[0] in packages}
+
+
+def test_the_command_is_our_own_script() -> None:
+    """An entry point's would be written by the installer: pip's loads `re` before anything of ours begins."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-scripts"] == {"bin/warmcell": SCRIPT.name}
+    assert "scripts" not in project["project"]
 
 
 def test_a_run_loads_nothing_heavy() -> None:
@@ -55,5 +66,5 @@ def test_a_script_of_the_toolbox_needs_no_event_loop() -> None:
 def test_help_loads_no_backend() -> None:
     loaded, ended = modules_of("run", "--help")
     assert ended.returncode == 0
-    assert heavy(loaded) <= HELP_NEEDS
+    assert {name.partition(".")[0] for name in heavy(loaded)} <= HELP_NEEDS
     assert not {name for name in loaded if name.startswith(("warmcell.backends", "warmcell.runner", "warmcell.cage"))}

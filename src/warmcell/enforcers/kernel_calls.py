@@ -1,15 +1,13 @@
-"""The system calls that the cage cannot do without: whether they are there, found by calling them with nonsense."""
+"""The system calls that the cage cannot do without: which of them are not there, why, and what helps."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 
-from warmcell.cage.linux.syscalls import call
 from warmcell.core.records import dataclass
 
-#: By name, the Linux that brought it. `move_mount` came with `open_tree`, and asks for privileges before it looks.
+#: By name, the Linux that brought it.
 SINCE = {
     "unshare": (2, 6),
     "setns": (3, 0),
@@ -22,10 +20,6 @@ SINCE = {
 }
 #: WebAssembly hands compiled code to its workers in sealed files.
 OF_WASM = {"memfd_create": (3, 17)}
-#: Filters may look at flags too. No descriptor has the last number that there is.
-_HARMLESS = {"close_range": (0xFFFFFFFF, 0xFFFFFFFF, 0)}
-_SECCOMP_GET_ACTION_AVAIL, _USER_NOTIFICATION = 2, 0x7FC00000
-_GONE = (errno.ENOSYS, errno.EPERM, errno.EACCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +32,9 @@ class Missing:
 
 
 def missing_call(name: str) -> Missing | None:
-    """Nothing comes of the attempt: the kernel refuses such arguments before it does anything."""
-    try:
-        call(name, *_HARMLESS.get(name, (-1, -1, -1, -1, -1)))
-    except OSError as error:
-        if error.errno in _GONE:
-            return _missing(name, {**SINCE, **OF_WASM}[name])
-    return None
+    from warmcell.cage.linux import offered  # brings ctypes, which a command that need not ask does without
+
+    return None if offered.has_call(name) else _missing(name, {**SINCE, **OF_WASM}[name])
 
 
 def missing_calls() -> tuple[Missing, ...]:
@@ -54,15 +44,15 @@ def missing_calls() -> tuple[Missing, ...]:
 
 def missing_seccomp() -> Missing | None:
     """Filters with notifications, which a cage is locked with."""
-    action = ctypes.c_uint32(_USER_NOTIFICATION)
-    try:
-        call("seccomp", _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action))
-    except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:
-            return Missing("seccomp", "the kernel has no seccomp notifications", "use Linux 5.0 or newer")
-        missing = _missing("seccomp", (5, 0))
-        return Missing("seccomp", missing.reason, f"{missing.remedy}, or use a kernel with CONFIG_SECCOMP_FILTER")
-    return None
+    from warmcell.cage.linux import offered
+
+    refusal = offered.refusal_of_seccomp()
+    if not refusal:
+        return None
+    if refusal == errno.EOPNOTSUPP:
+        return Missing("seccomp", "the kernel has no seccomp notifications", "use Linux 5.0 or newer")
+    missing = _missing("seccomp", (5, 0))
+    return Missing("seccomp", missing.reason, f"{missing.remedy}, or use a kernel with CONFIG_SECCOMP_FILTER")
 
 
 def kernel_version() -> tuple[int, int]:

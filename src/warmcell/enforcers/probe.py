@@ -7,7 +7,6 @@ import sys
 from functools import cache
 
 from warmcell.cage.failure import CageError
-from warmcell.cage.linux import landlock_version
 from warmcell.enforcers import kernel_calls, namespaces_witness
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.host import HostCapabilities, HostLayout
@@ -24,20 +23,22 @@ def measure() -> HostCapabilities:
         reasons = tuple((name, "this is not Linux", "") for name in ("user_namespaces", "landlock_abi", "seccomp"))
         return HostCapabilities(reasons=reasons)
     found: list[tuple[str, str, str]] = []
-    no_namespaces = _why_no_namespaces()
+    has_namespaces, landlock = namespaces_witness.what_was_seen()
+    no_namespaces = _why_no_namespaces(has_namespaces)
     if no_namespaces is not None:
         found.append(("user_namespaces", *no_namespaces))
-    abi = landlock_version.abi()
-    if not abi:
+    is_known = landlock > 0
+    landlock = landlock or _landlock()
+    if not landlock:
         found.append(("landlock_abi", *_NO_LANDLOCK))
-    seccomp = _missing_seccomp()
+    seccomp = None if is_known else _missing_seccomp()
     if seccomp is not None:
         found.append(("seccomp", seccomp.reason, seccomp.remedy))
-    missing = kernel_calls.missing_calls()
+    missing = () if is_known else kernel_calls.missing_calls()
     found += [(call.name, call.reason, call.remedy) for call in missing]
     return HostCapabilities(
         user_namespaces=no_namespaces is None,
-        landlock_abi=abi,
+        landlock_abi=landlock,
         seccomp=seccomp is None,
         missing_calls=tuple(call.name for call in missing),
         process_limit_per_namespace=kernel_calls.kernel_version() >= (5, 14),
@@ -45,9 +46,15 @@ def measure() -> HostCapabilities:
     )
 
 
-def _why_no_namespaces() -> Reason | None:
+def _landlock() -> int:
+    from warmcell.cage.linux import offered
+
+    return offered.landlock()
+
+
+def _why_no_namespaces(were_made: bool) -> Reason | None:
     """What there is to say is only loaded where something is to be said."""
-    refusal = _tried() if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
+    refusal = _tried(were_made) if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
     if refusal is None and os.stat("/proc/sys").st_uid != os.geteuid():
         return None
     from warmcell.enforcers.refusals import roots_own_guests, why_no_namespaces
@@ -55,8 +62,8 @@ def _why_no_namespaces() -> Reason | None:
     return why_no_namespaces(refusal) if refusal is not None else roots_own_guests()
 
 
-def _tried() -> CageError | None:
-    if namespaces_witness.has_seen_them():
+def _tried(were_made: bool) -> CageError | None:
+    if were_made:
         return None
     from warmcell.enforcers import namespaces_probe
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -13,10 +12,11 @@ from warmcell.policy.places import is_within
 
 #: What a directory may hold, at its top, that was made by installing something into it and for nothing else. A home or
 #: a project has other things as well (`.ssh`, `.env`, `src`), and is then not shown as a whole.
-_INSTALLED = re.compile(
-    r"s?bin|include|lib|lib32|lib64|libexec|share|man|docs?|etc|ssl|pyvenv\.cfg|\.gitignore|\.lock|CACHEDIR\.TAG"
-    r"|(?:LICENSE|README|CHANGELOG|COPYRIGHT|COPYING|VERSION|NEWS)[\w.-]*"
+_INSTALLED = frozenset(
+    "bin sbin include lib lib32 lib64 libexec share man doc docs etc ssl pyvenv.cfg .gitignore .lock CACHEDIR.TAG".split()
 )
+#: And these with any ending (`README.md`, `LICENSE-MIT`).
+_ABOUT_IT = ("LICENSE", "README", "CHANGELOG", "COPYRIGHT", "COPYING", "VERSION", "NEWS")
 #: Conda's environments hold much more, and nothing but what was installed.
 _ENVIRONMENT_MARK = "conda-meta"
 
@@ -53,7 +53,7 @@ def is_installation(directory: str) -> bool:
         return False
     if "bin" not in names and "lib" not in names:
         return False
-    return _ENVIRONMENT_MARK in names or all(_INSTALLED.fullmatch(name) for name in names)
+    return _ENVIRONMENT_MARK in names or all(name in _INSTALLED or name.startswith(_ABOUT_IT) for name in names)
 
 
 def linked_libraries(program: str) -> list[str]:
@@ -62,7 +62,8 @@ def linked_libraries(program: str) -> list[str]:
         said = ask([find_program("ldd") or "/usr/bin/ldd", program])
     except BackendUnavailable:
         return []  # it is linked with nothing, or is no binary
-    return re.findall(r"=> (/\S+) \(0x", said)
+    found = (line.partition(" => ")[2].rpartition(" (0x")[0] for line in said.splitlines())
+    return [path for path in found if path.startswith("/")]
 
 
 def symlink_chain(path: str) -> list[str]:

@@ -95,10 +95,13 @@ class Start:
             self._process.take([pidfd])
             self.pid, self._pidfd = pid, pidfd
 
-    def has_namespaces(self) -> bool:
-        """Waits until it has made those that are its own. Whatever else it says is kept for who asks for its answer."""
+    def what_it_saw(self) -> tuple[bool, int]:
+        """Waits until it has made its own namespaces, and told which Landlock there is if nothing else is missing.
+
+        Whatever else it says is kept for who asks for its answer.
+        """
         if self._pidfd < 0 or self.control.fileno() < 0:  # not ours, or let go of
-            return False
+            return False, 0
         from warmcell.cage.wire import receive_packet
 
         poll = select.poll()
@@ -111,10 +114,10 @@ class Start:
             if "pid" in message:
                 self.moved(message["pid"], descriptors[0])
             elif "namespaces" in message:
-                return True
+                return True, message["landlock"]
             else:
                 self.heard.append(message)
-        return False
+        return False, 0
 
     def is_running(self) -> bool:
         with self._lock:
@@ -191,7 +194,7 @@ def start_ahead(interpreter: str, early: Early | None = None, *, has_worker: boo
             start.discard()
             raise
         _ahead[interpreter] = start
-        will_tell(start.has_namespaces)
+        will_tell(start.what_it_saw)
 
 
 def started(interpreter: str, prefix: tuple[str, ...], order: dict[str, Any]) -> Start:

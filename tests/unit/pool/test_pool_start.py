@@ -112,7 +112,7 @@ def test_one_started_ahead_tells_that_namespaces_are_to_be_had(monkeypatch: pyte
     """So nobody tries them first: that takes a process, and the end of its namespaces is waited for."""
     monkeypatch.setattr(namespaces_probe, "refusal", lambda: pytest.fail("they were tried"))
     start_ahead(base_executable())
-    assert probe._why_no_namespaces() is None
+    assert probe._why_no_namespaces(namespaces_witness.what_was_seen()[0]) is None
     zygote = ZygoteProcess(ZygoteKey(base_executable(), "namespaces", "native"))  # which finds what was said meanwhile
     assert zygote.is_alive()
     zygote.close()
@@ -125,9 +125,9 @@ def test_where_it_could_not_make_them_they_are_tried(monkeypatch: pytest.MonkeyP
     start_ahead(base_executable())
     early = start._ahead.pop(base_executable())
     early.kill()
-    assert probe._tried() is tried and early.heard == [{}]
+    assert probe._tried(namespaces_witness.what_was_seen()[0]) is tried and early.heard == [{}]
     early.let_go()
-    assert early.await_end(10) and not early.has_namespaces()
+    assert early.await_end(10) and early.what_it_saw() == (False, 0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import struct
 from ..failure import CageError
 from . import fds
 from .call_list import CallList, Field, Value
-from .landlock_version import abi
+from .offered import landlock as version_offered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def restrict(
     The scopes stop signals and abstract sockets from leaving; with `deny_network`, TCP as well where the ABI can.
     """
     calls.part("restrict with Landlock")
-    version = abi()
+    version = version_offered()
     if not version:
         raise CageError("restrict with Landlock", 38, "not available")
     handled = _handled_files(version)

@@ -11,6 +11,7 @@ from ..guest import root as root
 from ..light import socket
 from ..linux import capabilities as capabilities
 from ..linux import fds as fds
+from ..linux import offered
 from ..linux.syscalls import call
 from ..wire import receive_packet, send_packet
 from . import own_namespaces
@@ -36,6 +37,8 @@ def main(control_descriptor: int) -> Callable[[], None]:
             control.detach()
             _kept.append((control, order, zygote))
             return zygote.become
+        if order.get("once"):  # its supervisor has just begun, and need not ask the kernel for itself
+            send_packet(control, {"namespaces": True, "landlock": offered.landlock_beside_all_else()})
         from .serve import Manager  # its zygote loads what it needs at the same time
 
         manager = Manager(control, supervisor, zygote, order, host_id)

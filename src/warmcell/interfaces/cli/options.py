@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.types import check_env, check_timeout
@@ -28,7 +27,7 @@ def whole_number(option: str, text: str | None, largest: int, smallest: int = 1)
     """`--memory`, `--max-output`: a whole number."""
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,12}", text) or not smallest <= int(text) <= largest:
+    if not _is_number(text, 12) or not smallest <= int(text) <= largest:
         raise UsageError(f"{option}: {text[:40]!r} is not a whole number from {smallest} to {largest}")
     return int(text)
 
@@ -100,7 +99,11 @@ def _existing(option: str, path: str) -> str:
 
 def domain_and_ports(text: str) -> tuple[str, tuple[int, ...]]:
     """`example.com`, `example.com:8443`, `[::1]:80`; a bare IPv6 address has no port."""
-    match = re.fullmatch(r"(.+):([0-9]{1,5})", text)
-    if match and (":" not in match[1] or match[1].startswith("[")):
-        return match[1], (int(match[2]),)
+    name, _, port = text.rpartition(":")
+    if name and _is_number(port, 5) and (":" not in name or name.startswith("[")):
+        return name, (int(port),)
     return text, (80, 443)
+
+
+def _is_number(text: str, most_digits: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= most_digits
