@@ -13,7 +13,8 @@ from warmcell.policy.places import is_within
 #: What a directory may hold, at its top, that was made by installing something into it and for nothing else. A home or
 #: a project has other things as well (`.ssh`, `.env`, `src`), and is then not shown as a whole.
 _INSTALLED = frozenset(
-    "bin sbin include lib lib32 lib64 libexec share man doc docs etc ssl pyvenv.cfg .gitignore .lock CACHEDIR.TAG".split()
+    """bin sbin include lib lib32 lib64 libexec share man doc docs etc ssl
+    pyvenv.cfg .gitignore .lock CACHEDIR.TAG""".split()
 )
 #: And these with any ending (`README.md`, `LICENSE-MIT`).
 _ABOUT_IT = ("LICENSE", "README", "CHANGELOG", "COPYRIGHT", "COPYING", "VERSION", "NEWS")

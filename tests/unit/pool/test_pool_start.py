@@ -13,6 +13,7 @@ import pytest
 
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError
+from warmcell.cage.linux import offered
 from warmcell.cage.wire import send_packet
 from warmcell.core.errors import EnforcerFailed
 from warmcell.enforcers import namespaces_probe, namespaces_witness, probe
@@ -112,7 +113,8 @@ def test_one_started_ahead_tells_that_namespaces_are_to_be_had(monkeypatch: pyte
     """So nobody tries them first: that takes a process, and the end of its namespaces is waited for."""
     monkeypatch.setattr(namespaces_probe, "refusal", lambda: pytest.fail("they were tried"))
     start_ahead(base_executable())
-    assert probe._why_no_namespaces(namespaces_witness.what_was_seen()[0]) is None
+    seen = namespaces_witness.what_was_seen()
+    assert seen == (True, offered.landlock_beside_all_else()) and probe._why_no_namespaces(seen[0]) is None
     zygote = ZygoteProcess(ZygoteKey(base_executable(), "namespaces", "native"))  # which finds what was said meanwhile
     assert zygote.is_alive()
     zygote.close()
