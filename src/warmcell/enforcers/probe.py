@@ -7,6 +7,7 @@ import sys
 from functools import cache
 
 from warmcell.cage.failure import CageError
+from warmcell.cage.linux import host_root
 from warmcell.enforcers import kernel_calls, namespaces_witness
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.host import HostCapabilities, HostLayout
@@ -55,11 +56,16 @@ def _landlock() -> int:
 def _why_no_namespaces(were_made: bool) -> Reason | None:
     """What there is to say is only loaded where something is to be said."""
     refusal = _tried(were_made) if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
-    if refusal is None and os.stat("/proc/sys").st_uid != os.geteuid():
+    if refusal is None and not _would_guests_be_root():
         return None
-    from warmcell.enforcers.refusals import roots_own_guests, why_no_namespaces
+    from warmcell.enforcers.refusals import guests_would_be_root, why_no_namespaces
 
-    return why_no_namespaces(refusal) if refusal is not None else roots_own_guests()
+    return why_no_namespaces(refusal) if refusal is not None else guests_would_be_root()
+
+
+def _would_guests_be_root() -> bool:
+    """Files of the kernel are the host's root's. Who has its id, and not its powers, has guests with that id."""
+    return os.stat("/proc/sys").st_uid == os.geteuid() and not host_root.is_root_of_host()
 
 
 def _tried(were_made: bool) -> CageError | None:

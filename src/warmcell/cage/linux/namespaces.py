@@ -28,11 +28,6 @@ CLONE_PIDFD = 0x00001000
 GUEST_UID = 1000
 GUEST_GID = 1000
 
-#: Where root's guests live on the host: above every range that distributions hand out, so it owns nothing.
-UNOWNED_UID_BASE = 0x70000000
-#: CAP_CHOWN, _DAC_OVERRIDE, _SETGID, _SETUID, _SYS_ADMIN and _SETFCAP: what it takes to give guests such an id.
-_ROOTS_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 6 | 1 << 7 | 1 << 21 | 1 << 31
-
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 
 
@@ -115,18 +110,6 @@ def bring_up_loopback(calls: CallList) -> None:
     # A new loopback has no flags but its own: there is nothing to keep.
     calls.call("ioctl", probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
     calls.call("close", probe)
-
-
-def is_root_of_host() -> bool:
-    """Root that may map any user and mount: not uid 0 of a user namespace, nor one whose capabilities were taken."""
-    if os.geteuid() != 0:
-        return False
-    maps = [line.split() for line in kernel_files.read("/proc/self/uid_map").splitlines()]
-    if not any(int(first) <= UNOWNED_UID_BASE and int(first) + int(count) >= 1 << 31 for first, _, count in maps):
-        return False
-    status = kernel_files.read("/proc/self/status")
-    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
-    return effective & _ROOTS_CAPABILITIES == _ROOTS_CAPABILITIES
 
 
 def identities(pid: Optional[int] = None) -> dict[str, int]:

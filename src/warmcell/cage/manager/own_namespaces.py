@@ -12,7 +12,7 @@ import os
 
 from ..failure import step
 from ..light import signal, socket
-from ..linux import mounts, namespaces
+from ..linux import host_root, mounts, namespaces
 from ..linux.syscalls import call
 from ..wire import send_packet
 from .host_ids import IDS_OF_A_MANAGER
@@ -22,7 +22,7 @@ _CLONE_PARENT = 0x8000
 
 def enter(control: socket.socket) -> int:
     """Returns in the new process: the first of those that guests are to be on the host, as it is seen from in there."""
-    is_root = namespaces.is_root_of_host()
+    is_root = host_root.is_root_of_host()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
     pidfd = ctypes.c_int(-1)
     flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID | (0 if is_root else namespaces.CLONE_NEWUSER)
@@ -49,4 +49,4 @@ def enter(control: socket.socket) -> int:
         mounts.make_slave()
     with step("mount own proc"):
         mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-    return namespaces.UNOWNED_UID_BASE + int(number) * IDS_OF_A_MANAGER if is_root else 0
+    return host_root.UNOWNED_UID_BASE + int(number) * IDS_OF_A_MANAGER if is_root else 0
