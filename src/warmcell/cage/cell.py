@@ -11,7 +11,7 @@ import os
 from .failure import CageError
 from .light import signal, socket
 from .records import NamedTuple
-from .wire import receive_packet
+from .wire import SHORT_PACKET, receive_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ NOTIFICATIONS, PROXY_LISTENER, CODE_DIRECTORY, PROCESSES = "notifications", "lis
 
 def take_over(channel: socket.socket) -> Dict[str, int]:
     """The descriptors by name. Raises what the guest's process said instead; a process that died says nothing."""
-    message, descriptors = receive_packet(channel)
+    message, descriptors = receive_packet(channel, SHORT_PACKET)
     if "locked" not in message:
         step, number, what = message.get("failed", ("lock guest", 0, "the guest's process died"))
         raise CageError(step, number, what if what or number else "unexpected answer")

@@ -6,6 +6,7 @@ Nothing here is ever unpickled, and what a guest could have written is never rea
 from __future__ import annotations
 
 import errno
+import mmap
 import struct
 
 from .light import read_json, read_json_at, socket, write_json
@@ -14,7 +15,7 @@ from .records import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Sequence, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 MAX_PACKET = 512 * 1024
 #: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.
@@ -61,9 +62,11 @@ class PacketCut(OSError):
     """A packet, or part of it, is of no use and gone: most often too many descriptors are open here."""
 
 
-def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict[str, Any], List[int]]:
+def receive_packet(
+    channel: socket.socket, most: int = MAX_PACKET, inbox: Optional[mmap.mmap] = None
+) -> Tuple[Dict[str, Any], List[int]]:
     """One message and the descriptors that came with it. An empty message is the end of the conversation."""
-    payload, descriptors = receive_bytes(channel, most)
+    payload, descriptors = receive_bytes(channel, most, inbox)
     try:
         message = read_json(payload) if payload else {}
     except (ValueError, RecursionError):
@@ -74,9 +77,23 @@ def receive_packet(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[Dict
     raise PacketCut(errno.EBADMSG, "a packet was no message")
 
 
-def receive_bytes(channel: socket.socket, most: int = MAX_PACKET) -> Tuple[bytes, List[int]]:
-    """The same, as it came."""
-    payload, rights, flags, _ = channel.recvmsg(most, _ROOM, _CLOEXEC)
+def new_inbox() -> mmap.mmap:
+    """For who has no other thread and hears often: a new buffer for the longest of packets is a mapping, each time.
+
+    Pages that nothing came into are none: a zygote's forks have no more to copy.
+    """
+    return mmap.mmap(-1, MAX_PACKET, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def receive_bytes(
+    channel: socket.socket, most: int = MAX_PACKET, inbox: Optional[mmap.mmap] = None
+) -> Tuple[bytes, List[int]]:
+    """The same, as it came. Into `inbox`, where there is one."""
+    if inbox is None:
+        payload, rights, flags, _ = channel.recvmsg(most, _ROOM, _CLOEXEC)
+    else:
+        size, rights, flags, _ = channel.recvmsg_into([inbox], _ROOM, _CLOEXEC)
+        payload = bytes(memoryview(inbox)[:size])
     descriptors: List[int] = []
     for level, kind, data in rights:
         if level == _SOCKET and kind == _RIGHTS:

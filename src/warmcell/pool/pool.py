@@ -26,6 +26,8 @@ from warmcell.runner.cgroups import GroupLimits
 _READY_SECONDS = 30.0
 _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
+#: Runs that follow each other closer than this come from somebody in a hurry.
+_HURRY_SECONDS = 0.005
 _DYING_SECONDS = 0.2  # a zygote that was killed still counts as living for a moment
 
 
@@ -77,6 +79,8 @@ class Pool:
         self._zygotes: dict[ZygoteKey, ZygoteShare] = {}
         self._maker: threading.Thread | None = None
         self._leased = self._staying = 0
+        #: Since when nothing is leased, and how long that was before the last lease.
+        self._idle_since = self._pause = 0.0
         self._is_making = False
 
     def lease(self, kind: CellKind, run: Run) -> Cell:
@@ -85,6 +89,8 @@ class Pool:
         Cancelling the run ends the waiting for it.
         """
         with self._changed:
+            if not self._leased:
+                self._pause = time.monotonic() - self._idle_since
             self._leased += 1
         cell = self._take(kind) if kind.is_pooled and self._largest else None
         if events.listeners and (subject := events.current_run()):
@@ -98,6 +104,7 @@ class Pool:
         """What was leased was closed: a good moment to make others."""
         with self._changed:
             self._leased -= 1
+            self._idle_since = time.monotonic()
             for share in self._zygotes.values():
                 share.forget_ended()
             self._changed.notify()
@@ -222,8 +229,8 @@ class Pool:
 
     def _make_one(self, kind: CellKind) -> None:
         # One that will wait rehearses its job, which makes the run shorter and costs as much again. While runs are
-        # under way it will be taken at once, and the processor is better spent on them.
-        waits = not self._leased
+        # under way, or follow each other closely, it will be taken at once, and the processor is better spent on them.
+        waits = not self._leased and max(self._pause, time.monotonic() - self._idle_since) > _HURRY_SECONDS
         cell = None
         with suppress(SandboxError, OSError):  # the next caller makes it itself, and is told what is wrong
             cell = self._make(kind, Run(), waits=waits) if waiting_room.has_place_for(self) else None

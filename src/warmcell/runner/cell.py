@@ -59,7 +59,9 @@ class Cell:
         #: loses the report where it has one: a busy host is to get the time to make it.
         self.grace = 1.0 if has_namespaces else 3.0
         #: Whether init looks after the run.
-        self._has_keeper = has_keeper
+        self.has_keeper = has_keeper
+        #: Known to be, with everything in it.
+        self.is_gone = False
         self.group: Group | None = None
         self.group_usage: GroupUsage | None = None
         #: What whoever made it calls its first process.
@@ -203,9 +205,8 @@ class Cell:
         Our own code in the guest's process closes it after the job has come and before any of the guest's runs; where
         the guest is a program, the kernel does.
         """
-        self.job.setblocking(False)
         try:
-            words = self.job.recv(4096)
+            words = self.job.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
@@ -236,7 +237,7 @@ class Cell:
 
     def ask_to_stop(self) -> None:
         """Everything in the cell is killed and what it used is reported."""
-        if not self._has_keeper:
+        if not self.has_keeper:
             self.kill()
             return
         with suppress(OSError):
@@ -250,11 +251,11 @@ class Cell:
 
     def await_gone(self, timeout: float) -> bool:
         """Whether everything of the cell has ended: its init is reaped only after all the rest."""
-        if self.pidfd < 0:
-            return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(timeout * 1000))
+        if self.pidfd >= 0 and not self.is_gone:
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            self.is_gone = bool(poll.poll(timeout * 1000))
+        return self.is_gone or self.pidfd < 0
 
     def is_alive(self) -> bool:
         """Whether it waits and whoever looks after it is there: neither has anything to say before it has a job."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from math import inf
 
 from warmcell.core.records import dataclass
 from warmcell.runner.cell import Cell, CellLost
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from warmcell.runner.listening import Listener, Pace
 
 _LOOK = 0.02
+#: Most guests have ended after this, and what they wrote is read once, at their end. One that has more to write than
+#: a pipe holds waits for us, once, and no longer than this.
+_SHORT_RUN = 0.005
 #: How long a guest that has its job may take to begin, on a host that has nothing left for it.
 _BEGIN_SECONDS = 60.0
 #: How long to wait for word of a guest that is gone. It comes at once, unless nobody gets to run.
@@ -66,7 +70,12 @@ class Pump:
         self._pace = None if listener is None else self._listen(listener)
         # Where there is a cgroup it knows best; elsewhere init looks.
         self._counts_cpu = bounds.cpu_seconds is not None and cell.group is not None
-        for descriptor in (cell.job.fileno(), *self._order, cell.status.fileno(), cell.pidfd, cancelled):
+        #: When to begin to read output as it comes; 0: we do.
+        self._draws_from = inf if listener is None else 0.0
+        # A sleeping init says nothing, and of its guest's end it is the last to end: that is the one word to wait for.
+        last = (cell.status.fileno(), cell.pidfd) if cell.has_keeper else (cell.pidfd,)
+        drawn = self._order if listener is not None else ()
+        for descriptor in (cell.job.fileno(), *drawn, *last, cancelled):
             self._poll.register(descriptor, select.POLLIN)
         self._feed = Feed(stdin, cell.stdin, cell.close_stdin, self._poll)
 
@@ -88,10 +97,12 @@ class Pump:
 
     def _turn(self) -> str:
         """Waits for what happens next and deals with it. Why the run is to be cut short, if it is."""
-        remaining = self._deadline - time.monotonic()
+        now = time.monotonic()
+        remaining = self._deadline - now
         if remaining <= 0:
             return "timeout" if self._began is not None else "never began"
         pause = min(remaining, _LOOK) if self._counts_cpu or self._on_linger else remaining
+        pause = max(0.0, min(pause, self._draws_from - now)) if self._draws_from else pause
         # poll() counts whole milliseconds: rounding down would spin, rounding up overshoots by less than one.
         for descriptor, _ in self._poll.poll(int(pause * 1000) + 1):
             if descriptor == self._cancelled:
@@ -99,6 +110,8 @@ class Pump:
             self._handle(descriptor)
         if self._pace is not None:
             self._pace.keep()
+        if self._draws_from and time.monotonic() >= self._draws_from:
+            self._draw()
         if self._on_linger and time.monotonic() - self._sent >= _LOOK:
             self._on_linger()
             self._on_linger = None
@@ -120,7 +133,7 @@ class Pump:
                 self._poll.unregister(descriptor)
                 self._begin()
         elif descriptor == cell.pidfd:
-            self._is_lost = True
+            self._is_lost = cell.is_gone = True
         elif self._pace is None or not self._pace.take(descriptor):
             self._feed.handle(descriptor)
 
@@ -128,6 +141,14 @@ class Pump:
         """The guest's code can run: whatever held it up until now was not its own doing."""
         self._began = time.monotonic()
         self._deadline = self._began + self._bounds.timeout
+        if self._draws_from:
+            self._draws_from = self._began + _SHORT_RUN
+
+    def _draw(self) -> None:
+        """From now on output is read as it comes."""
+        self._draws_from = 0.0
+        for descriptor in self._order:
+            self._poll.register(descriptor, select.POLLIN)
 
     def _hear(self) -> None:
         try:
@@ -147,7 +168,7 @@ class Pump:
                 self._pace.keep()
 
     def _finish(self, cut_short: str) -> Exit:
-        if self._cell.report is None:
+        if self._cell.report is None and not self._is_lost:
             self._cell.kill()
         self._cell.await_gone(10)
         # Everything that could write is gone, so what is in the pipes now is all there will ever be.

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from warmcell.cage.wire import receive_packet, send_packet
 
 class _Guest:
     """One that has ended, by its number with the watcher."""
+
+    init_pid = 2**22  # nobody's
 
     def __init__(self, watch: int | None) -> None:
         self.watch = watch
@@ -51,7 +54,9 @@ class _Talk:
         self.manager._watcher._channel = ours
         self.manager._asked_for = {}
         self.manager._guests = {}
-        self.manager._lingering, self.manager._ended = [], []
+        self.manager._lingering, self.manager._ended, self.manager._ending_inits = [], [], set()
+        self.manager._reap_ms, self.manager._is_caging = 3, True
+        self.manager._maker = SimpleNamespace(is_complete=True)
         self.manager._poll = select.poll()
         self.manager._poll.register(ours, select.POLLIN)
 
@@ -91,6 +96,17 @@ def test_no_more_than_a_few_wait_for_their_mounts_to_be_taken_down(talk: _Talk) 
     for _ in range(5):
         talk.manager._finish(_Guest(None))
     assert len(talk.manager._lingering) == 2 and talk.manager._pause_ms() == 3
+
+
+def test_an_init_that_takes_its_time_is_looked_for_less_and_less_often(talk: _Talk) -> None:
+    talk.manager._finish(_Guest(None))
+    pauses = []
+    for _ in range(12):
+        talk.manager._tidy()
+        pauses.append(talk.manager._pause_ms())
+    assert pauses[:3] == [6, 12, 24] and pauses[-1] == 1000
+    talk.manager._ending_inits.clear()
+    assert talk.manager._pause_ms() is None
 
 
 def test_a_last_word_that_comes_alone_is_heeded(talk: _Talk) -> None:

@@ -40,6 +40,9 @@ _MOST_TERMINALS = 64
 
 _ENOENT, _EBADF, _EEXIST = 2, 9, 17
 
+#: Names in the old root, for as long as there is one.
+_SCRATCH, _ROOT = "/tmp", b"/tmp/root"
+
 
 # ---- the original ----
 
@@ -54,7 +57,7 @@ def lay_out(plan: LaunchPlan, trees: Sequence[int], attached: Sequence[Tuple[str
     """What guests share, in the working directory, with empty places for what each of them adds to its copy."""
     with step("make places"):
         terminals = (_inside(TERMINALS),) if plan.terminals else ()
-        for path in ("run/scratch", "proc", *terminals, *(_inside(path) for path, _ in plan.scratch_dirs)):
+        for path in ("run", "proc", *terminals, *(_inside(path) for path, _ in plan.scratch_dirs)):
             os.makedirs(path, mode=0o755, exist_ok=True)
     shared = [bind for bind in plan.binds if is_shared(bind, plan)]
     with step("attach paths"):
@@ -109,10 +112,12 @@ def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: S
     """Moves into the copy, the first of the trees; afterwards the host's files have no name in here."""
     calls.part("make mounts private", "/")
     mounts.make_private(calls)
-    calls.part("mount root", "copy")
-    mounts.attach(calls, trees[0], AT_FDCWD, "/tmp")
-    calls.call("chdir", b"/tmp")
     _mount_scratch(calls, plan)
+    calls.part("mount root", "copy")
+    calls.call("mkdirat", AT_FDCWD, _ROOT, 0o700)
+    mounts.attach(calls, trees[0], AT_FDCWD, os.fsdecode(_ROOT))
+    calls.call("chdir", _ROOT)
+    _show_scratch(calls, plan)
     for tree, (target, is_directory) in zip(trees[1:], attached):  # noqa: B905  # `strict` came after Python 3.9
         _attach(calls, plan, tree, target, is_directory)
     _mount_proc(calls)
@@ -123,17 +128,24 @@ def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: S
 
 
 def _mount_scratch(calls: CallList, plan: LaunchPlan) -> None:
-    """One sized tmpfs holds everything that the guest may write, so that one number bounds it all."""
+    """One sized tmpfs holds everything that the guest may write, so that one number bounds it all.
+
+    As a whole it loses its name with the old root, below which it is; the parts keep it alive. Taking down mounts waits
+    for every processor to have noticed: once is enough.
+    """
     calls.part("mount scratch")
     calls.call("umask", 0)
     options = f"size={plan.scratch_bytes},nr_inodes={plan.scratch_inodes},mode=0755"
-    mounts.add(calls, "tmpfs", "run/scratch", "tmpfs", MS_NOSUID | MS_NODEV, options)
-    for path, mode in plan.scratch_dirs:
-        store = "run/scratch/" + path.strip("/").replace("/", "-")
+    mounts.add(calls, "tmpfs", _SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def _show_scratch(calls: CallList, plan: LaunchPlan) -> None:
+    calls.part("mount scratch")
+    for number, (path, mode) in enumerate(plan.scratch_dirs):
+        store = f"{_SCRATCH}/{number}"
         calls.call("mkdirat", AT_FDCWD, store.encode(), 0o700)
         calls.call("fchmodat", AT_FDCWD, store.encode(), mode)
         mounts.add(calls, store, _inside(path), None, MS_BIND)
-    mounts.detach(calls, "run/scratch")  # the parts keep it alive; as a whole it needs no name
 
 
 def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_directory: bool) -> None:

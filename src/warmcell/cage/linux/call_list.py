@@ -253,7 +253,7 @@ class Spawned(NamedTuple):
     keeps: Tuple[object, ...]
 
 
-def spawn(flags: int, prepared: Prepared, with_pidfd: bool = True) -> Spawned:
+def spawn(flags: int, prepared: Prepared, with_pidfd: bool = True, exit_signal: int = signal.SIGCHLD) -> Spawned:
     """A child without a copy of this process's memory: it runs the list and nothing else. `flags` are namespaces.
 
     It starts with all signals blocked: a handler of ours must never run on its small stack.
@@ -267,7 +267,7 @@ def spawn(flags: int, prepared: Prepared, with_pidfd: bool = True) -> Spawned:
     arguments = (ctypes.c_int64 * 4)(steps, prepared.length, values, prepared.given)
     before = signal.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS)
     try:
-        flags |= _CLONE_VM | signal.SIGCHLD | (_CLONE_PIDFD if with_pidfd else 0)
+        flags |= _CLONE_VM | exit_signal | (_CLONE_PIDFD if with_pidfd else 0)
         pid = start(flags, top, ctypes.addressof(pidfd), ctypes.addressof(arguments))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -65,11 +65,6 @@ def make_private(calls: CallList) -> None:
     add(calls, "none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def detach(calls: CallList, path: str) -> None:
-    """Takes away the name; what is in use goes on."""
-    calls.call("umount2", os.fsencode(path), MNT_DETACH)
-
-
 def pivot_into_working_directory(calls: CallList) -> None:
     """It becomes the root. The old root, stacked on it for a moment, loses its name and with it everything below."""
     calls.call("pivot_root", b".", b".")

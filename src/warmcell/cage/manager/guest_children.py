@@ -98,10 +98,8 @@ class GuestChild:
             self._fail(error)
 
     def _hear(self, watcher: Watcher) -> None:
-        """First its word, with descriptors; then the end of that channel, which is the last thing of the list."""
-        if not self._given:
-            self._given = take_over(self._handoff)
-            return
+        """Its word, with descriptors, and the end of that channel, which is the last thing of the list."""
+        self._given = take_over(self._handoff)
         self._handoff.close()
         verify.check(self.pid, self._init.pid, self._expected)
         self._listen(watcher)

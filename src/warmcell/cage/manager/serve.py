@@ -19,18 +19,21 @@ from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from ..plan import PlanError, decode_binds
 from ..watching.watcher import LOST, NO_VERDICT, Watcher
-from ..wire import PacketCut, receive_packet, send_packet
+from ..wire import PacketCut, new_inbox, receive_packet, send_packet
 from .cells import CellMaker
 from .guest_children import Ending, GuestChild
 from .zygote_child import ZygoteChild, ZygoteLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
+    from typing import Any, Callable, Dict, List, Optional, Set
 
 _QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
 #: How long after a run the mounts of its cell are taken down, and of how many cells they may wait for that.
 _LINGER_MS, _MOST_LINGERING = 3, 2
+#: Inits that were ended are reaped as well when nobody waits; less and less often where one takes its time.
+_SELDOM_MS = 1000
+_WALL = 0x40000000  # those too whose end is not signalled
 
 
 class Manager:
@@ -41,6 +44,7 @@ class Manager:
     ) -> None:
         self._control: Optional[socket.socket] = control
         self._supervisor = supervisor
+        self._inbox = new_inbox()
         self._zygote = zygote
         self._is_caging = order["isolation"] == "namespaces"
         #: Everything that is our child and has not been reaped, with what it may still use of our memory.
@@ -52,6 +56,9 @@ class Manager:
         self._asked_for: Dict[int, GuestChild] = {}
         #: Mount namespaces whose cells have ended.
         self._lingering: List[int] = []
+        #: Inits that were ended and have not been reaped, and how long to wait before looking for them.
+        self._ending_inits: Set[int] = set()
+        self._reap_ms = _LINGER_MS
         self._watcher = Watcher()
         self._poll = select.poll()
         if not self._is_caging:
@@ -79,8 +86,7 @@ class Manager:
             ready = dict(self._poll.poll(self._pause_ms()))
             self._finish_ended()
             if not ready:
-                close_all(self._lingering)
-                self._lingering.clear()
+                self._tidy()
                 if not self._ended and not self._maker.is_complete:
                     self._maker.complete()
                 continue
@@ -97,17 +103,27 @@ class Manager:
             if self._control is not None and self._control.fileno() in ready:
                 self._hear(self._control)
 
+    def _tidy(self) -> None:
+        """Nobody waits for any of this."""
+        close_all(self._lingering)
+        self._lingering.clear()
+        if self._ending_inits:
+            self._reap()
+            self._reap_ms = min(2 * self._reap_ms, _SELDOM_MS)
+
     def _pause_ms(self) -> Optional[float]:
         due = [guest.leftovers.next_look for guest in self._ended if guest.leftovers is not None]
         if due:
             return max(0.0, min(due) - time.monotonic()) * 1000
         if self._lingering:
             return _LINGER_MS
+        if self._ending_inits:
+            return self._reap_ms
         return None if self._maker.is_complete else _QUIET_MS
 
     def _hear(self, control: socket.socket) -> None:
         try:
-            order, descriptors = receive_packet(control)
+            order, descriptors = receive_packet(control, inbox=self._inbox)
         except PacketCut:
             return  # nobody here holds the cell's channels: the supervisor sees them end, and asks again
         if not order:
@@ -123,7 +139,8 @@ class Manager:
             return
         if made is not None:
             self._guests[made.pid] = made
-            self._poll.register(made.listens_to, select.POLLIN)
+            # Not for its word, which is of no use before the end of that channel: poll tells of ends unasked.
+            self._poll.register(made.listens_to, 0)
 
     def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
         """Shows directories to a guest that has begun, and has the watcher see how much it writes to them."""
@@ -202,12 +219,13 @@ class Manager:
         lost = False
         while True:
             try:
-                pid, status, used = os.wait4(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG | _WALL)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
             self._processes.pop(pid, None)
+            self._ending_inits.discard(pid)
             self._maker.ids.give_back(pid)
             lost = True
             guest = self._guests.pop(pid, None)
@@ -237,6 +255,8 @@ class Manager:
         if len(self._lingering) < _MOST_LINGERING:
             self._lingering += guest.hold_mounts()
         guest.end_all()
+        self._ending_inits.add(guest.init_pid)
+        self._reap_ms = _LINGER_MS
         if guest.watch is None:
             guest.finish(NO_VERDICT)
             return
@@ -259,6 +279,6 @@ class Manager:
         while True:
             kill_tree(os.getpid(), itself=False)
             try:
-                os.waitpid(-1, 0)
+                os.waitpid(-1, _WALL)
             except ChildProcessError:
                 return

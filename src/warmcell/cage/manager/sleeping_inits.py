@@ -7,6 +7,7 @@ ones are made when there is nothing else to do. An init never needs our memory: 
 from __future__ import annotations
 
 import os
+import select
 
 from ..cell import SleepingInit
 from ..failure import CageError, step
@@ -105,7 +106,8 @@ def _start(flags: int, prepared: Prepared, awake: int) -> Spawned:
         if pid == 0:
             _run_plainly(prepared, awake)
         return Spawned(pid, pidfd, ())
-    return call_list.spawn(flags, prepared)
+    # Its end is no news: whoever ends it reaps it when there is time.
+    return call_list.spawn(flags, prepared, exit_signal=0)
 
 
 def _run_plainly(prepared: Prepared, awake: int) -> NoReturn:
@@ -121,8 +123,7 @@ def _run_plainly(prepared: Prepared, awake: int) -> NoReturn:
 
 
 def _is_there(init: SleepingInit) -> bool:
-    try:
-        signal.pidfd_send_signal(init.pidfd, 0)
-        return True
-    except ProcessLookupError:
-        return False
+    """Not by a signal to it: one that has ended takes them until it is reaped."""
+    poll = select.poll()
+    poll.register(init.pidfd, select.POLLIN)
+    return not poll.poll(0)

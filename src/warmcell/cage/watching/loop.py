@@ -11,7 +11,7 @@ from ..linux.namespaces import CLONE_NEWIPC
 from ..linux.owned import close_all
 from ..linux.syscalls import call
 from ..plan import Watch
-from ..wire import receive_packet, send_packet
+from ..wire import new_inbox, receive_packet, send_packet
 from . import usage
 from .ceilings import Ceilings, Tree, pause_before_look, processes_in
 from .locks import Locks, is_in_namespace_of
@@ -61,6 +61,7 @@ class Loop:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._inbox = new_inbox()
         self._cells: Dict[int, _Cell] = {}
         self._waiting: Dict[int, int] = {}
         #: When each running cell is to be looked at, and which of them have been.
@@ -93,7 +94,7 @@ class Loop:
         return pause if self._is_prepared else min(pause, _NOT_SHORT_MS)
 
     def _hear(self) -> bool:
-        message, descriptors = receive_packet(self._channel)
+        message, descriptors = receive_packet(self._channel, inbox=self._inbox)
         if not message:
             return False
         if "watch" in message:

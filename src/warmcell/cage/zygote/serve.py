@@ -21,7 +21,7 @@ from ..linux import call_list, namespaces, pages
 from ..linux.call_list import CallList, Value
 from ..linux.owned import close_all
 from ..linux.syscalls import MACHINE, prctl
-from ..wire import FORK_ANSWER, FORK_ORDER, receive_bytes, send_packet
+from ..wire import FORK_ANSWER, FORK_ORDER, new_inbox, receive_bytes, send_packet
 from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_what_many_import, load_worker
 from .programs import Programs
 
@@ -52,6 +52,7 @@ def serve(channel: socket.socket, order: Dict[str, Any]) -> Callable[[], None]:
 class _Zygote:
     def __init__(self, channel: socket.socket, order: Dict[str, Any]) -> None:
         self._channel = channel
+        self._inbox = new_inbox()
         self._worker: Optional[ModuleType] = None
         self._recipes: Dict[int, recipe.Recipe] = {}
         self._is_caging = order["isolation"] == "namespaces"
@@ -91,7 +92,7 @@ class _Zygote:
 
     def run(self) -> Callable[[], None]:
         while True:
-            message, descriptors = receive_bytes(self._channel)
+            message, descriptors = receive_bytes(self._channel, inbox=self._inbox)
             if not message:
                 os._exit(0)
             # By length, which no lesson has: an order begins with a number, and 123 is a brace.
