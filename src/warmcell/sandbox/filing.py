@@ -65,8 +65,8 @@ class FilingSandbox:
     restore = _in_thread(Workspace.restore)
 
     async def _guest_cwd(self, cwd: AnyPath | None) -> str:
-        if cwd is None and self._workspace.has_begun:
-            return self._workspace.guest_path  # a thread would cost as much as a small run
+        if self._workspace.has_begun and (standing := self._workspace.standing_cwd(cwd)) is not None:
+            return standing  # a thread would cost as much as a small run
 
         def begin_and_look() -> str:
             self._workspace.begin()

@@ -165,29 +165,21 @@ class AsyncProcess:
 
     async def output_since(self, heard: Mapping[str, int]) -> AsyncGenerator[tuple[int, OutputEvent]]:
         """The same without the first so many bytes of each stream; with each piece, how many there were after it."""
-        process = self.opened()
-        loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the event loop is gone, and whoever listened with it
-                loop.call_soon_threadsafe(is_ready.set)
-
-        follower = process.follow(wake)
         positions: dict[str, int] = {}
-        try:
+        with self.follow() as following:
             is_last = False
             while not is_last:
-                await is_ready.wait()
-                is_ready.clear()
-                events, is_last = follower.take()
+                events, is_last = await following.take()
                 for event in events:
-                    start = positions.get(event.stream, follower.starts[event.stream])
+                    start = positions.get(event.stream, following.starts[event.stream])
                     positions[event.stream] = start + len(event.data)
                     fresh = event.data[max(0, heard.get(event.stream, 0) - start) :]
                     if fresh:
                         yield positions[event.stream], OutputEvent(event.stream, fresh)
-        finally:
-            process.unfollow(follower)
+
+    def follow(self) -> Following:
+        """`output` for who takes all that has come at once; to be left when it is over."""
+        return Following(self.opened())
 
     def opened(self) -> LiveProcess:
         """What is behind it, while there is a sandbox."""
@@ -210,6 +202,49 @@ class AsyncProcess:
     def __repr__(self) -> str:
         state = "running" if self.is_running else f"ended with {self._process.exit_code}"
         return f"<{type(self).__name__} {self.pid} {state}>"
+
+
+class Following:
+    """Somebody in an event loop who hears the output of a process. Left with `with`."""
+
+    def __init__(self, process: LiveProcess) -> None:
+        self._process, self._loop = process, asyncio.get_running_loop()
+        self._is_ready = asyncio.Event()
+        self._is_woken = False
+        self._follower = process.follow(self._wake)
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.unfollow(self._follower)
+
+    @property
+    def starts(self) -> Mapping[str, int]:
+        """By stream: how many bytes had gone by before the first that it hears."""
+        return self._follower.starts
+
+    async def take(self, timeout: float | None = None) -> tuple[list[OutputEvent], bool]:
+        """What has come since, when something has, or nothing after `timeout` seconds; and whether that was all.
+
+        Then the process has ended, and `result` can be asked.
+        """
+        if timeout is None:
+            await self._is_ready.wait()
+        elif not self._is_ready.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._is_ready.wait()
+        self._is_ready.clear()
+        self._is_woken = False  # before what is there is taken: what comes after it wakes again
+        return self._follower.take()
+
+    def _wake(self) -> None:
+        """From the loop of the cage: once until it is looked, as every time costs both loops a turn."""
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the event loop is gone, and whoever listened with it
+                self._loop.call_soon_threadsafe(self._is_ready.set)
 
 
 class Process:

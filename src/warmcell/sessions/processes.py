@@ -176,10 +176,10 @@ class LiveProcess:
             assert isinstance(error, SandboxError)
             self.outcome = Outcome(None, error=error)
             self.forget()  # with the cage everybody who could write is gone
+        self.finished.set_result(self.outcome)  # first: who has heard the last of the output knows how it ended
         for follower in list(self._followers):
             self._let_go(follower)
         self._listen_again()
-        self.finished.set_result(self.outcome)
 
     @property
     def exit_code(self) -> int | None:

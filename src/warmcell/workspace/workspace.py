@@ -120,6 +120,11 @@ class Workspace:
         with place.root.directory(parts):
             return place.guest_path(parts)
 
+    def standing_cwd(self, path: AnyPath | None = None) -> str | None:
+        """The same without looking, for what stands as long as the sandbox: the work directory, and mounts."""
+        place, parts = self._places.find("." if path is None else path)
+        return None if parts else place.guest_path(())
+
     def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> FileWatch:
         """Events of what is in a directory, and with `recursive` of all below it, from now on."""
         from warmcell.workspace.watching import FileWatch

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from warmcell.interfaces.serve import fusion, fusion_jupyter, mcp_door, page_files, piston, sign_in
-from warmcell.interfaces.serve.doors import FromElsewhere, Unframed, not_found, wrong_method
+from warmcell.interfaces.serve.doors import Doors, FromElsewhere, Unframed, not_found, wrong_method
 from warmcell.interfaces.serve.e2b import control, envd, interpreter
 from warmcell.interfaces.serve.measured import Measured
 from warmcell.interfaces.serve.service import Service
@@ -52,12 +52,10 @@ def make_app(service: Service) -> Starlette:
 
     measured, under_way, watched = Measured(), UnderWay(), Watched()
     app = Starlette(
-        routes=[*make_routes(measured, under_way, watched), *mcp_door.routes(service)],
-        lifespan=lifespan,
         middleware=[Middleware(Unframed), Middleware(FromElsewhere, settings=service.settings)],
         exception_handlers={404: not_found, 405: wrong_method},
     )
-    app.router.redirect_slashes = False
+    app.router = Doors([*make_routes(measured, under_way, watched), *mcp_door.routes(service)], lifespan)
     app.state.service = service
     return app
 

@@ -8,6 +8,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from warmcell.interfaces.serve.gathered_writes import GatheredWrites
+
 MAX_HEAD = 64 * 1024
 #: From the first byte, or from nothing at all, to a whole request head.
 HEAD_SECONDS = 15.0
@@ -22,7 +24,7 @@ class ImpatientProtocol(H11Protocol):
     _is_in_body = False
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]
         self._wait(HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:

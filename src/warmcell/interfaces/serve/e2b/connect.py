@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.interfaces.serve.exchange import answer, read_body, told
@@ -15,6 +17,7 @@ from warmcell.interfaces.serve.service import service_of
 
 CONNECT = "application/connect+json"
 END_OF_STREAM = 0x02
+_LOOK_SECONDS = 0.05
 STATUSES = {
     "canceled": 408,
     "invalid_argument": 400,
@@ -87,19 +90,56 @@ def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
     return bytes([flags]) + len(data).to_bytes(4, "big") + data
 
 
-def streamed(messages: AsyncIterator[Mapping[str, Any]]) -> Response:
-    """Always a 200; how it went is in the last envelope."""
+class MessageStream(Response):
+    """Always a 200; how it went is in the last envelope. `begun` gives messages, several at a time."""
 
-    async def parts() -> AsyncIterator[bytes]:
+    media_type = CONNECT
+
+    def __init__(self, begun: Awaitable[AsyncIterator[Sequence[Mapping[str, Any]]]]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._begun = begun
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Whether its client has gone is looked for only where it takes longer than most do."""
+        loop, watching = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+
+        async def end_without_client() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            patience.reschedule(loop.time())
+
+        looking = loop.call_later(_LOOK_SECONDS, lambda: watching.append(loop.create_task(end_without_client())))
         try:
-            async for message in messages:
-                yield envelope(message)
-            yield envelope({}, END_OF_STREAM)
+            with suppress(TimeoutError):  # nobody is there to hear more
+                async with asyncio.timeout(None) as patience:
+                    await self._send(send)
+        finally:
+            looking.cancel()
+            for task in watching:
+                task.cancel()
+
+    async def _send(self, send: Any) -> None:
+        """The head goes with the first of it."""
+        last: dict[str, Any] = {}
+        is_begun = False
+        try:
+            async with aclosing(await self._begun) as batches:  # type: ignore[type-var]
+                async for batch in batches:
+                    if not is_begun:
+                        is_begun = True
+                        await self._send_head(send)
+                    data = b"".join(map(envelope, batch))
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:
             told = as_rpc_error(error)
-            yield envelope({"error": {"code": told.code, "message": told.message}}, END_OF_STREAM)
+            last = {"error": {"code": told.code, "message": told.message}}
+        if not is_begun:
+            await self._send_head(send)
+        await send({"type": "http.response.body", "body": envelope(last, END_OF_STREAM)})
 
-    return StreamingResponse(parts(), media_type=CONNECT)
+    async def _send_head(self, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
 
 def seconds_of(request: Request) -> float | None:

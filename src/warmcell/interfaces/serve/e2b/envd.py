@@ -21,12 +21,12 @@ from warmcell.interfaces.serve.e2b import filesystem, process
 from warmcell.interfaces.serve.e2b.box import USERS, Box, FileError, box_of
 from warmcell.interfaces.serve.e2b.connect import (
     STATUSES,
+    MessageStream,
     RpcError,
     as_rpc_error,
     rpc_refusal,
     seconds_of,
     stream_messages,
-    streamed,
     unary_message,
 )
 from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, read_body, refusal, while_connected
@@ -217,24 +217,29 @@ def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
         if not messages:
             raise RpcError("invalid_argument", "a message is needed")
         more = (seconds_of(request),) if with_seconds else ()
-        return streamed(begin(box, messages[0], *more))
+        return MessageStream(begin(box, messages[0], *more))
 
-    return guarded(handler, lambda error: streamed(_raising(as_rpc_error(error))))
+    return guarded(handler, _told_in_stream)
 
 
-async def _raising(error: RpcError) -> Any:
-    raise error
-    yield {}
+def _told_in_stream(error: Exception) -> Response:
+    async def fail() -> Any:
+        raise as_rpc_error(error)
+
+    return MessageStream(fail())
 
 
 async def stream_input(request: Request, tenant: Tenant) -> Response:
     box = await box_for(request)
     messages = await stream_messages(request)
 
-    async def done() -> Any:
-        yield await process.stream_input(box, messages)
+    async def answers() -> Any:
+        yield [await process.stream_input(box, messages)]
 
-    return streamed(done())
+    async def begin() -> Any:
+        return answers()
+
+    return MessageStream(begin())
 
 
 UNARY = {
@@ -259,7 +264,7 @@ def routes() -> list[Any]:
     streams = {
         "process.Process/Start": stream(process.start, with_seconds=True),
         "process.Process/Connect": stream(process.attach),
-        "process.Process/StreamInput": guarded(stream_input, lambda error: streamed(_raising(as_rpc_error(error)))),
+        "process.Process/StreamInput": guarded(stream_input, _told_in_stream),
         "filesystem.Filesystem/WatchDir": stream(filesystem.watch_dir),
     }
     calls = {name: unary(call) for name, call in UNARY.items()} | streams

@@ -94,19 +94,23 @@ class Watcher:
             return
 
 
-async def watch_dir(box: Box, asked: dict[str, Any]) -> AsyncIterator[Message]:
+async def watch_dir(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
     watcher = Watcher(box, asked)
     await watcher.begin()
+    return _watched(watcher)
+
+
+async def _watched(watcher: Watcher) -> AsyncIterator[list[Message]]:
     try:
-        yield {"start": {}}
+        yield [{"start": {}}]
         looks = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             looks += 1
-            for event in await watcher.take():
-                yield {"filesystem": event}
+            if found := await watcher.take():
+                yield [{"filesystem": event} for event in found]
             if looks % KEEPALIVE_LOOKS == 0:
-                yield {"keepalive": {}}
+                yield [{"keepalive": {}}]
     finally:
         with suppress(RpcError, SandboxError):  # it has ended with all that was watched in it
             await watcher.end()

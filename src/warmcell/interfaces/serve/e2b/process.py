@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
@@ -20,7 +18,7 @@ _THERE = 'cd -- "$1" && shift && exec "$@"'
 Message = Mapping[str, Any]
 
 
-async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> AsyncIterator[Message]:
+async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> AsyncIterator[list[Message]]:
     config = _object(asked, "process")
     argv = [_text(config, "cmd"), *(str(word) for word in config.get("args") or [])]
     cwd = await _directory(box, str(config.get("cwd") or HOME))
@@ -37,46 +35,36 @@ async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> Async
     )
     tag = asked.get("tag")
     box.started[process.pid] = (config, str(tag) if tag is not None else None, process)
-    async with aclosing(_events(box, process, "pty" if asked.get("pty") else None)) as events:  # type: ignore[type-var]
-        async for event in events:
-            yield event
+    return _events(box, process, "pty" if asked.get("pty") else None)
 
 
-async def attach(box: Box, asked: dict[str, Any]) -> AsyncIterator[Message]:
+async def attach(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
     process, is_terminal = _found(box, asked)
-    async with aclosing(_events(box, process, "pty" if is_terminal else None)) as events:  # type: ignore[type-var]
-        async for event in events:
-            yield event
+    return _events(box, process, "pty" if is_terminal else None)
 
 
-async def _events(box: Box, process: AsyncProcess, channel: str | None) -> AsyncIterator[Message]:
+async def _events(box: Box, process: AsyncProcess, channel: str | None) -> AsyncIterator[list[Message]]:
+    """What has come since the last, together."""
     if channel:
         box.extras.setdefault("terminals", set()).add(process.pid)
-    yield {"event": {"start": {"pid": process.pid}}}
-    output = process.output()
-    following = asyncio.ensure_future(anext(output, None))
-    try:
-        while True:
-            await asyncio.wait([following], timeout=KEEPALIVE_SECONDS)
-            if not following.done():
-                yield {"event": {"keepalive": {}}}
-                continue
-            if (event := following.result()) is None:
-                break
-            following = asyncio.ensure_future(anext(output, None))
-            yield {"event": {"data": {channel or event.stream: b64encode(event.data).decode()}}}
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        if not following.cancelled():
-            following.exception()
-        await output.aclose()  # type: ignore[attr-defined]
-    yield {"event": {"end": await _end(process)}}
+    with process.follow() as following:
+        yield [{"event": {"start": {"pid": process.pid}}}]
+        is_last = False
+        while not is_last:
+            events, is_last = await following.take(KEEPALIVE_SECONDS)
+            told: list[Message] = [_data(channel or event.stream, event.data) for event in events]
+            if is_last:
+                told.append({"event": {"end": _end(process)}})
+            yield told or [{"event": {"keepalive": {}}}]
 
 
-async def _end(process: AsyncProcess) -> dict[str, Any]:
+def _data(channel: str, data: bytes) -> Message:
+    return {"event": {"data": {channel: b64encode(data).decode()}}}
+
+
+def _end(process: AsyncProcess) -> dict[str, Any]:
     try:
-        result = await process.wait()
+        result = process.result()
     except ExecutionTimeout as error:
         raise RpcError("deadline_exceeded", error.message) from None
     except SandboxError as error:
