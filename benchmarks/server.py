@@ -1,10 +1,11 @@
 """What the server costs: E2B's create to first command, runs per second beside in-process ones, memory, leaks.
 
-    python benchmarks/server.py [--quick] [--results DIRECTORY]
+    python benchmarks/server.py [--quick] [--only create] [--results DIRECTORY]
 
 Run it as an ordinary user. The server is a process of its own, and so is whoever asks: both share the processors with
 what runs. Server and in-process take turns. Prints the figures, writes benchmarks/results/server.json (not with
---quick), and ends with status 1 when a target is missed.
+--quick), and ends with status 1 when a target is missed. For many at once the goals are told beside the figures: on how
+many processors they are met is for the reader to see, and what the other figures have as targets must not be missed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ RUN_CODE = json.dumps({"code": CODE, "language": "python", "run_timeout": 30}).e
 STREAM = json.dumps({"code": CODE, "language": "python", "timeout": 30}).encode()
 EVENTS = "Accept: text/event-stream\r\n"
 LEAK_CLIENTS, SETTLE_SECONDS = 200, 3.0
+AT_ONCE = (1, 20, 50)
+#: The best that is published for this protocol, in milliseconds.
+GOALS = {"p50": 60.0, "p99": 137.0}
 
 
 class Plan(NamedTuple):
@@ -47,9 +51,12 @@ WHOLE, QUICK = Plan(200, 60.0, 50, 60.0, 300.0), Plan(40, 6.0, 10, 6.0, 12.0)
 
 
 class Target(NamedTuple):
+    """One that is a `goal` is told, and missed without consequence."""
+
     name: str
     value: float
     most: float
+    is_goal: bool = False
 
 
 async def first_command(server: Server, at_once: int, count: int) -> dict[str, float]:
@@ -184,15 +191,22 @@ async def settled(server: Server) -> Any:
     return min(states, key=lambda state: (state.processes, state.descriptors, state.resident_kb))
 
 
-async def measured(plan: Plan, directory: str) -> dict[str, Any]:
+async def creates(server: Server, plan: Plan) -> dict[str, Any]:
+    report = {}
+    await first_command(server, 1, 3)
+    for at_once in AT_ONCE:
+        count = plan.creates if at_once == 1 else max(plan.creates, 2 * at_once)
+        name = f"create, {at_once} at once"
+        report[name] = tell(name, await first_command(server, at_once, count))
+    return report
+
+
+async def measured(plan: Plan, directory: str, only: str | None) -> dict[str, Any]:
     report: dict[str, Any] = {"host": about()}
     with started(directory) as server:
-        await first_command(server, 1, 3)
-        for at_once in (1, 20, 50):
-            count = plan.creates if at_once == 1 else max(plan.creates, 2 * at_once)
-            report[f"create, {at_once} at once"] = tell(
-                f"create, {at_once} at once", await first_command(server, at_once, count)
-            )
+        report |= await creates(server, plan)
+        if only == "create":
+            return report
         for clients in (64, 128):
             name = f"{clients} clients"
             report[name] = tell(name, await rates(server, clients, plan.rate_seconds))
@@ -214,9 +228,13 @@ def about() -> dict[str, Any]:
 
 
 def targets(report: dict[str, Any]) -> Iterator[Target]:
-    yield Target("E2B, create to first command, alone, p50 ms", report["create, 1 at once"]["p50"], 60.0)
-    yield Target("E2B, create to first command, alone, p99 ms", report["create, 1 at once"]["p99"], 137.0)
-    yield Target("E2B, create to first command, 20 at once, p50 ms", report["create, 20 at once"]["p50"], 137.0)
+    for at_once in AT_ONCE:
+        row, who = report[f"create, {at_once} at once"], "alone" if at_once == 1 else f"{at_once} at once"
+        for name, most in GOALS.items():
+            is_goal = at_once == 50 or (at_once, name) == (20, "p50")
+            yield Target(f"E2B, create to first command, {who}, {name} ms", row[name], most, is_goal)
+    if "idle" not in report:
+        return
     for clients in (64, 128):
         row = report[f"{clients} clients"]
         yield Target(f"{clients} clients, in-process runs to one of the server", round(1 / row["ratio"], 3), 1.429)
@@ -230,18 +248,20 @@ def targets(report: dict[str, Any]) -> Iterator[Target]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute in place of twelve; nothing is written")
+    parser.add_argument("--only", choices=["create"], help="E2B's create to first command and nothing else")
     parser.add_argument("--results", type=Path, default=None, help="where the figures are written")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-of-warmcell-") as directory:
-        report = asyncio.run(measured(QUICK if options.quick else WHOLE, directory))
+        report = asyncio.run(measured(QUICK if options.quick else WHOLE, directory, options.only))
     found = list(targets(report))
-    for name, value, most in found:
-        print(f"{'ok  ' if value <= most else 'MISS'} {name}: {value:g} (at most {most:g})")
-    results = options.results or (None if options.quick else RESULTS)
+    for name, value, most, is_goal in found:
+        missed = "goal" if is_goal else "MISS"
+        print(f"{'ok  ' if value <= most else missed} {name}: {value:g} (at most {most:g})")
+    results = options.results or (None if options.quick or options.only else RESULTS)
     if results is not None:
         results.mkdir(exist_ok=True)
         (results / "server.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(any(value > most for _, value, most in found))
+    return int(any(value > most and not is_goal for _, value, most, is_goal in found))
 
 
 if __name__ == "__main__":

@@ -32,18 +32,26 @@ class TenantQueue:
     def waiting(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._taken and not self._lines
+
     @asynccontextmanager
     async def place(self, tenant: str, share: int, timeout: float) -> AsyncIterator[None]:
         """Raises `BackendBusy` after `timeout` seconds, or at once where there is no room to wait."""
+        await self.enter(tenant, share, timeout)
+        try:
+            yield
+        finally:
+            self.leave(tenant)
+
+    async def enter(self, tenant: str, share: int, timeout: float) -> None:
+        """`place` for who leaves elsewhere: once for each time that this has returned."""
         self._shares[tenant] = share
         if tenant in self._lines or not self._has_place(tenant):
             await self._wait(tenant, timeout)
         else:
             self._taken[tenant] += 1
-        try:
-            yield
-        finally:
-            self._leave(tenant)
 
     def _has_place(self, tenant: str) -> bool:
         return self._taken.total() < self._most and self._taken[tenant] < self._shares[tenant]
@@ -66,14 +74,14 @@ class TenantQueue:
 
     def _give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
         if turn.done():  # it came in the same moment
-            self._leave(tenant)
+            self.leave(tenant)
             return
         line = self._lines[tenant]
         line.remove(turn)
         if not line:
             del self._lines[tenant]
 
-    def _leave(self, tenant: str) -> None:
+    def leave(self, tenant: str) -> None:
         self._taken[tenant] -= 1
         if not self._taken[tenant]:
             del self._taken[tenant]

@@ -25,22 +25,23 @@ class GatheredWrites:
 
     def write(self, data: bytes) -> None:
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._parts.append(bytes(data))
         self._size += len(data)
         if self._size > MOST_GATHERED:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
         """After what was written."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def abort(self) -> None:
         self._parts, self._size = [], 0
         self._transport.abort()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Now: for who knows that no more belongs to it."""
         parts, self._parts, self._size = self._parts, [], 0
         if parts:
             self._transport.write(b"".join(parts))

@@ -16,6 +16,7 @@ import uvicorn
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.app import make_app
+from warmcell.interfaces.serve.collecting import keep_what_is_loaded
 from warmcell.interfaces.serve.exchange import Refused, refusal
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_reach
@@ -107,8 +108,10 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 async def served(service: Service, listening: socket.socket) -> None:
     patience = asyncio.ensure_future(_lose_patience(service))
+    app = make_app(service)
+    keep_what_is_loaded()
     try:
-        await serve_on(listening, make_app(service), service.settings, service)
+        await serve_on(listening, app, service.settings, service)
     finally:
         patience.cancel()
 

@@ -41,6 +41,10 @@ class ImpatientProtocol(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # type: ignore[attr-defined]  # else it waited for all others of this turn of the loop
+        super().on_response_complete()
+
     def _wait(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self.transport.close)
 

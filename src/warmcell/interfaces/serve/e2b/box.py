@@ -16,6 +16,7 @@ from typing import Any
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.e2b.connect import RpcError
+from warmcell.interfaces.serve.e2b.starts import Starts
 from warmcell.interfaces.serve.held_sandboxes import Held
 from warmcell.policy.places import USER_HOME
 from warmcell.sandbox.processes import AsyncProcess
@@ -135,7 +136,8 @@ class GuestFiles:
 class Box:
     """Kept in `held.extras["e2b"]`."""
 
-    def __init__(self, held: Held, asked: dict[str, Any]) -> None:
+    def __init__(self, held: Held, asked: dict[str, Any], starts: Starts) -> None:
+        self.starts = starts
         self.held, self.template = held, str(asked.get("templateID") or "base")
         self.token, self.traffic_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.auto_pause = asked.get("autoPause") is True

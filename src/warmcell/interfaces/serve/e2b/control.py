@@ -19,6 +19,7 @@ from warmcell.interfaces.serve.e2b.box import Box, box_of, rfc3339
 from warmcell.interfaces.serve.e2b.metrics import metrics_of
 from warmcell.interfaces.serve.e2b.snapshots import Snapshots, copied
 from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
+from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of, told
 from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
 from warmcell.interfaces.serve.service import Service, service_of
@@ -105,7 +106,7 @@ async def _made(service: Service, tenant: Tenant, body: Create, housed: Housed) 
         await housed.destroy()
         raise
     held.on_close.append(lambda: in_thread(housed.home.close))
-    box = held.extras["e2b"] = Box(held, body.model_dump())
+    box = held.extras["e2b"] = Box(held, body.model_dump(), starts_of(service))
     box.asked = body
     if box.auto_pause:
         held.on_expiry = box.pause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
@@ -25,17 +25,23 @@ async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> Async
     if cwd != HOME and not cwd.startswith(f"{HOME}/"):
         argv, cwd = ["/bin/sh", "-c", _THERE, "sh", cwd, *argv], HOME
     size = (asked.get("pty") or {}).get("size") if isinstance(asked.get("pty"), dict) else None
-    process = await box.held.sandbox.spawn(
-        argv,
-        cwd=cwd,
-        env={str(key): str(value) for key, value in (config.get("envs") or {}).items()},
-        pty=_pty_size(size) if "pty" in asked and asked["pty"] is not None else None,
-        stdin=asked.get("stdin", True) is not False,
-        timeout=seconds,
-    )
+    turn = await box.starts.turn(box.held.tenant_id)
+    try:
+        process = await box.held.sandbox.spawn(
+            argv,
+            cwd=cwd,
+            env={str(key): str(value) for key, value in (config.get("envs") or {}).items()},
+            pty=_pty_size(size) if "pty" in asked and asked["pty"] is not None else None,
+            stdin=asked.get("stdin", True) is not False,
+            timeout=seconds,
+        )
+    except BaseException:
+        turn.end()
+        raise
+    turn.end_soon()
     tag = asked.get("tag")
     box.started[process.pid] = (config, str(tag) if tag is not None else None, process)
-    return _events(box, process, "pty" if asked.get("pty") else None)
+    return _events(box, process, "pty" if asked.get("pty") else None, turn.end)
 
 
 async def attach(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
@@ -43,7 +49,9 @@ async def attach(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]
     return _events(box, process, "pty" if is_terminal else None)
 
 
-async def _events(box: Box, process: AsyncProcess, channel: str | None) -> AsyncIterator[list[Message]]:
+async def _events(
+    box: Box, process: AsyncProcess, channel: str | None, on_end: Callable[[], None] = lambda: None
+) -> AsyncIterator[list[Message]]:
     """What has come since the last, together."""
     if channel:
         box.extras.setdefault("terminals", set()).add(process.pid)
@@ -54,6 +62,7 @@ async def _events(box: Box, process: AsyncProcess, channel: str | None) -> Async
             events, is_last = await following.take(KEEPALIVE_SECONDS)
             told: list[Message] = [_data(channel or event.stream, event.data) for event in events]
             if is_last:
+                on_end()
                 told.append({"event": {"end": _end(process)}})
             yield told or [{"event": {"keepalive": {}}}]
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.collecting import keep_what_is_loaded
 from warmcell.interfaces.serve.e2b.box import HOME
+from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
@@ -33,7 +35,7 @@ _KB, _DESCRIPTORS = 8 << 10, 16
 _SHARE = 8
 #: Each is looked at while it waits, which takes a hundredth of a processor.
 _MOST, _PER_PROCESSOR = 64, 32
-#: While several are asked for at once none is made: it would take the processors from their first commands.
+#: None is made while some are asked for or start programs: it would take the processors from their first commands.
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 0.5
 #: What nobody needed for so long goes.
 _IDLE_SECONDS = 10.0
@@ -89,6 +91,7 @@ class Spares:
         #: The fewest that were ready since somebody last looked.
         self._lowest = 0
         self._last_asked = 0.0
+        self._has_made = False
         self._making: asyncio.Task[None] | None = None
         self._looking: asyncio.TimerHandle | None = None
         service.on_close.append(self.aclose)
@@ -102,19 +105,17 @@ class Spares:
         elif self._last_asked:
             self._wanted = min(self._most, self._wanted + 1)
         self._lowest = min(self._lowest, len(self._ready))
-        is_one_of_many = loop.time() < self._last_asked + _QUIET_SECONDS
         self._last_asked = loop.time()
         if self._making is None and not self._service.is_draining:
-            self._making = asyncio.ensure_future(self._make(tenant, waits=is_one_of_many))
+            self._making = asyncio.ensure_future(self._make(tenant))
         if self._looking is None:
             self._looking = loop.call_later(_IDLE_SECONDS, self._look, tenant)
         return found
 
-    async def _make(self, tenant: Tenant, *, waits: bool) -> None:
+    async def _make(self, tenant: Tenant) -> None:
         """Until there are as many as are wanted, one after another."""
         try:
-            if waits:
-                await self._quiet()
+            await self._quiet()
             await self._drop(self._useless_to(tenant))
             while len(self._ready) < self._wanted and not self._service.is_draining:
                 self._ready.append(await self._made(tenant))
@@ -135,10 +136,14 @@ class Spares:
         return stale
 
     async def _quiet(self) -> None:
-        loop = asyncio.get_running_loop()
+        """Until nobody has asked for a moment, and all programs have started; but not for ever."""
+        loop, starts = asyncio.get_running_loop(), starts_of(self._service)
         latest = loop.time() + _MOST_QUIET_SECONDS
-        while (now := loop.time()) < min(latest, self._last_asked + _QUIET_SECONDS):
-            await asyncio.sleep(min(latest, self._last_asked + _QUIET_SECONDS) - now)
+        while (now := loop.time()) < latest:
+            pause = self._last_asked + _QUIET_SECONDS - now
+            if pause <= 0 and starts.is_idle:
+                return
+            await asyncio.sleep(min(latest - now, pause if pause > 0 else _QUIET_SECONDS))
 
     async def _made(self, tenant: Tenant) -> Housed:
         made = Housed(self._service, tenant, PrivateDirectory("work"), {})
@@ -148,6 +153,9 @@ class Spares:
         except BaseException:
             await made.destroy()
             raise
+        if not self._has_made:
+            self._has_made = True
+            keep_what_is_loaded()  # what a first sandbox needs is loaded when it is made
         return made
 
     async def _drop(self, useless: list[Housed]) -> None:
@@ -165,7 +173,7 @@ class Spares:
             return
         self._looking = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._look, tenant)
         if self._making is None:
-            self._making = asyncio.ensure_future(self._make(tenant, waits=True))
+            self._making = asyncio.ensure_future(self._make(tenant))
 
     async def aclose(self) -> None:
         if self._looking is not None:

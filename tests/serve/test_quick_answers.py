@@ -1,0 +1,243 @@
+"""What makes answers quick, each for itself: one piece on the wire, known paths, turns of starting, little garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+from tests.serve.conftest import Server
+from tests.serve.test_e2b import Box
+from tests.serve.test_workers import until
+
+from warmcell.core.output_events import OutputEvent
+from warmcell.interfaces.serve import server as server_module
+from warmcell.interfaces.serve.doors import Doors, door
+from warmcell.interfaces.serve.e2b import starts as starts_module
+from warmcell.interfaces.serve.e2b.connect import MessageStream
+from warmcell.interfaces.serve.e2b.spares import Spares, spares_of
+from warmcell.interfaces.serve.e2b.starts import Starts, starts_of
+from warmcell.interfaces.serve.gathered_writes import MOST_GATHERED, GatheredWrites
+from warmcell.interfaces.serve.service import EVERYBODY, Service
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.sandbox.processes import Following
+from warmcell.sessions.streams import Follower
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+async def test_what_is_written_in_one_turn_is_sent_once() -> None:
+    below = Transport()
+    gathered = GatheredWrites(below, asyncio.get_running_loop())
+    for part in (b"head", b"body", b"end"):
+        gathered.write(part)
+    assert below.sent == []
+    await asyncio.sleep(0)
+    assert below.sent == [b"headbodyend"]
+    gathered.write(b"more")
+    gathered.flush()
+    gathered.write(b"last")
+    gathered.close()
+    assert below.sent[1:] == [b"more", b"last"] and below.is_closed
+    await asyncio.sleep(0)
+    assert len(below.sent) == 3
+
+
+async def test_no_more_than_the_transport_knows_of_is_held_back() -> None:
+    below = Transport()
+    gathered = GatheredWrites(below, asyncio.get_running_loop())
+    gathered.write(b"x" * MOST_GATHERED)
+    assert below.sent == []
+    gathered.write(b"x")
+    assert len(below.sent[0]) == MOST_GATHERED + 1
+    gathered.write(b"of nobody")
+    gathered.abort()
+    await asyncio.sleep(0)
+    assert len(below.sent) == 1
+
+
+async def test_known_paths_are_remembered_and_nobody_elses() -> None:
+    async def handler(request: Any, tenant: Any) -> Response:
+        return Response(request.path_params.get("id", "whole"))
+
+    whole, part = door("GET", "/things", handler, None), door("GET", "/things/{id}", handler, None)
+    app = Doors([whole, part], None)
+
+    async def ask(method: str, path: str) -> tuple[int, bytes]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "app": _App(), "query_string": b""}
+        try:
+            await app(scope, None, send)  # type: ignore[arg-type]
+        except Exception as error:  # as Starlette's own layers render it
+            return error.status_code, b""  # type: ignore[attr-defined]
+        return sent[0]["status"], sent[1]["body"]
+
+    for _ in range(2):
+        assert await ask("GET", "/things") == (200, b"whole")
+        assert await ask("GET", "/things/7") == (200, b"7")
+        assert (await ask("POST", "/things"))[0] == 405
+        assert (await ask("GET", "/nothing"))[0] == 404
+    assert app._known == {("GET", "/things"): whole}
+
+
+class _App:
+    """As much of the application as a door asks for."""
+
+    class state:  # noqa: N801
+        class service:  # noqa: N801
+            is_draining = False
+            tenant = staticmethod(lambda token: None)
+
+
+async def test_a_stream_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, sent = asyncio.Event(), list[Any]()
+
+    async def messages() -> AsyncIterator[list[dict[str, Any]]]:
+        try:
+            yield [{"number": 1}, {"number": 2}]
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def begun() -> AsyncIterator[list[dict[str, Any]]]:
+        return messages()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async with asyncio.timeout(30):
+        await MessageStream(begun())({}, receive, send)
+    assert ended.is_set() and [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[1]["body"].count(b"number") == 2
+
+    async def stay() -> Any:
+        await asyncio.Event().wait()
+
+    cut = asyncio.ensure_future(MessageStream(begun())({}, stay, send))
+    await asyncio.sleep(0.1)
+    cut.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cut
+
+
+async def test_programs_start_in_order_and_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts_module, "_AT_ONCE", 1)
+    monkeypatch.setattr(starts_module.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(starts_module, "_HELD_SECONDS", 0.01)
+    starts, begun = Starts(), list[str]()
+
+    async def start(name: str, finish: Callable[[Any], None]) -> None:
+        turn = await starts.turn(name[0])
+        begun.append(name)
+        await asyncio.sleep(0)
+        finish(turn)
+
+    first = await starts.turn("a")
+    assert not starts.is_idle
+    others = [asyncio.ensure_future(start(name, lambda turn: turn.end())) for name in ("a1", "a2", "b1")]
+    others.append(asyncio.ensure_future(start("b2", lambda turn: turn.end_soon())))
+    await asyncio.sleep(0)
+    assert begun == []
+    first.end()
+    first.end()  # which gives nobody a second place
+    async with asyncio.timeout(30):
+        await asyncio.gather(*others)
+        assert begun == ["a1", "b1", "a2", "b2"]
+        (await starts.turn("c")).end()  # though b2 goes on
+    assert starts.is_idle
+
+
+def test_programs_that_stay_keep_nobody_from_starting(server: Server) -> None:
+    box, asked = Box(server.client), {"cmd": "/bin/sleep", "args": ["60"]}
+    count = 2 * starts_module._AT_ONCE * len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(count) as threads:
+        staying = [threads.submit(box.stream, "process.Process/Start", process=asked) for _ in range(count)]
+        assert box.run("echo 1") == (0, "1\n", "")
+        listing = f"{server.url}/process.Process/List"
+        until(lambda: len(box.client.post(listing, json={}, headers=box.headers).json()["processes"]) == count)
+        assert box.kill() == 204
+        assert all(stay.result() for stay in staying)
+
+
+async def test_none_is_made_ahead_while_programs_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, made = Service(Settings(spares=1)), asyncio.Event()
+
+    async def make(self: Spares, tenant: Any) -> Any:
+        made.set()
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Spares, "_made", make)
+    turn = await starts_of(service).turn("somebody")
+    spares_of(service).take(EVERYBODY)
+    await asyncio.sleep(0.2)
+    assert not made.is_set()
+    turn.end()
+    async with asyncio.timeout(30):
+        await made.wait()
+    await service.aclose()
+
+
+async def test_a_server_collects_its_garbage_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has loaded would else be looked at in the middle of a request, for a twentieth of a second."""
+    before, found = gc.get_threshold(), dict[str, Any]()
+
+    async def look(*_: Any, **__: Any) -> None:
+        found.update(frozen=gc.get_freeze_count(), threshold=gc.get_threshold())
+
+    monkeypatch.setattr(server_module, "serve_on", look)
+    service = Service(Settings())
+    try:
+        gc.set_threshold(100_000)
+        with socket.socket() as listening:
+            await server_module.served(service, listening)
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+        await service.aclose()
+    assert found["frozen"] > 10_000 and found["threshold"][0] < 10_000
+
+
+async def test_a_follower_is_woken_once_until_it_looks() -> None:
+    """And for what comes after it has looked again: nothing is left lying."""
+
+    class Process:
+        def follow(self, on_ready: Callable[[], None]) -> Follower:
+            self.follower = Follower(on_ready, lambda: None)
+            return self.follower
+
+        def unfollow(self, follower: Follower) -> None:
+            follower.finish()
+
+    process: Any = Process()
+    with Following(process) as following:
+        assert await following.take(0.01) == ([], False)
+        for piece in ("one", "two"):
+            await asyncio.to_thread(process.follower.add, OutputEvent("stdout", piece.encode()))
+        assert [event.data for event in (await following.take())[0]] == [b"one", b"two"]
+        await asyncio.to_thread(process.follower.finish)
+        assert await following.take() == ([], True)
