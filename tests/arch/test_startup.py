@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
+
+from warmcell.lifetime.held_directories import make_held
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bin/warmcell"
@@ -50,10 +55,17 @@ def test_the_command_is_our_own_script() -> None:
     assert "scripts" not in project["project"]
 
 
-def test_a_run_loads_nothing_heavy() -> None:
+def test_a_run_loads_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to sweep either, where another program has its directories: they are held."""
+    for name in ("TMPDIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    another = make_held("warmcell-run-", str(tmp_path))
     loaded, ended = modules_of("run", "python", "-c", "print(6*7)")
     assert (ended.returncode, ended.stdout) == (0, "42\n"), ended.stderr[-2000:]
+    another.let_go()
     assert heavy(loaded) == set()
+    swept, _ = modules_of("run", "python", "-c", "print(6*7)")
+    assert "warmcell.workspace.remove" in swept and not os.path.exists(another.path)
 
 
 def test_a_script_of_the_toolbox_needs_no_event_loop() -> None:

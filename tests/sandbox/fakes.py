@@ -8,7 +8,7 @@ from typing import Any
 
 from warmcell.core.errors import CommandNotFound
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecResult, Language
-from warmcell.sandbox.backend_adapters import GuestConfig, Job
+from warmcell.sandbox.guest_config import GuestConfig, Job
 
 
 class FakeGuest:

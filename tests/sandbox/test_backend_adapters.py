@@ -14,7 +14,8 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.sandbox.backend_adapters import GuestConfig, command_line, in_directory, quoted, sandbox_policy
+from warmcell.sandbox.guest_config import GuestConfig, sandbox_policy
+from warmcell.sandbox.shell_words import command_line, in_directory, quoted
 from warmcell.workspace.mount_points import MountPoint
 
 

@@ -25,7 +25,8 @@ from warmcell import (
 )
 from warmcell.backends.output_callbacks import following
 from warmcell.lifetime.portal import Portal, Visits
-from warmcell.sandbox.backend_adapters import GuestConfig, ProcessGuest
+from warmcell.sandbox.backend_adapters import ProcessGuest
+from warmcell.sandbox.guest_config import GuestConfig
 
 pytestmark = [pytest.mark.needs("linux", "user namespaces")]
 NO_POOL = ProcessConfig(pool_size=0, pool_min=0)

@@ -29,8 +29,8 @@ from warmcell.enforcers.bubblewrap import BubblewrapEnforcer
 from warmcell.languages.config import ProcessConfig
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import SandboxPolicy
-from warmcell.sandbox.backend_adapters import Job
 from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox, portal
+from warmcell.sandbox.guest_config import Job
 from warmcell.workspace.errors import WorkspaceError
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]

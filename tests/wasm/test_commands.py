@@ -25,7 +25,7 @@ from warmcell.core.errors import (
     MemoryExceeded,
 )
 from warmcell.core.types import ExecResult, Language
-from warmcell.sandbox.backend_adapters import GuestConfig, Job
+from warmcell.sandbox.guest_config import GuestConfig, Job
 from warmcell.toolbox import loader
 
 Command = Callable[..., ExecResult]

@@ -146,9 +146,12 @@ def swept_places() -> list[tuple[str, tuple[str, ...]]]:
     return [(temporary_place(), PREFIXES), (builds, UNFINISHED_BUILDS), (go, UNFINISHED_LIBRARIES)]
 
 
-def has_candidates() -> bool:
-    """Whether there is anything in them, held or not. One look at each."""
-    return any(_names(parent, prefixes) for parent, prefixes in swept_places())
+def has_abandoned() -> bool:
+    """Whether a sweep would find anything: those that other programs hold are theirs."""
+    for parent, prefixes in swept_places():
+        for _ in abandoned(parent, prefixes):
+            return True
+    return False
 
 
 def abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:

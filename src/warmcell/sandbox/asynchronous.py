@@ -22,15 +22,8 @@ from warmcell.core.types import (
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.sandbox.backend_adapters import (
-    Guest,
-    GuestConfig,
-    GuestFactory,
-    check_process_settings,
-    make_guest,
-    no_live_cage,
-    with_limits,
-)
+from warmcell.sandbox.backend_adapters import Guest, GuestFactory, make_guest, no_live_cage
+from warmcell.sandbox.guest_config import GuestConfig, check_process_settings, with_limits
 from warmcell.sandbox.opening import session_languages
 from warmcell.sandbox.operations import Operations
 from warmcell.sandbox.running import RunningSandbox

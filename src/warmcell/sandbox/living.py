@@ -12,8 +12,9 @@ from warmcell.backends.output_callbacks import OnText, Texts
 from warmcell.core.errors import SandboxDestroyed
 from warmcell.core.types import EffectiveLimits, ExecResult, check_env
 from warmcell.lifetime.threads import in_thread
-from warmcell.sandbox.backend_adapters import Guest, Job, ProcessGuest, language_for, no_live_cage
+from warmcell.sandbox.backend_adapters import Guest, ProcessGuest, language_for, no_live_cage
 from warmcell.sandbox.filing import FilingSandbox
+from warmcell.sandbox.guest_config import Job
 from warmcell.sandbox.opening import Opening, session_language, session_starter
 from warmcell.workspace.workspace import AnyPath
 

@@ -21,7 +21,7 @@ from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
-from warmcell.sandbox.backend_adapters import NPM_PLACE
+from warmcell.sandbox.guest_config import NPM_PLACE
 from warmcell.sandbox.packages import Installer, Packages, forget_oldest, kept_place
 from warmcell.workspace.private_directory import PrivateDirectory
 

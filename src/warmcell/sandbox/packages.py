@@ -23,7 +23,7 @@ from warmcell.core.types import ExecRequest, ExecResult, Limits, check_text
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.held_directories import cache_place, make_cache
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
-from warmcell.sandbox.backend_adapters import PACKAGES
+from warmcell.sandbox.guest_config import PACKAGES
 from warmcell.workspace.private_directory import PrivateDirectory
 
 if TYPE_CHECKING:

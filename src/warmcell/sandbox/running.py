@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from warmcell.backends.output_callbacks import Follow, OnText, following
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import ExecRequest, ExecResult, Language, check_text, check_timeout
-from warmcell.sandbox.backend_adapters import Job, checked_argv, language_for
+from warmcell.sandbox.backend_adapters import language_for
+from warmcell.sandbox.guest_config import Job
 from warmcell.sandbox.living import LivingSandbox
+from warmcell.sandbox.shell_words import checked_argv
 from warmcell.workspace.workspace import AnyPath
 
 

@@ -19,7 +19,7 @@ from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import host_failure
-from warmcell.lifetime.held_directories import has_candidates
+from warmcell.lifetime.held_directories import has_abandoned
 from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.scarcity import scarcity
 from warmcell.policy.model import SandboxPolicy
@@ -352,7 +352,7 @@ class Launcher:
 @cache
 def _sweep_leftovers() -> None:
     """What killed programs of this user left. Once in a process; the remover is loaded where there is something."""
-    if has_candidates():
+    if has_abandoned():
         from warmcell.workspace.private_directory import sweep_once
 
         sweep_once()
