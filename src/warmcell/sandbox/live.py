@@ -47,6 +47,8 @@ class LiveSide:
 
     async def cage(self) -> LiveCage:
         """The one that lives, or a new one."""
+        if (current := self.current()) is not None:
+            return current
         async with self._making:
             if self._cage is None or not self._cage.is_alive:
                 await self._end_cage()

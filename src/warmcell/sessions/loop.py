@@ -53,7 +53,8 @@ class Loop:
             if self._is_over:
                 return False
             self._asked.append(wish)
-            os.eventfd_write(self._wake, 1)
+            if len(self._asked) == 1:  # else whoever came before has woken it, and it goes on until none is left
+                os.eventfd_write(self._wake, 1)
             return True
 
     def call_later(self, seconds: float, wish: Callable[[], None]) -> None:

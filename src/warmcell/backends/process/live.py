@@ -108,17 +108,14 @@ class LiveCage:
     async def start_soon(self, argv: Sequence[str], **options: Any) -> StartedProgram:
         """The same for event loops. Who is cancelled meanwhile leaves nothing running."""
         starting = self.begin_starting(argv, **options)
-        answer = asyncio.wrap_future(starting.answer)
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await asyncio.shield(answer)
+            await _settled(starting.answer, _ANSWER_SECONDS)
         except asyncio.CancelledError:
             starting.answer.add_done_callback(lambda _: starting.kill_soon())
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that none warns
             raise
-        except (ConversationOver, TimeoutError):
-            await in_thread(lambda: self._await(starting.answer, 0))  # which says why
-        return self._started(starting, answer.result())
+        if starting.answer.done() and starting.answer.exception() is None:
+            return self._started(starting, starting.answer.result())
+        return self._started(starting, await in_thread(lambda: self._await(starting.answer, 0)))  # which says why
 
     def begin_starting(
         self,
@@ -335,6 +332,27 @@ class LiveCage:
             while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
                 self._cell.hear()
         return self._cell.report or {}
+
+
+async def _settled(answer: Future[Message], seconds: float) -> None:
+    """Until it is there, or so long. Cancelling who waits is not told to the answer, which others wait for."""
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiting.done():
+            waiting.set_result(None)
+
+    def tell(_: Future[Message]) -> None:
+        with suppress(RuntimeError):  # the event loop is gone, and whoever waited with it
+            loop.call_soon_threadsafe(wake)
+
+    patience = loop.call_later(seconds, wake)
+    answer.add_done_callback(tell)
+    try:
+        await waiting
+    finally:
+        patience.cancel()
 
 
 def _memory_file(content: bytes) -> int:

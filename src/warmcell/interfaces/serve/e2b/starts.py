@@ -14,9 +14,9 @@ from warmcell.interfaces.serve.service import Service
 from warmcell.lifetime.tenant_queue import TenantQueue
 
 #: For each processor.
-_AT_ONCE = 2
+_AT_ONCE = 1
 #: A program that has not ended so long after it was started is none that others should wait for.
-_HELD_SECONDS = 0.02
+_HELD_SECONDS = 0.01
 _MOST_WAITING, _PATIENCE = 1 << 16, 60.0
 
 
