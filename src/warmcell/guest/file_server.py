@@ -18,6 +18,12 @@ import sys
 HOME = os.environ.get("HOME", "/home/user")
 PAGE = 1000
 CHUNK = 256 * 1024
+#: Of the paths in one answer, which is a line of bounded length and says a path several times.
+MOST_BYTES = 1 << 20
+MOST_ENTRIES = 100_000
+#: By path and depth: what was found for somebody who has not yet had all of it.
+LISTED = {}
+MOST_LISTINGS = 4
 MARK = b"user.e2b."
 MOST_WATCHED = 2000
 MOST_EVENTS = 10_000
@@ -88,8 +94,28 @@ def op_stat(asked):
 
 
 def op_list(asked):
-    """All down to a depth, a page at a time."""
-    root, found = resolved(asked["path"]), []
+    """All down to a depth, a page at a time: the next one begins at `next`. What cannot be looked at is left out."""
+    key = asked["path"], asked["depth"]
+    found = LISTED.pop(key, None) if asked["offset"] else None
+    found = below(*key) if found is None else found
+    page, size, index = [], 0, asked["offset"]
+    while index < len(found) and len(page) < PAGE and size < MOST_BYTES:
+        try:
+            page.append(entry(found[index]))
+            size += 8 * len(found[index])
+        except OSError:
+            pass
+        index += 1
+    if index < len(found):
+        LISTED[key] = found
+        for old in list(LISTED)[:-MOST_LISTINGS]:
+            del LISTED[old]
+    return {"entries": page, "next": index, "more": index < len(found)}
+
+
+def below(path, most_depth):
+    """The paths, sorted; not many more than somebody would want to have."""
+    root, found = resolved(path), []
     if not os.path.isdir(root):
         raise NotADirectoryError(errno.ENOTDIR, "not a directory")
     root = os.path.realpath(root)
@@ -97,16 +123,12 @@ def op_list(asked):
         depth = len(os.path.relpath(directory, root).split(os.sep)) if directory != root else 0
         found += [os.path.join(directory, name) for name in sorted(names + files)]
         names.sort()
-        if depth + 1 >= asked["depth"]:
+        if depth + 1 >= most_depth:
             names.clear()
+        if len(found) > MOST_ENTRIES:
+            break
     found.sort()
-    page = []
-    for path in found[asked["offset"] : asked["offset"] + PAGE]:
-        try:
-            page.append(entry(path))
-        except FileNotFoundError:
-            continue
-    return {"entries": page, "more": asked["offset"] + PAGE < len(found)}
+    return found
 
 
 def op_mkdir(asked):
@@ -198,8 +220,10 @@ class Watches:
             raise FileNotFoundError(errno.ENOENT, "there is no such watcher")
         self._drain()
         _, _, events = self._watchers[identity]
-        page = events[:PAGE]
-        del events[:PAGE]
+        page, size = [], 0
+        while events and len(page) < PAGE and size < MOST_BYTES:
+            page.append(events.pop(0))
+            size += 8 * len(page[-1][0])
         return page, bool(events)
 
     def end(self, identity):

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from warmcell.interfaces.serve import fusion, fusion_jupyter, mcp_door, page_files, piston, sign_in
 from warmcell.interfaces.serve.doors import Doors, FromElsewhere, Unframed, not_found, wrong_method
 from warmcell.interfaces.serve.e2b import control, envd, interpreter
+from warmcell.interfaces.serve.exchange import BodyMemory
 from warmcell.interfaces.serve.measured import Measured
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.v1 import (
@@ -56,7 +57,7 @@ def make_app(service: Service) -> Starlette:
         exception_handlers={404: not_found, 405: wrong_method},
     )
     app.router = Doors([*make_routes(measured, under_way, watched), *mcp_door.routes(service)], lifespan)
-    app.state.service = service
+    app.state.service, app.state.bodies = service, BodyMemory()
     return app
 
 

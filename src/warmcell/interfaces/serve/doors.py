@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.serve.exchange import ClientGone, Refused, refusal
+from warmcell.interfaces.serve.exchange import OWNER, TAKEN, ClientGone, Refused, refusal
 from warmcell.interfaces.serve.rates import CountedAnswer
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.settings import Settings, is_loopback
@@ -67,22 +67,36 @@ class Doors(Router):
 
 
 def door(
-    method: str, path: str, handler: Handler, scope: str | None, refuse: Rendering = refusal, **described: Any
+    method: str,
+    path: str,
+    handler: Handler,
+    scope: str | None,
+    refuse: Rendering = refusal,
+    owner: Callable[[Request], Tenant | None] | None = None,
+    **described: Any,
 ) -> Door:
     """A route for whoever has the scope; None: for everybody. `refuse` renders what is not a success.
 
-    `described` is for `/openapi.json`.
+    `owner`: for whom it counts where clients bring another secret than a token. `described` is for `/openapi.json`.
     """
 
     async def endpoint(request: Request) -> Any:
         try:
-            return await _counted(request, admitted(request, scope), handler)
+            tenant = admitted(request, scope)
+            if owner is not None and (owning := owner(request)) is not None:
+                tenant = owning
+                service_of(request).rates.take(tenant)
+            request.scope[OWNER] = tenant.id
+            return await _counted(request, tenant, handler)
         except (Refused, ClientGone, SandboxError) as error:
             return refuse(error)
         except Exception as error:
             # An exception that we did not foresee may hold anything of the host: the log gets it, the client its kind.
             _log.exception("a request failed inside")
             return refuse(Refused(500, f"the server failed inside ({type(error).__name__})"))
+        finally:
+            if TAKEN in request.scope:
+                request.app.state.bodies.leave(request.scope)
 
     route = Door(path, endpoint, methods=[method])
     if described.get("answers") == ("events",):

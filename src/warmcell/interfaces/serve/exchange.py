@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Coroutine, Iterator, Mapping
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from warmcell.core.door_text import scrub
@@ -26,7 +27,7 @@ from warmcell.core.errors import (
     SessionEnded,
 )
 from warmcell.core.lines import one_line
-from warmcell.core.types import ExecResult
+from warmcell.core.types import MIB, ExecResult
 from warmcell.interfaces.cli.render import error_to_plain
 from warmcell.lifetime.tenant_queue import TooManyWaiting
 from warmcell.sessions.cell_results import CellResult
@@ -57,7 +58,12 @@ class ClientGone(Exception):
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """JSON in ASCII: lone surrogates that a guest printed cannot break it."""
     body = json.dumps(value, ensure_ascii=True, default=str, separators=(",", ":"))
-    return Response(body, status, headers, media_type="application/json")
+    return Response(body, status, said_when(status, headers), media_type="application/json")
+
+
+def said_when(status: int, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Who is sent away for now is told when to come again, whatever door it was."""
+    return {"Retry-After": "1", **(headers or {})} if status in (429, 503) else headers
 
 
 def refusal(error: Exception) -> Response:
@@ -67,9 +73,7 @@ def refusal(error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_GONE)
     assert isinstance(error, SandboxError)
-    status = status_of(error)
-    headers = {"Retry-After": "1"} if status in (429, 503) else {}
-    return answer({"error": plain_error(error)}, status, headers)
+    return answer({"error": plain_error(error)}, status_of(error))
 
 
 def plain_refusal(error: Refused) -> dict[str, Any]:
@@ -166,19 +170,49 @@ async def read_body(request: Request, most: int) -> bytes:
         if int(request.headers.get("content-length", "0")) > most:
             raise _too_large(most)
     parts, size = [], 0
+    memory: BodyMemory = request.app.state.bodies
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 size += len(part)
                 if size > most:
                     raise _too_large(most)
+                memory.take(request.scope, len(part))
                 parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone from None
     except TimeoutError:
         raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s", headers=_CLOSE) from None
     return b"".join(parts)
 
 
 _CLOSE = {"Connection": "close"}
+#: In a request's scope: whose it is, and how much of its body is in memory.
+OWNER, TAKEN = "warmcell.owner", "warmcell.body"
+
+
+class BodyMemory:
+    """What the bodies of all requests under way take together: each is bounded, and there may be a thousand of them.
+
+    One tenant has half of it at most. Belongs to one event loop.
+    """
+
+    def __init__(self, most: int = 512 * MIB) -> None:
+        self._most, self._taken = most, Counter[str]()
+
+    def take(self, scope: MutableMapping[str, Any], size: int) -> None:
+        owner = scope.get(OWNER, "")
+        if self._taken[owner] + size > self._most // 2:
+            raise Refused(429, "you are sending too much at once", headers=_CLOSE)
+        if self._taken.total() + size > self._most:
+            raise Refused(503, "too much is being sent at once", headers=_CLOSE)
+        self._taken[owner] += size
+        scope[TAKEN] = scope.get(TAKEN, 0) + size
+
+    def leave(self, scope: MutableMapping[str, Any]) -> None:
+        """When the request was dealt with; its answer may go on."""
+        if size := scope.pop(TAKEN, 0):
+            self._taken[scope.get(OWNER, "")] -= size
 
 
 def _too_large(most: int) -> Refused:

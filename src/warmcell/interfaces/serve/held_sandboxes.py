@@ -8,7 +8,8 @@ import inspect
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from warmcell.core.errors import SandboxError
@@ -33,7 +34,8 @@ class Held:
         self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str], mark: str = ""
     ) -> None:
         self.id = secrets.token_hex(16) + mark
-        self.sandbox, self.tenant_id, self.metadata = sandbox, tenant.id, dict(metadata)
+        self.sandbox, self.tenant, self.metadata = sandbox, tenant, dict(metadata)
+        self.tenant_id = tenant.id
         self.created, self.longest = time.time(), tenant.lifetime
         self.expires = self.created + seconds
         #: What a protocol keeps with it.
@@ -74,13 +76,19 @@ class HeldSandboxes:
         self, make: Callable[[], Awaitable[AsyncSandbox]], tenant: Tenant, seconds: float, metadata: Mapping[str, str]
     ) -> Held:
         """The same for one that takes its time: its place is taken from the start."""
+        with self.place(tenant):
+            made = await make()
+        return self._hold(made, tenant, seconds, metadata)
+
+    @contextmanager
+    def place(self, tenant: Tenant) -> Iterator[None]:
+        """For what is made while it is held, so that many who come at once are not all let in."""
         self.check_room(tenant)
         self._coming[tenant.id] += 1
         try:
-            made = await make()
+            yield
         finally:
             self._coming[tenant.id] -= 1
-        return self._hold(made, tenant, seconds, metadata)
 
     def check_room(self, tenant: Tenant) -> None:
         """`Refused` with 429 where there is none: for who has much to do before the sandbox is there."""
@@ -151,6 +159,8 @@ def _key(identity: str) -> bytes:
 
 #: A header of answers about what nobody here knows, and another worker might.
 MAYBE_ELSEWHERE = "x-warmcell-maybe-elsewhere"
+#: Of a request that wants to know just that; answered by a 204.
+ASKS_ONLY = "x-warmcell-asks-only"
 #: Behind a front the last digits of an id say which worker has the sandbox.
 _MARK_DIGITS = 2
 

@@ -66,6 +66,7 @@ class McpDoor:
             tenant = admitted(request, "sandbox")
             manager = await self._manager()
             self._admit(request, tenant, manager)
+            self._service.under_way.enter(tenant)
         except (Refused, SandboxError) as error:
             await refusal(error)(scope, receive, send)
             return
@@ -76,6 +77,7 @@ class McpDoor:
             await manager.asgi_app(scope, receive, send)
         finally:
             self._calls.discard(call)
+            self._service.under_way.leave(tenant)
 
     def _admit(self, request: Request, tenant: Tenant, manager: StreamableHTTPSessionManager) -> None:
         """The SDK lets a session be used by who began it, and is told here who that is."""

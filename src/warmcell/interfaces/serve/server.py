@@ -39,8 +39,6 @@ class Bounded:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if len(self.connections) <= self._most or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close"})
         else:
             headers = {"Retry-After": "1", "Connection": "close"}
             await refusal(Refused(503, "there are too many connections", headers=headers))(scope, receive, send)

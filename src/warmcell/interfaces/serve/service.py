@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,6 +59,8 @@ class Service:
         #: What a protocol keeps beside sandboxes.
         self.extras: dict[str, Any] = {}
         self.on_close: list[Callable[[], Awaitable[None]]] = []
+        #: Called with the tenants that are left.
+        self.on_revoked: list[Callable[[set[str]], Awaitable[None]]] = []
         self.queue = queue or TenantQueue(self._config.most_at_once, settings.max_waiting)
 
     @property
@@ -123,10 +125,22 @@ class Service:
         if policy != self.policy:
             old, self.policy = self.backend, policy
             self.backend = self._make_backend()
-            task = asyncio.ensure_future(self._retire(old))
-            self._retired.add(task)
-            task.add_done_callback(self._retired.discard)
+            self._beside(self._retire(old))
+        if not self.settings.is_open:
+            self._beside(self._end_unknown({tenant.id for tenant in tenants}))
         _log.warning("reloaded")
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+    async def _end_unknown(self, known: set[str]) -> None:
+        """What stays of a token that was revoked: its sandboxes have secrets of their own, which would still work."""
+        gone = [held for held in self.held.all() if held.tenant_id not in known]
+        await asyncio.gather(*(self.held.remove(held) for held in gone), return_exceptions=True)
+        for forget in self.on_revoked:
+            await forget(known)
 
     async def aclose(self) -> None:
         """Ends all that runs, and whoever waits for it hears that it was us. May be called twice."""

@@ -10,6 +10,7 @@ import secrets
 import signal
 import time
 from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from importlib.resources import files as package_files
 from typing import Any
@@ -118,13 +119,11 @@ class GuestFiles:
             with suppress(SandboxError):
                 await process.kill()
 
-    async def read(self, path: str, most: int) -> bytes:
-        data = b""
-        while chunk := b64decode((await self.ask("read", path=path, offset=len(data)))["data"]):
-            data += chunk
-            if len(data) > most:
-                raise RpcError("resource_exhausted", f"the file is larger than {most} bytes")
-        return data
+    async def chunks(self, path: str) -> AsyncIterator[bytes]:
+        offset = 0
+        while chunk := b64decode((await self.ask("read", path=path, offset=offset))["data"]):
+            offset += len(chunk)
+            yield chunk
 
     async def write(self, path: str, data: bytes, metadata: dict[str, str]) -> dict[str, Any]:
         for offset in range(0, len(data) or 1, CHUNK):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
-from warmcell.interfaces.serve.exchange import answer, read_body, told
+from warmcell.interfaces.serve.exchange import Refused, answer, read_body, status_of, told
 from warmcell.interfaces.serve.service import service_of
 
 CONNECT = "application/connect+json"
@@ -34,6 +34,20 @@ STATUSES = {
 }
 
 
+#: What was decided by the words of HTTP, in those of this protocol; the rest is the caller's mistake.
+_CODES = {
+    401: "unauthenticated",
+    403: "permission_denied",
+    404: "not_found",
+    408: "deadline_exceeded",
+    409: "failed_precondition",
+    413: "invalid_argument",
+    429: "resource_exhausted",
+    500: "internal",
+    503: "unavailable",
+}
+
+
 class RpcError(Exception):
     """An answer that is no success, by one of the protocol's own words."""
 
@@ -47,8 +61,10 @@ def as_rpc_error(error: Exception) -> RpcError:
         return error
     if isinstance(error, SandboxDestroyed):
         return RpcError("unavailable", "the sandbox was killed")
+    if isinstance(error, Refused):
+        return RpcError(_CODES.get(error.status, "internal"), error.message)
     if isinstance(error, SandboxError):
-        return RpcError("invalid_argument" if error.fault == "caller" else "internal", told(error))
+        return RpcError(_CODES.get(status_of(error), "invalid_argument"), told(error))
     return RpcError("internal", f"the server failed inside ({type(error).__name__})")
 
 

@@ -84,7 +84,8 @@ async def create(request: Request, tenant: Tenant) -> Response:
     if snapshot is None and not body.envVars and not (body.is_offline and service.has_network):
         housed = spares_of(service).take(tenant)
     if housed is None:
-        home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
+        with service.held.place(tenant):
+            home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
         housed = _housed(service, tenant, body, home)
     return answer(_handle(await _made(service, tenant, body, housed)), 201)
 
@@ -114,7 +115,9 @@ async def _made(service: Service, tenant: Tenant, body: Create, housed: Housed) 
 
 
 def _seconds(seconds: int, tenant: Tenant) -> float:
-    if not 0 <= seconds <= tenant.lifetime:
+    if seconds < 0:
+        raise Refused(400, "Timeout cannot be negative")
+    if seconds > tenant.lifetime:
         raise Refused(400, f"Timeout cannot be greater than {tenant.lifetime // 3600} hours")
     return float(max(seconds, 1))
 
@@ -122,13 +125,12 @@ def _seconds(seconds: int, tenant: Tenant) -> float:
 async def connect(request: Request, tenant: Tenant) -> Response:
     service, held = service_of(request), _held(request, tenant)
     body = parsed(await read_body(request, service.settings.max_body) or b"{}", Timeout)
-    box = _box(held)
+    box, seconds = _box(held), _seconds(body.timeout, tenant)
     was_paused = box.is_paused
     if was_paused:
         await box.resume()
-        service.held.prolong(held, _seconds(body.timeout, tenant), tenant)
-    elif held.expires < time.time() + body.timeout:
-        service.held.prolong(held, _seconds(body.timeout, tenant), tenant)
+    if was_paused or held.expires < time.time() + seconds:
+        service.held.prolong(held, seconds, tenant)
     return answer(_handle(held), 201 if was_paused else 200)
 
 
@@ -154,8 +156,10 @@ async def every(request: Request, tenant: Tenant) -> Response:
     if template := asked.get("template"):
         found = [held for held in found if _box(held).template == template]
     found.sort(key=lambda held: held.created, reverse=asked.get("order") != "asc")
-    begin = int(token) if (token := asked.get("nextToken", "")).isdigit() else 0
-    limit = min(PAGE, int(text) if (text := asked.get("limit", "")).isdigit() else PAGE)
+    begin, limit = (
+        _whole(request, "nextToken") or 0,
+        min(PAGE, PAGE if (most := _whole(request, "limit")) is None else most),
+    )
     headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
     return answer([_info(held) for held in found[begin : begin + limit]], headers=headers)
 
@@ -185,8 +189,7 @@ async def resume(request: Request, tenant: Tenant) -> Response:
 
 
 async def metrics(request: Request, tenant: Tenant) -> Response:
-    asked = request.query_params
-    begin, end = (float(text) if (text := asked.get(name, "")).isdigit() else None for name in ("start", "end"))
+    begin, end = _whole(request, "start"), _whole(request, "end")
     return answer(await metrics_of(_box(_held(request, tenant)), begin, end))
 
 
@@ -198,7 +201,8 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     for _ in range(body.count):
         try:
             asked = _box(held).asked.model_copy(update={"timeout": body.timeout, "metadata": held.metadata})
-            home = await copied(held.sandbox.work_dir, tenant)
+            with service.held.place(tenant):
+                home = await copied(held.sandbox.work_dir, tenant)
             forks.append(
                 {"sandbox": _handle(await _made(service, tenant, asked, _housed(service, tenant, asked, home)))}
             )
@@ -234,6 +238,7 @@ def snapshots_of(service: Service) -> Snapshots:
     if "e2b" not in service.extras:
         made = service.extras["e2b"] = Snapshots()
         service.on_close.append(made.aclose)
+        service.on_revoked.append(made.keep_only)
     found: Snapshots = service.extras["e2b"]
     return found
 
@@ -247,6 +252,14 @@ async def set_network(request: Request, tenant: Tenant) -> Response:
     if (closes and has_network) or (body.allowOut and not has_network):
         raise Refused(501, "the network of a sandbox is what it was made with, within this server's policy")
     return Response(status_code=204)
+
+
+def _whole(request: Request, name: str) -> int | None:
+    """A number of the query; digits of other alphabets and of other magnitudes are none."""
+    text = request.query_params.get(name) or None
+    if text is not None and not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Refused(400, f"{name} must be a whole number")
+    return None if text is None else int(text)
 
 
 def _moment(text: str) -> float:

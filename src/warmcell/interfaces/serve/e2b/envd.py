@@ -7,13 +7,13 @@ import logging
 import time
 import zlib
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.doors import door
@@ -30,12 +30,14 @@ from warmcell.interfaces.serve.e2b.connect import (
     unary_message,
 )
 from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, read_body, refusal, while_connected
-from warmcell.interfaces.serve.held_sandboxes import MAYBE_ELSEWHERE
+from warmcell.interfaces.serve.held_sandboxes import ASKS_ONLY, MAYBE_ELSEWHERE
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
 
 _log = logging.getLogger("warmcell.serve")
 MAX_FILE = 64 << 20
+#: Of a file that is read, before it is decided that it is a large one.
+READ_AHEAD = 1 << 20
 Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
@@ -54,6 +56,22 @@ async def box_for(request: Request) -> Box:
     if box is None or not box.knows(request.headers.get("x-access-token")):
         raise NoSandbox(identity)
     return await awake(box)
+
+
+def owner_of(request: Request) -> Tenant | None:
+    """Whose sandbox it is, for who has one of its secrets: what is done with it counts as its tenant's doing."""
+    box = box_of(service_of(request).held.find_any(request.headers.get("e2b-sandbox-id", "")[:200]))
+    if box is None and "signature" in request.query_params:
+        box = _signed_box(request, "read" if request.method == "GET" else "write")
+        return None if box is None else box.held.tenant
+    if box is None or not (box.knows(request.headers.get("x-access-token")) or _has_traffic_token(request, box)):
+        return None
+    return box.held.tenant
+
+
+def _has_traffic_token(request: Request, box: Box) -> bool:
+    presented = request.headers.get("e2b-traffic-access-token", "").encode()
+    return hmac.compare_digest(presented, box.traffic_token.encode())
 
 
 async def awake(box: Box) -> Box:
@@ -88,12 +106,27 @@ async def health(request: Request, tenant: Tenant) -> Response:
 
 async def read(request: Request, tenant: Tenant) -> Response:
     box, path = await _file_box(request, "read")
-    data = await box.files.read(path, MAX_FILE)
-    return Response(data, media_type="application/octet-stream")
+    if ASKS_ONLY in request.headers:
+        return Response(status_code=204)
+    chunks = box.files.chunks(path)
+    data = bytearray()
+    async for chunk in chunks:
+        data += chunk
+        if len(data) > READ_AHEAD:  # a large one goes out as it comes: nobody here needs the whole of it
+            return StreamingResponse(_rest(bytes(data), chunks), media_type="application/octet-stream")
+    return Response(bytes(data), media_type="application/octet-stream")
+
+
+async def _rest(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in chunks:
+        yield chunk
 
 
 async def write(request: Request, tenant: Tenant) -> Response:
     box, path = await _file_box(request, "write")
+    if ASKS_ONLY in request.headers:
+        return Response(status_code=204)
     metadata = {
         name.removeprefix("x-metadata-"): value
         for name, value in request.headers.items()
@@ -138,7 +171,7 @@ def _unpacked(body: bytes) -> bytes:
     except zlib.error:
         raise RpcError("invalid_argument", "the body is not gzip") from None
     if len(data) > MAX_FILE:
-        raise RpcError("resource_exhausted", f"the file is larger than {MAX_FILE} bytes")
+        raise Refused(413, f"the file is larger than {MAX_FILE} bytes")
     return data
 
 
@@ -149,20 +182,25 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
         box = await box_for(request)
         _user(request)
         return box, path
-    expiration = request.query_params.get("signature_expiration")
-    user = request.query_params.get("username") or ""
-    found = None
-    for held in service_of(request).held.all():
-        box_here = box_of(held)
-        if box_here is not None and hmac.compare_digest(
-            box_here.signed(path, operation, user, expiration), signature.encode("ascii", "replace").decode()
-        ):
-            found = box_here
+    found = _signed_box(request, operation)
     if found is None:
         raise Refused(401, "invalid signature", headers={MAYBE_ELSEWHERE: "1"})
+    expiration = request.query_params.get("signature_expiration")
     if expiration is not None and (not expiration.isdigit() or int(expiration) < time.time()):
         raise Refused(401, "signature is already expired")
     return await awake(found), path
+
+
+def _signed_box(request: Request, operation: str) -> Box | None:
+    """All of them are tried, so that time tells nothing."""
+    asked, found = request.query_params, None
+    path, user, expiration = asked.get("path", ""), asked.get("username") or "", asked.get("signature_expiration")
+    presented = asked.get("signature", "").encode("ascii", "replace").decode()
+    for held in service_of(request).held.all():
+        box = box_of(held)
+        if box is not None and hmac.compare_digest(box.signed(path, operation, user, expiration), presented):
+            found = box
+    return found
 
 
 def envd_refusal(error: Exception) -> Response:
@@ -260,7 +298,7 @@ UNARY = {
 
 
 def routes() -> list[Any]:
-    """Their secret is the sandbox's, not the tenant's: hence no scope here."""
+    """Their secret is the sandbox's, not the tenant's: hence an owner here, and no scope."""
     streams = {
         "process.Process/Start": stream(process.start, with_seconds=True),
         "process.Process/Connect": stream(process.attach),
@@ -270,7 +308,7 @@ def routes() -> list[Any]:
     calls = {name: unary(call) for name, call in UNARY.items()} | streams
     return [
         door("GET", "/health", guarded(health, envd_refusal), None),
-        door("GET", "/files", guarded(read, envd_refusal), None),
-        door("POST", "/files", guarded(write, envd_refusal), None),
-        *(door("POST", f"/{name}", call, None) for name, call in calls.items()),
+        door("GET", "/files", guarded(read, envd_refusal), None, envd_refusal, owner_of),
+        door("POST", "/files", guarded(write, envd_refusal), None, envd_refusal, owner_of),
+        *(door("POST", f"/{name}", call, None, call.refuse, owner_of) for name, call in calls.items()),
     ]

@@ -16,6 +16,9 @@ Message = Mapping[str, Any]
 LOOK_SECONDS = 0.15
 KEEPALIVE_LOOKS = 150
 MAX_WATCHERS = 16
+MAX_ENTRIES = 100_000
+#: No path has more levels: one of them takes at least two characters.
+MAX_DEPTH = 2048
 
 
 async def stat(box: Box, asked: dict[str, Any]) -> Message:
@@ -38,11 +41,15 @@ async def remove(box: Box, asked: dict[str, Any]) -> Message:
 
 async def list_dir(box: Box, asked: dict[str, Any]) -> Message:
     found: list[dict[str, Any]] = []
-    depth, has_more = max(1, int(asked.get("depth") or 1)), True
-    while has_more:
-        page = await box.files.ask("list", path=_path(asked), depth=depth, offset=len(found))
+    depth, offset = min(MAX_DEPTH, max(1, int(asked.get("depth") or 1))), 0
+    while max(offset, len(found)) <= MAX_ENTRIES:  # it is a guest who says how many there are
+        page = await box.files.ask("list", path=_path(asked), depth=depth, offset=offset)
         found += page["entries"]
-        has_more = page["more"] is True and bool(page["entries"])
+        if page["more"] is not True or page["next"] <= offset:
+            break
+        offset = page["next"]
+    else:
+        raise RpcError("failed_precondition", f"there are more than {MAX_ENTRIES} entries; ask for a smaller depth")
     return {"entries": [entry(item) for item in found]}
 
 
@@ -62,9 +69,16 @@ class Watcher:
         self._is_recursive, self._with_entry = asked.get("recursive") is True, asked.get("includeEntry") is True
 
     async def begin(self) -> None:
+        """Counted before it is there: several may come at once."""
+        if len(self._box.watchers) >= MAX_WATCHERS:
+            raise RpcError("resource_exhausted", f"there are {MAX_WATCHERS} watchers already")
+        self._box.watchers[self.id] = self
         try:
             await self._box.files.ask("watch", id=self.id, path=self.path, recursive=self._is_recursive)
-        except FileError as error:
+        except BaseException as error:
+            del self._box.watchers[self.id]
+            if not isinstance(error, FileError):
+                raise
             if error.errno == "ENOTDIR":
                 await self._box.files.ask("stat", path=self.path)  # says that it is not there, where it is not
             raise RpcError(error.code, error.message) from None
@@ -83,6 +97,7 @@ class Watcher:
         return found
 
     async def end(self) -> None:
+        self._box.watchers.pop(self.id, None)
         if not self._box.is_paused:
             await self._box.files.ask("unwatch", id=self.id)
 
@@ -117,11 +132,8 @@ async def _watched(watcher: Watcher) -> AsyncIterator[list[Message]]:
 
 
 async def create_watcher(box: Box, asked: dict[str, Any]) -> Message:
-    if len(box.watchers) >= MAX_WATCHERS:
-        raise RpcError("resource_exhausted", f"there are {MAX_WATCHERS} watchers already")
     watcher = Watcher(box, asked)
     await watcher.begin()
-    box.watchers[watcher.id] = watcher
     return {"watcherId": watcher.id}
 
 
@@ -130,9 +142,7 @@ async def watcher_events(box: Box, asked: dict[str, Any]) -> Message:
 
 
 async def remove_watcher(box: Box, asked: dict[str, Any]) -> Message:
-    watcher = _watcher(box, asked)
-    del box.watchers[watcher.id]
-    await watcher.end()
+    await _watcher(box, asked).end()
     return {}
 
 

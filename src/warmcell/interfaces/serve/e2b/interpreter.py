@@ -19,8 +19,17 @@ from warmcell.core.types import check_env
 from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.e2b.box import box_of
 from warmcell.interfaces.serve.e2b.contexts import Context, Contexts
-from warmcell.interfaces.serve.e2b.envd import NoSandbox, awake, guarded
-from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of, told
+from warmcell.interfaces.serve.e2b.envd import NoSandbox, awake, guarded, owner_of
+from warmcell.interfaces.serve.exchange import (
+    Refused,
+    answer,
+    parsed,
+    read_body,
+    refusal,
+    said_when,
+    status_of,
+    told,
+)
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sessions.cell_results import CellResult, DisplayData
@@ -192,10 +201,10 @@ async def restart(request: Request, tenant: Tenant) -> Response:
 
 def plain_refusal(error: Exception) -> Response:
     if isinstance(error, Refused):
-        return PlainTextResponse(error.message, error.status, error.headers)
+        return PlainTextResponse(error.message, error.status, said_when(error.status, error.headers))
     if isinstance(error, SandboxError):
         status = status_of(error)
-        return PlainTextResponse(told(error), 400 if status == 422 else status)
+        return PlainTextResponse(told(error), 400 if status == 422 else status, said_when(status, None))
     return refusal(error)
 
 
@@ -207,4 +216,6 @@ def routes() -> list[Any]:
         ("DELETE", "/contexts/{id}", remove),
         ("POST", "/contexts/{id}/restart", restart),
     )
-    return [door(method, path, guarded(call, plain_refusal), None) for method, path, call in calls]
+    return [
+        door(method, path, guarded(call, plain_refusal), None, plain_refusal, owner_of) for method, path, call in calls
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.interfaces.serve.e2b.box import HOME, Box, FileError
 from warmcell.interfaces.serve.e2b.connect import RpcError
+from warmcell.interfaces.serve.v1.processes import written
 from warmcell.sandbox.processes import AsyncProcess, PtySize
 
 KEEPALIVE_SECONDS = 30.0
@@ -107,9 +108,10 @@ async def send_input(box: Box, asked: dict[str, Any]) -> Message:
     given = _object(asked, "input")
     data = given.get("stdin") or given.get("pty") or ""
     try:
-        await process.write(b64decode(str(data)))
+        plain = b64decode(str(data))
     except ValueError:
         raise RpcError("invalid_argument", "the input is not base64") from None
+    await written(box.held, process, plain, is_patient=True)
     return {}
 
 

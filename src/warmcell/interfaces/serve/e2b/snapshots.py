@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from typing import Any
 
 from warmcell.interfaces.serve.exchange import Refused
@@ -33,11 +34,17 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._all: dict[str, Snapshot] = {}
+        #: By tenant: those that are being copied.
+        self._coming: Counter[str] = Counter()
 
     async def take(self, tenant: Tenant, source: str, home: str, name: str | None) -> Snapshot:
-        if len(self.of(tenant)) >= tenant.sandboxes:
+        if len(self.of(tenant)) + self._coming[tenant.id] >= tenant.sandboxes:
             raise Refused(429, f"you have {tenant.sandboxes} snapshots already")
-        copy = await copied(home, tenant)
+        self._coming[tenant.id] += 1
+        try:
+            copy = await copied(home, tenant)
+        finally:
+            self._coming[tenant.id] -= 1
         made = Snapshot(tenant, source, name, copy)
         self._all[made.id] = made
         return made
@@ -53,6 +60,11 @@ class Snapshots:
     async def remove(self, snapshot: Snapshot) -> None:
         if self._all.pop(snapshot.id, None) is not None:
             await in_thread(snapshot.home.close)
+
+    async def keep_only(self, tenants: set[str]) -> None:
+        for snapshot in list(self._all.values()):
+            if snapshot.tenant_id not in tenants:
+                await self.remove(snapshot)
 
     async def aclose(self) -> None:
         for snapshot in list(self._all.values()):

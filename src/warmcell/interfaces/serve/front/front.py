@@ -28,12 +28,11 @@ from warmcell.core.errors import BackendUnavailable, SandboxError
 from warmcell.interfaces.serve.app import make_routes
 from warmcell.interfaces.serve.doors import Door, FromElsewhere, Unframed, presented_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
-from warmcell.interfaces.serve.e2b.envd import MAX_FILE
-from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, plain_error, read_body, refusal
+from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, plain_error, refusal
 from warmcell.interfaces.serve.front.relay import Event, NotReached, Receive, WorkerLost, carried, reached
 from warmcell.interfaces.serve.front.socket_relay import SocketRelay
 from warmcell.interfaces.serve.front.workers import Worker, Workers
-from warmcell.interfaces.serve.held_sandboxes import MAYBE_ELSEWHERE, marked_worker
+from warmcell.interfaces.serve.held_sandboxes import ASKS_ONLY, MAYBE_ELSEWHERE, marked_worker
 from warmcell.interfaces.serve.measured import METRICS_HEADERS, Measured, summed
 from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
 from warmcell.interfaces.serve.server import serve_on
@@ -137,36 +136,45 @@ class Front:
             self._answers.leave(tenant)
 
     async def _answer(self, request: Request, door: Door | None, send: Any) -> None:
-        chosen = self._chosen(request, door)
-        if len(chosen) == 1:
-            await self._relayed(chosen[0], request.scope, request.receive, send)
-            return
-        body = await read_body(request, MAX_FILE)
-        for worker in chosen:
-            again = _again(body, request.receive)
-            if await self._relayed(worker, request.scope, again, send, is_last=worker is chosen[-1]):
-                return
+        is_link = request.scope["path"] == "/files" and "signature" in request.query_params
+        is_link = is_link and "e2b-sandbox-id" not in request.headers
+        chosen = await self._of_link(request, send) if is_link else self._chosen(request, door)
+        if chosen is not None:
+            await self._relayed(chosen, request.scope, request.receive, send)
+
+    async def _of_link(self, request: Request, send: Any) -> Worker | None:
+        """A link names neither sandbox nor tenant: each worker is asked, without the body, whether it is for it."""
+        headers = [
+            pair for pair in request.scope["headers"] if pair[0] not in (b"content-length", b"transfer-encoding")
+        ]
+        scope = {**request.scope, "headers": [*headers, (ASKS_ONLY.encode(), b"1")]}
+        for worker in self.workers.all:
+            parts: list[dict[str, Any]] = []
+            await self._relayed(worker, scope, _nothing(), partial(_kept, parts))
+            if MAYBE_ELSEWHERE.encode() not in dict(parts[0]["headers"]):
+                return worker
+        for part in parts:
+            await send(part)
+        return None
 
     async def for_socket(self, socket: HTTPConnection) -> Worker:
         """The worker of a WebSocket, ready."""
         if self.draining.is_set():
             raise _ending()
-        (worker,) = self._chosen(socket, None)
+        worker = self._chosen(socket, None)
         await self._ready(worker, STARTING_SECONDS)
         return worker
 
-    def _chosen(self, request: HTTPConnection, door: Door | None) -> list[Worker]:
-        """Who has what is asked for; several where only they themselves can say."""
+    def _chosen(self, request: HTTPConnection, door: Door | None) -> Worker:
+        """Who has what is asked for."""
         workers, scope = self.workers.all, "" if door is None else door.described["scope"]
         if scope == "run" or request.scope["path"] in ("/healthz", "/readyz"):
-            return [min(workers, key=lambda worker: (not worker.is_ready.is_set(), worker.under_way))]
+            return min(workers, key=lambda worker: (not worker.is_ready.is_set(), worker.under_way))
         identity = request.headers.get("e2b-sandbox-id")
         if identity is not None:
             number = marked_worker(identity)
-            return [workers[number if number is not None and number < len(workers) else 0]]
-        if scope is None and "signature" in request.query_params:  # a link that names neither sandbox nor tenant
-            return workers
-        return [workers[self._home(request)]]
+            return workers[number if number is not None and number < len(workers) else 0]
+        return workers[self._home(request)]
 
     def _home(self, request: HTTPConnection) -> int:
         """Where all that stays of a tenant is; where there is but one tenant, whatever a client presents."""
@@ -175,22 +183,18 @@ class Front:
             self.workers.all
         )
 
-    async def _relayed(self, worker: Worker, scope: Any, receive: Receive, send: Any, *, is_last: bool = True) -> bool:
-        """False, and nothing was sent, where it is not the last and knows nothing of what is asked for."""
+    async def _relayed(self, worker: Worker, scope: Any, receive: Receive, send: Any) -> None:
         head: h11.Response | None = None
         async with aclosing(await self._reached(worker, scope, receive)) as events:  # type: ignore[type-var]
             try:
                 async for event in events:
                     if isinstance(event, h11.Response):
                         head = event
-                        if not is_last and MAYBE_ELSEWHERE.encode() in dict(head.headers):
-                            return False
                     await send(_as_message(event))
             except WorkerLost as error:
                 if head is None:
                     raise
                 await _say_last(head, error, send)
-        return True
 
     async def _reached(self, worker: Worker, scope: Any, receive: Receive) -> AsyncIterator[Event]:
         """The answer of a worker that has got the request: one that is just being started is waited for."""
@@ -280,6 +284,12 @@ async def _say_last(head: h11.Response, error: WorkerLost, send: Any) -> None:
 
 async def _kept(parts: list[dict[str, Any]], message: dict[str, Any]) -> None:
     parts.append(message)
+
+
+def _nothing() -> Receive:
+    """A request without a body, whose client waits."""
+    waiting = asyncio.get_running_loop().create_future()
+    return _again(b"", lambda: waiting)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -18,6 +18,8 @@ _OF_ONE_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
 _CHUNK = 1 << 16
+#: How long the head of a request waits for the first of its body, to be sent with it.
+_PATIENCE = 1.0
 #: Of an answer's head and of what surrounds its chunks.
 _MAX_HEAD = 256 * 1024
 Headers = list[tuple[bytes, bytes]]
@@ -69,15 +71,22 @@ async def _send(connection: h11.Connection, way: socket.socket, scope: Any, rece
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     head = h11.Request(method=scope["method"], target=target, headers=forwarded(scope["headers"]))
     sent, send = connection.send(head) or b"", asyncio.get_running_loop().sock_sendall
-    while (message := await receive())["type"] != "http.disconnect":
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            message = await receive()
+    except TimeoutError:  # a worker waits for a head no longer than for any client's
+        await send(way, sent)
+        sent, message = b"", await receive()
+    while message["type"] != "http.disconnect":
         if connection.our_state is not h11.SEND_BODY:
+            message = await receive()
             continue
         if message.get("body"):
             sent += connection.send(h11.Data(data=message["body"])) or b""
         if not message.get("more_body"):
             sent += connection.send(h11.EndOfMessage()) or b""
         await send(way, sent)
-        sent = b""
+        sent, message = b"", await receive()
     raise ClientGone
 
 

@@ -27,9 +27,13 @@ async def watch(request: Request, tenant: Tenant) -> Response:
     held, recursive = held_of(request, tenant), flag_in_query(request, "recursive")
     if held.extras.get("watches", 0) >= MOST_WATCHES:
         raise Refused(429, f"the sandbox has {MOST_WATCHES} watches already", headers={"Retry-After": "5"})
-    await held.sandbox.start()  # what is not there yet cannot be watched
-    made = held.sandbox.watch(path_in_query(request), recursive=recursive)
     held.extras["watches"] = held.extras.get("watches", 0) + 1
+    try:
+        await held.sandbox.start()  # what is not there yet cannot be watched
+        made = held.sandbox.watch(path_in_query(request), recursive=recursive)
+    except BaseException:
+        held.extras["watches"] -= 1
+        raise
 
     async def end() -> None:
         held.extras["watches"] -= 1

@@ -1,0 +1,246 @@
+"""Tenants who want more than they may, or somebody else's: at every door, many at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from tests.serve.conftest import ROOT, Server, make_token
+from tests.serve.test_e2b import Box
+
+from warmcell.interfaces.serve.app import make_app
+from warmcell.interfaces.serve.exchange import OWNER, BodyMemory, ClientGone, Refused, read_body
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.settings import Settings
+
+Start = Callable[..., Any]
+SNAPSHOTS, CONNECTIONS = 3, 6
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    file = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    few = ("--sandboxes", str(SNAPSHOTS), "--connections", "200")
+    made = {"few": make_token(file, "few", *few), "short": make_token(file, "short", "--connections", str(CONNECTIONS))}
+    return made | {"file": str(file)}
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server: Start, tokens: dict[str, str]) -> Iterator[Server]:
+    with start_server("--tokens", tokens["file"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def few(guarded: Server, tokens: dict[str, str]) -> Iterator[Box]:
+    made = Box(guarded.client, tokens["few"])
+    yield made
+    made.kill()
+
+
+@pytest.mark.attack("PT-15")
+@pytest.mark.parametrize("query", ["limit=%C2%B2", "nextToken=%C2%B2", "limit=-1", "limit=" + "9" * 5000])
+def test_digits_that_are_no_number_are_refused(few: Box, query: str) -> None:
+    assert few.client.get(f"/v2/sandboxes?{query}", headers=few.key).status_code == 400
+    if "limit" not in query:
+        asked = f"/sandboxes/{few.id}/metrics?{query.replace('nextToken', 'start')}"
+        assert few.client.get(asked, headers=few.key).status_code == 400
+
+
+@pytest.mark.attack("PT-04")
+@pytest.mark.parametrize("seconds", ["1" + "0" * 400, "-1"])
+def test_no_clock_has_this_time(few: Box, seconds: str) -> None:
+    for call in ("connect", "timeout"):
+        sent = f'{{"timeout": {seconds}}}'
+        assert few.client.post(f"/sandboxes/{few.id}/{call}", content=sent, headers=few.key).status_code == 400
+
+
+def test_a_listing_comes_whole(few: Box) -> None:
+    """Of paths so long that a thousand of them are more than a line; of something that nobody can look at."""
+    program = """
+import os
+os.mkdir('deep'); os.chdir('deep')
+for _ in range(13):
+    os.mkdir('d' * 240); os.chdir('d' * 240)
+for number in range(700):
+    open(f'{number:03}', 'w').close()
+os.chdir('/home/user'); os.mkdir('shut'); open('shut/inside', 'w').close(); os.chmod('shut', 0o444)
+"""
+    assert few.run(f'python3 -c "{program}"')[0] == 0
+    found = few.call("filesystem.Filesystem/ListDir", path="deep", depth=10**30)
+    assert found.status_code == 200, found.text
+    names = [entry["name"] for entry in found.json()["entries"]]
+    assert names[13:] == [f"{number:03}" for number in range(700)]
+    told = few.call("filesystem.Filesystem/ListDir", path="/home/user", depth=2)
+    assert told.status_code == 200, told.text
+    assert "shut" in [entry["name"] for entry in told.json()["entries"]]
+    assert few.run("chmod 755 shut; rm -r deep shut")[0] == 0
+
+
+def test_a_large_file_goes_out_as_it_comes(few: Box) -> None:
+    assert few.run("truncate -s 68000000 large; printf end >> large")[0] == 0
+    found = few.client.get("/files?path=large", headers=few.headers)
+    assert (found.status_code, len(found.content), found.content[-3:]) == (200, 68_000_003, b"end")
+    assert few.run("rm large")[0] == 0
+
+
+def at_once(calls: list[Callable[[], httpx.Response]]) -> Counter[tuple[int, bool]]:
+    """How many had each status, and whether they were told when to come again."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        answers = [future.result() for future in [threads.submit(call) for call in calls]]
+    return Counter((answer.status_code, "retry-after" in answer.headers) for answer in answers)
+
+
+@pytest.mark.attack("S2-30")
+def test_many_at_once_get_no_more_than_they_may(guarded: Server, few: Box, tokens: dict[str, str]) -> None:
+    client = guarded.client
+    snapshots = at_once([lambda: client.post(f"/sandboxes/{few.id}/snapshots", json={}, headers=few.key)] * 8)
+    assert snapshots == {(201, False): SNAPSHOTS, (429, True): 8 - SNAPSHOTS}
+    taken = client.get("/snapshots", headers=few.key).json()
+    made = at_once(
+        [lambda: client.post("/v2/sandboxes", json={"templateID": taken[0]["snapshotID"]}, headers=few.key)] * 8
+    )
+    assert made == {(201, False): SNAPSHOTS - 1, (429, True): 9 - SNAPSHOTS}
+    for held in client.get("/v2/sandboxes", headers=few.key).json():
+        if held["sandboxID"] != few.id:
+            client.delete(f"/sandboxes/{held['sandboxID']}", headers=few.key)
+    watchers = at_once([lambda: few.call("filesystem.Filesystem/CreateWatcher", path="/home/user")] * 20)
+    assert watchers == {(200, False): 16, (429, True): 4}
+
+
+def test_watches_that_begin_at_once_are_counted(guarded: Server, tokens: dict[str, str]) -> None:
+    client, key = guarded.client, {"x-api-key": tokens["few"]}
+    at = f"/v1/sandboxes/{client.post('/v1/sandboxes', json={}, headers=key).json()['id']}"
+    all_asked = threading.Barrier(8)
+
+    def watch() -> int:
+        with client.stream("GET", f"{at}/watch", headers=key) as answer:
+            all_asked.wait(60)
+            return answer.status_code
+
+    with ThreadPoolExecutor(8) as threads:
+        found = Counter(future.result() for future in [threads.submit(watch) for _ in range(8)])
+    assert found == {200: 4, 429: 4}
+    client.delete(at, headers=key)
+
+
+def _sleeping(box: Box) -> Any:
+    sent = json.dumps({"process": {"cmd": "/bin/sleep", "args": ["60"]}}).encode()
+    message = b"\0" + len(sent).to_bytes(4, "big") + sent
+    return box.client.stream("POST", "/process.Process/Start", content=message, headers=box.headers)
+
+
+@pytest.mark.attack("S2-30")
+def test_what_is_done_with_a_sandbox_is_its_tenants_and_ends_with_the_token(
+    guarded: Server, tokens: dict[str, str]
+) -> None:
+    box, client = Box(guarded.client, tokens["short"]), guarded.client
+    with ExitStack() as streams:
+        begun = [streams.enter_context(_sleeping(box)) for _ in range(CONNECTIONS)]
+        refused = box.call("process.Process/List")
+        assert refused.json()["code"] == "resource_exhausted" and refused.headers["retry-after"]
+        assert b"resource_exhausted" in streams.enter_context(_sleeping(box)).read()
+        assert client.get("/contexts", headers=box.headers).status_code == 429
+        assert client.post("/mcp", json={}, headers=box.key).status_code == 429
+        revoke = [sys.executable, "-m", "warmcell", "token", "revoke", "short", "--tokens", tokens["file"]]
+        subprocess.run(revoke, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+        guarded.reload()
+        assert all(b'"unavailable"' in answer.read() for answer in begun)
+    assert box.call("process.Process/List").status_code == 502
+    assert client.get("/v2/sandboxes", headers=box.key).status_code == 401
+
+
+def test_input_that_nobody_reads_is_not_heaped_up(guarded: Server, few: Box) -> None:
+    """Who hangs up and sends again waits for what was begun before."""
+    with _sleeping(few) as answer:
+        pid = int(re.findall(rb'"pid": ([0-9]+)', next(answer.iter_raw()))[0])
+        sent = {"process": {"pid": pid}, "input": {"stdin": b64encode(bytes(8 << 20)).decode()}}
+        before = resident_bytes(guarded)
+        for _ in range(8):
+            with pytest.raises(httpx.ReadTimeout):
+                few.client.post("/process.Process/SendInput", json=sent, headers=few.headers, timeout=0.3)
+        assert resident_bytes(guarded) - before < 56 << 20
+        few.call("process.Process/SendSignal", process={"pid": pid}, signal="SIGNAL_SIGKILL")
+
+
+def resident_bytes(server: Server) -> int:
+    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.attack("PT-15")
+def test_a_client_that_leaves_in_its_body_is_no_failure_of_ours(start_server: Start, tokens: dict[str, str]) -> None:
+    """Nor is one with a link that nobody signed heard to the end, by whichever process."""
+    with start_server("--tokens", tokens["file"], "--workers", "2") as server:
+        head = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nX-API-KEY: {tokens['few']}\r\n"
+        with _said(server, f"POST /v1/run HTTP/1.1\r\n{head}Content-Length: 50\r\n\r\n{{"):
+            pass
+        link = "POST /files?path=x&signature=v1_none HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 60000000\r\n\r\n"
+        with _said(server, link) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+        assert server.client.get("/v1/capabilities", headers={"x-api-key": tokens["few"]}).status_code == 200
+        assert "failed inside" not in server.stop()[1]
+
+
+def _said(server: Server, text: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+    connection.sendall(text.encode())
+    return connection
+
+
+def sending(app: Starlette, owner: str, parts: list[dict[str, Any]]) -> Request:
+    async def receive() -> dict[str, Any]:
+        return parts.pop(0)
+
+    return Request({"type": "http", "method": "POST", "headers": [], "app": app, OWNER: owner}, receive)
+
+
+async def test_bodies_share_what_there_is() -> None:
+    app = Starlette()
+    memory = app.state.bodies = BodyMemory(100)
+
+    async def read(owner: str, size: int) -> Request:
+        request = sending(app, owner, [{"type": "http.request", "body": bytes(size)}])
+        await read_body(request, 1000)
+        return request
+
+    first = await read("one", 40)
+    for owner, size, status in (("one", 20, 429), ("two", 51, 429), ("two", 50, None), ("three", 20, 503)):
+        if status is None:
+            await read(owner, size)
+            continue
+        with pytest.raises(Refused) as refused:
+            await read(owner, size)
+        assert refused.value.status == status
+    memory.leave(first.scope)
+    memory.leave(first.scope)
+    await read("one", 50)
+    with pytest.raises(ClientGone):
+        await read_body(sending(app, "four", [{"type": "http.disconnect"}]), 1000)
+
+
+async def test_what_was_read_is_given_back() -> None:
+    service = Service(Settings())
+    app = make_app(service)
+    app.state.bodies = BodyMemory(200)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for _ in range(3):
+            assert (await client.post("/v1/sign-in", json={"code": "x" * 60})).status_code == 403
+        assert (await client.post("/v1/sign-in", json={"code": "x" * 100})).status_code == 429
+    await service.aclose()
