@@ -24,6 +24,7 @@ _MAX_DESCRIPTORS = 128
 #: As plain numbers: in a zygote, arithmetic with `socket`'s own touches a dozen pages, to be copied for every guest.
 _SOCKET, _RIGHTS, _CLOEXEC = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(socket.MSG_CMSG_CLOEXEC)
 _CONTROL_CUT, _PAYLOAD_CUT = int(socket.MSG_CTRUNC), int(socket.MSG_TRUNC)
+_CUT = _CONTROL_CUT | _PAYLOAD_CUT
 _ROOM = socket.CMSG_SPACE(_MAX_DESCRIPTORS * struct.calcsize("i"))
 
 
@@ -111,6 +112,14 @@ def receive_bytes(
     return payload, descriptors
 
 
+def receive_order(channel: socket.socket, inbox: Tuple[mmap.mmap]) -> Tuple[bytes, bytes]:
+    """For a zygote, which touches as little as it can: a message, and the numbers of its descriptors, as they came."""
+    size, rights, flags, _ = channel.recvmsg_into(inbox, _ROOM, _CLOEXEC)
+    if flags & _CUT:
+        raise PacketCut(errno.EMFILE, "a packet was cut")
+    return inbox[0][:size], rights[0][2] if rights else b""
+
+
 class Job(NamedTuple):
     """What a waiting cell is given: how to start, with which environment, and the files it starts from."""
 
@@ -135,7 +144,7 @@ FORK_ORDER = struct.Struct("=H???")
 #: The answer: the pid, or the errno as the kernel returns it; and whether the job must come as a list of calls.
 FORK_ANSWER = struct.Struct("=q?")
 
-_PLAIN_FIELDS = ("mode", "env", "code_dir", "main", "cwd")
+_MOST_AT_ONCE = 1 << 20
 
 
 def encode_job(job: Job) -> bytes:
@@ -156,18 +165,27 @@ def encode_job(job: Job) -> bytes:
 
 
 def receive_job(read: Callable[[int], bytes]) -> Job:
-    """Reads until a whole job arrived; raises EOFError when the supervisor let go of the cell instead."""
-    (size,) = struct.unpack("!I", _read_exactly(read, 4))
+    """Reads until a whole job arrived; raises EOFError when the supervisor let go of the cell instead.
+
+    No more than that, since another job may follow. And in few words: each takes the guest's process a copied page.
+    """
+    size = int.from_bytes(_read_exactly(read, 4), "big")
     header, _ = read_json_at(_read_exactly(read, size).decode(), 0)
     files = {name: _read_exactly(read, length) for name, length in header["files"]}
-    plain = {name: header[name] for name in _PLAIN_FIELDS}
-    return Job(files=files, argv=tuple(header.pop("argv")), is_heard="is_heard" in header, **plain)
+    program = (header["mode"], tuple(header["argv"]), header["env"], header["code_dir"], files)
+    return Job(*program, header["main"], header["cwd"], "is_heard" in header)
 
 
 def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
+    """Nearly always all of it is there."""
+    whole = read(size) if 0 < size < _MOST_AT_ONCE else b""
+    return whole if len(whole) == size else whole + _read_rest(read, size - len(whole))
+
+
+def _read_rest(read: Callable[[int], bytes], size: int) -> bytes:
     chunks = []
     while size:
-        chunk = read(min(size, 1 << 20))
+        chunk = read(min(size, _MOST_AT_ONCE))
         if not chunk:
             raise EOFError("the supervisor closed the job channel")
         chunks.append(chunk)

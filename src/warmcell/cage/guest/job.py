@@ -9,7 +9,6 @@ from types import ModuleType
 
 from ..light import partial, signal
 from ..linux import pages
-from ..linux.owned import close_all
 from ..wire import Job, encode_job, receive_job
 
 TYPE_CHECKING = False
@@ -43,7 +42,8 @@ def await_job(
         _write_files(job)
     except OSError as error:
         _tell_failure(job_descriptor, 0, error.filename or "the program", error)
-    close_all([go, job_descriptor])
+    os.close(go)
+    os.close(job_descriptor)
     return partial(worker.run, job)
 
 
@@ -54,18 +54,20 @@ def rehearse() -> None:
     receive_job(io.BytesIO(encode_job(job)).read)
 
 
+_NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 def _write_files(job: Job) -> None:
     for name, content in job.files.items():
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         # What is to be exec'd may be the file itself: a compiled program.
         mode = 0o755 if job.mode == "exec" and name == job.main else 0o644
-        if name.startswith("/"):  # the work directory's, whose own directories are not there yet
+        if name[0] == "/":  # the work directory's, whose own directories are not there yet
             os.makedirs(os.path.dirname(name), exist_ok=True)
-        descriptor = os.open(os.path.join(job.code_dir, name), flags, mode)
+        descriptor = os.open(name if name[0] == "/" else f"{job.code_dir}/{name}", _NEW_FILE, mode)
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            written = os.write(descriptor, content)
+            while written < len(content):
+                written += os.write(descriptor, memoryview(content)[written:])
         finally:
             os.close(descriptor)
 

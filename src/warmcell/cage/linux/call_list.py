@@ -20,9 +20,10 @@ from .syscalls import MACHINE, NUMBERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, List, Optional, Sequence, Tuple, Union
+    from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
     _Function = Callable[[int, int, int, int], int]
+    _Bound = Tuple[Callable[..., int], Tuple[Any, ...]]
 
     from .arena import Arena
 
@@ -168,7 +169,13 @@ class CallList:
         if self._memory is None:
             self._memory = ctypes.create_string_buffer(self.steps())
         values = (ctypes.c_int64 * (self._given + self._count))(*given)
-        return Prepared(self, self._memory, self._count, values, self._given)
+        return Prepared(self, self._memory, self._count, values, self._given, self._bound(self._memory, values))
+
+    def _bound(self, memory: "ctypes.Array[ctypes.c_char]", values: "ctypes.Array[ctypes.c_int64]") -> _Bound:
+        run = _machine_code().run
+        if run is None:
+            return _run_plainly, (memory, self._count, values, self._given)
+        return run, (ctypes.addressof(memory), self._count, ctypes.addressof(values), self._given)
 
     def failure(self, done: int, result: int) -> CageError:
         """What it means that only `done` calls were carried out."""
@@ -185,14 +192,13 @@ class Prepared(NamedTuple):
     length: int
     values: "ctypes.Array[ctypes.c_int64]"
     given: int
+    #: A function and its arguments: it carries out the list, and returns how many of the calls it came to.
+    bound: _Bound
 
     def run(self) -> None:
         """Carries it out in this process; raises the step that failed."""
-        run = _machine_code().run
-        if run is not None:
-            done = run(ctypes.addressof(self.steps), self.length, ctypes.addressof(self.values), self.given)
-        else:
-            done = _run_plainly(self)
+        function, arguments = self.bound
+        done = function(*arguments)
         if done != self.length:
             raise self.calls.failure(done, self.values[self.given + done])
 
@@ -212,12 +218,13 @@ class Prepared(NamedTuple):
         return int(self.values[value.place])
 
 
-def _run_plainly(prepared: Prepared) -> int:
+def _run_plainly(
+    steps: "ctypes.Array[ctypes.c_char]", length: int, values: "ctypes.Array[ctypes.c_int64]", given: int
+) -> int:
     """The same as the machine code, by Python."""
-    values, given = prepared.values, prepared.given
     step = struct.Struct(f"={_WORDS}q")
-    for index in range(prepared.length):
-        number, *words, references, wanted, tolerated, place = step.unpack_from(prepared.steps, index * step.size)
+    for index in range(length):
+        number, *words, references, wanted, tolerated, place = step.unpack_from(steps, index * step.size)
         words = [values[word] if references >> bit & 1 else word for bit, word in enumerate(words)]
         result = int(_libc.syscall(*(ctypes.c_long(word) for word in (number, *words))))
         if result == -1:
@@ -227,7 +234,7 @@ def _run_plainly(prepared: Prepared) -> int:
             ctypes.memmove(place, struct.pack("=i", result), 4)
         if result != tolerated if result < 0 else wanted not in (_ANY, result):
             return index
-    return prepared.length
+    return length
 
 
 def load() -> None:

@@ -33,6 +33,19 @@ def close_in_list(calls: CallList, descriptors: Sequence[Value]) -> None:
         calls.call("close", descriptor)
 
 
+def ranges_of(descriptors: Sequence[int]) -> List[Tuple[int, int]]:
+    """The kernel gives the lowest free numbers, one after the other: most often they are neighbours. Pure."""
+    if descriptors[-1] - descriptors[0] == len(descriptors) - 1:
+        return [(descriptors[0], descriptors[-1])]
+    return [(descriptor, descriptor) for descriptor in descriptors]
+
+
+def close_numbers(calls: CallList, descriptors: Sequence[int]) -> None:
+    calls.part("close descriptors")
+    for first, last in ranges_of(descriptors):
+        calls.call("close_range", first, last, 0)
+
+
 def close_gaps(calls: CallList, gaps: Sequence[Tuple[Value, Value]]) -> None:
     """Closes all that `gaps_between` found. A gap between neighbours is none, and the error of no weight."""
     calls.part("close descriptors")

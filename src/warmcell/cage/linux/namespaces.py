@@ -13,7 +13,7 @@ from .syscalls import call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Optional
+    from typing import Dict, Optional, Union
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -50,7 +50,7 @@ def join(calls: CallList, init: Value, network: str) -> None:
     calls.call("setns", init, flags_for(network) & ~CLONE_NEWPID)
 
 
-def send_children_to(calls: CallList, process: Value) -> None:
+def send_children_to(calls: CallList, process: Union[int, Value]) -> None:
     """The children that are forked from then on are in that process's pid namespace."""
     calls.call("setns", process, CLONE_NEWPID)
 

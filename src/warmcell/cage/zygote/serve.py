@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import struct
 from types import ModuleType
 
 from .. import plan as plans
@@ -17,11 +18,11 @@ from ..failure import CageError
 from ..guest import recipe
 from ..guest.job import await_job, rehearse
 from ..light import partial, read_json, signal, socket
-from ..linux import call_list, namespaces, pages
-from ..linux.call_list import CallList, Value
-from ..linux.owned import close_all
+from ..linux import call_list, fds, namespaces, pages
+from ..linux.call_list import CallList, Field, Prepared
 from ..linux.syscalls import MACHINE, prctl
-from ..wire import FORK_ANSWER, FORK_ORDER, new_inbox, receive_bytes, send_packet
+from ..records import NamedTuple
+from ..wire import FORK_ANSWER, FORK_ORDER, new_inbox, receive_order, send_packet
 from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_what_many_import, load_worker
 from .programs import Programs
 
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
     Droppable = Optional[List[Tuple[int, int]]]
-    _Prepared = Tuple[recipe.Steps, recipe.GuestDescriptors]
+    _Becoming = Callable[[Optional[ModuleType], Droppable], Callable[[], None]]
 
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
 _PR_GET_TID_ADDRESS = 40
 _ASTRAY = 70
-_MOST_PREPARED = 64
+_MOST_KNOWN = 64
+_MSG_NOSIGNAL = 0x4000
 
 
 def serve(channel: socket.socket, order: Dict[str, Any]) -> Callable[[], None]:
@@ -49,10 +51,25 @@ def serve(channel: socket.socket, order: Dict[str, Any]) -> Callable[[], None]:
     return zygote.run()
 
 
+class _Birth(NamedTuple):
+    """All that an order comes to, laid out before the fork: what is made after it is made by copying pages."""
+
+    number: int
+    #: What the new process is to do.
+    become: _Becoming
+    droppable: Droppable
+    descriptors: List[int]
+    fork: Prepared
+    #: Where the list has it.
+    pid: int
+    #: What is left to do here: to come back, to answer, to let go of the descriptors.
+    after: Prepared
+
+
 class _Zygote:
     def __init__(self, channel: socket.socket, order: Dict[str, Any]) -> None:
         self._channel = channel
-        self._inbox = new_inbox()
+        self._inbox = (new_inbox(),)
         self._worker: Optional[ModuleType] = None
         self._recipes: Dict[int, recipe.Recipe] = {}
         self._is_caging = order["isolation"] == "namespaces"
@@ -75,14 +92,16 @@ class _Zygote:
             compile_all()
             self._keeper = keeper
         hide_modules()
-        self._fork = _Fork(bool(order.get("site") or order.get("preload")), self._is_caging)
+        self._tells_modules = bool(order.get("site") or order.get("preload"))
+        self._clone = _clone_arguments()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        come_back = CallList(1)
+        come_back = CallList()
         come_back.part("return to own namespace")
-        namespaces.send_children_to(come_back, Value(0))
-        self._come_back = come_back.prepare([self._own_pids])
+        namespaces.send_children_to(come_back, self._own_pids)
+        self._come_back = come_back.prepare(())
         self._programs = Programs(self._is_caging)
-        self._prepared: Dict[Tuple[int, ...], _Prepared] = {}
+        #: By the order and the numbers of its descriptors, which are the same nearly every time.
+        self._known: Dict[Tuple[bytes, bytes], _Birth] = {}
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         if order.get("spares"):
             gc.collect()
@@ -91,31 +110,86 @@ class _Zygote:
         gc.enable()
 
     def run(self) -> Callable[[], None]:
+        """Most orders are the same as one before, to the byte, descriptors included: those are looked up, not read."""
+        known, channel, inbox = self._known, self._channel, self._inbox
         while True:
-            message, descriptors = receive_bytes(self._channel, inbox=self._inbox)
-            if not message:
-                os._exit(0)
-            # By length, which no lesson has: an order begins with a number, and 123 is a brace.
-            if len(message) != FORK_ORDER.size:
-                self._learn(read_json(message))
-                continue
-            number, may_exec, waits, is_program = FORK_ORDER.unpack(message)
-            try:
-                newborn = None
-                if not is_program or not self._start_program(number, descriptors):
-                    newborn = self._make(number, may_exec, descriptors)
-            except OSError as error:
-                self._channel.send(FORK_ANSWER.pack(-(error.errno or 5), False))
-                newborn = None
-            if newborn is not None:
-                self._channel.detach()
-                _kept.append((self, descriptors))
-                return newborn(self._worker, self._file_pages if waits else None)
-            # The kernel gave them the lowest free numbers, one after the other: most often they are neighbours.
-            if descriptors[-1] - descriptors[0] == len(descriptors) - 1:
-                os.closerange(descriptors[0], descriptors[-1] + 1)
-            else:
-                close_all(descriptors)
+            order, descriptors = receive_order(channel, inbox)
+            birth = known.get((order, descriptors)) or self._read(order, descriptors)
+            if birth is not None and self._is_born(birth):
+                channel.detach()
+                _kept.append((self, birth))
+                return birth.become(self._worker, birth.droppable)
+
+    def _is_born(self, birth: _Birth) -> bool:
+        """Forks, by two lists of calls. True in the new process; here the manager has been told."""
+        if self._tells_modules:
+            ctypes.pythonapi.PyOS_BeforeFork()
+        function, arguments = birth.fork.bound
+        is_done = function(*arguments) == birth.fork.length
+        pid = birth.fork.values[birth.pid]
+        is_born = is_done and pid == 0
+        if self._tells_modules:
+            (ctypes.pythonapi.PyOS_AfterFork_Child if is_born else ctypes.pythonapi.PyOS_AfterFork_Parent)()
+        if is_born:
+            return True
+        if not is_done:
+            self._refuse(birth.fork.failure(), birth.descriptors)
+            return False
+        function, arguments = birth.after.bound
+        if function(*arguments) != birth.after.length:
+            os._exit(_ASTRAY)  # every later guest would be forked into the wrong namespace, or nobody is there to ask
+        return False
+
+    def _refuse(self, error: Optional[CageError], descriptors: List[int]) -> None:
+        self._return()
+        self._channel.send(FORK_ANSWER.pack(-(error.errno if error and error.errno else 5), False))
+        _close(descriptors)
+
+    def _read(self, message: bytes, numbers: bytes) -> Optional[_Birth]:
+        """What an order comes to that was not met before, laid out; None: it was a lesson, or has been carried out."""
+        if not message:
+            os._exit(0)
+        # By length, which no lesson has: an order begins with a number, and 123 is a brace.
+        if len(message) != FORK_ORDER.size:
+            self._learn(read_json(message))
+            return None
+        number, may_exec, waits, is_program = FORK_ORDER.unpack(message)
+        descriptors = list(struct.unpack(f"{len(numbers) // 4}i", numbers))
+        try:
+            if is_program and self._start_program(number, descriptors):
+                _close(descriptors)
+                return None
+            become = self._becoming(number, may_exec, descriptors)
+        except OSError as error:
+            self._refuse(CageError("fork guest", error.errno or 0, ""), descriptors)
+            return None
+        droppable = self._file_pages if waits else None
+        if len(self._known) == _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[message, numbers] = birth = self._birth(number, become, droppable, descriptors)
+        return birth
+
+    def _becoming(self, number: int, may_exec: bool, descriptors: List[int]) -> _Becoming:
+        if not self._is_caging:
+            return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors)
+        given = recipe.in_order(descriptors)
+        # What comes back from its calls only a guest has: they can be laid out for all that will be like this one.
+        return partial(_be_guest, self._recipes[number].prepare(given), given)
+
+    def _birth(self, number: int, become: _Becoming, droppable: Droppable, descriptors: List[int]) -> _Birth:
+        answer = ctypes.create_string_buffer(FORK_ANSWER.pack(0, False), FORK_ANSWER.size)
+        fork = CallList()
+        fork.part("fork guest")
+        if self._is_caging:
+            namespaces.send_children_to(fork, recipe.in_order(descriptors).init)
+        pid = fork.call("clone", *self._clone, into=Field(answer, 0))
+        after = CallList()
+        after.part("return to own namespace")
+        if self._is_caging:
+            namespaces.send_children_to(after, self._own_pids)
+        after.call("sendto", self._channel.fileno(), answer, FORK_ANSWER.size, _MSG_NOSIGNAL, None, 0)
+        fds.close_numbers(after, descriptors)
+        return _Birth(number, become, droppable, descriptors, fork.prepare(()), pid.place, after.prepare(()))
 
     def _learn(self, lesson: Dict[str, Any]) -> None:
         if "forget" in lesson:
@@ -127,7 +201,8 @@ class _Zygote:
 
     def _forget(self, number: int) -> None:
         self._programs.forget(number)
-        self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != number}
+        for key in [key for key, birth in self._known.items() if birth.number == number]:
+            del self._known[key]
         forgotten = self._recipes.pop(number, None)
         if forgotten is not None and forgotten.arena is not None:
             forgotten.arena.close()
@@ -142,43 +217,16 @@ class _Zygote:
             self._channel.send(FORK_ANSWER.pack(pid, True))
         return pid is not None
 
-    def _make(self, number: int, may_exec: bool, descriptors: List[int]) -> Optional[Callable[..., Callable[[], None]]]:
-        """In the new process: what it is to do. Here None, and the manager has been told."""
-        if not self._is_caging:
-            pid = self._fork(self._own_pids)
-            if pid == 0:
-                return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors)
-            self._channel.send(FORK_ANSWER.pack(pid, False))
-            return None
-        key = (number, *descriptors)
-        prepared, given = self._prepared.get(key) or self._prepare(key)
-        pid = -1
-        try:
-            pid = self._fork(given.init)
-        finally:
-            if pid:
-                self._return()
-        if pid == 0:
-            return partial(_be_guest, prepared, given)
-        self._channel.send(FORK_ANSWER.pack(pid, False))
-        return None
-
-    def _prepare(self, key: Tuple[int, ...]) -> _Prepared:
-        """Before the fork: what is made after it is made by copying pages. Kept, since the next guest's is the same:
-        descriptors have the same numbers nearly every time, and what comes back from its calls only a guest has.
-        """
-        number, *descriptors = key
-        given = recipe.in_order(descriptors)
-        if len(self._prepared) == _MOST_PREPARED:
-            del self._prepared[next(iter(self._prepared))]
-        self._prepared[key] = prepared = (self._recipes[number].prepare(given), given)
-        return prepared
-
     def _return(self) -> None:
         try:
             self._come_back.run()
         except CageError:
             os._exit(_ASTRAY)  # every later guest would be forked into the wrong namespace
+
+
+def _close(descriptors: List[int]) -> None:
+    for first, last in fds.ranges_of(descriptors):
+        os.closerange(first, last + 1)
 
 
 #: In a guest: what it has no more use for. Freeing it would write to, and so copy, every page that it lies on.
@@ -205,50 +253,20 @@ def _be_keeper(
     return await_job(given.job, given.go, worker, droppable)
 
 
-class _Fork:
-    """Forks for the manager: the child is its, not ours.
+def _clone_arguments() -> Tuple[int, ...]:
+    """For a fork whose parent is the manager, not us.
 
     Python's own fork makes a new process look into every corner of the interpreter, which costs as much as all the rest
     of a cell. There is nothing to mend there, with one thread and no lock held; but modules may have asked to be told
-    of forks, and where any were loaded that we do not know, everything is done as Python does it.
+    of forks, and where any were loaded that we do not know, they are told as Python does it.
     """
-
-    def __init__(self, tells_modules: bool, is_caging: bool) -> None:
-        self._tells_modules = tells_modules
-        # libc remembers its thread by number, and the kernel can put the new one where it looks.
-        place = ctypes.c_void_p()
-        flags = signal.SIGCHLD | _CLONE_PARENT
-        try:
-            prctl(_PR_GET_TID_ADDRESS, ctypes.addressof(place))
-            flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
-        except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: a guest's abort() is then a plain crash
-            pass
-        address = place.value or 0
-        arguments = (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)
-        calls = CallList(1)
-        calls.part("fork guest")
-        if is_caging:
-            namespaces.send_children_to(calls, Value(0))
-        self._pid = calls.call("clone", *arguments)
-        self._clone = calls.prepare((-1,))
-
-    def __call__(self, where: int) -> int:
-        """As `os.fork`, into the pid namespace of the process that `where` is, if we are caging."""
-        self._clone.values[0] = where
-        if not self._tells_modules:
-            return self._fork()
-        ctypes.pythonapi.PyOS_BeforeFork()
-        pid = -1
-        try:
-            pid = self._fork()
-        finally:
-            (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
-        return pid
-
-    def _fork(self) -> int:
-        """By a list of one call: what ctypes does around a function of libc writes to a dozen pages more."""
-        try:
-            self._clone.run()
-        except CageError as failure:
-            raise OSError(failure.errno, os.strerror(failure.errno)) from None
-        return self._clone.result(self._pid)
+    # libc remembers its thread by number, and the kernel can put the new one where it looks.
+    place = ctypes.c_void_p()
+    flags = signal.SIGCHLD | _CLONE_PARENT
+    try:
+        prctl(_PR_GET_TID_ADDRESS, ctypes.addressof(place))
+        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: a guest's abort() is then a plain crash
+        pass
+    address = place.value or 0
+    return (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)
