@@ -36,8 +36,8 @@ KINDS = {name: getattr(errno, name) for name in ("EMFILE", "ENOMEM", "EAGAIN", "
 KINDS |= {"KILL": KILL, "KILL_INIT": KILL_INIT}
 #: What a call can fail with. Memory can be short in all of them; Python itself repeats what a signal interrupted.
 _CAN_FAIL_WITH = {
-    "EMFILE": "pipe2 open dup dup2 socketpair recvmsg listdir scandir pidfd_open posix_spawn syscall".split(),
-    "EAGAIN": "fork posix_spawn sendmsg recvmsg send recv sendall read write syscall".split(),
+    "EMFILE": "pipe2 open dup dup2 socketpair recvmsg recvmsg_into listdir scandir pidfd_open posix_spawn syscall".split(),
+    "EAGAIN": "fork posix_spawn sendmsg recvmsg recvmsg_into send recv sendall read write syscall".split(),
     "EINTR": ["syscall"],
 }
 _HANGS_SECONDS = 60

@@ -24,7 +24,7 @@ KILL, KILL_INIT = -1, -2
 #: Every call that can fail for lack of something. Those that give something back are not among them.
 OF_OS = "pipe2 open fork read pread write mkdir makedirs symlink chdir rmdir stat lstat fstat listdir scandir readlink"
 OF_OS += " dup dup2 pidfd_open posix_spawn fstatvfs statvfs rename link"
-OF_SOCKETS = "sendmsg recvmsg send recv sendall dup"
+OF_SOCKETS = "sendmsg recvmsg recvmsg_into send recv sendall dup"
 
 #: Who calls these is of interest too.
 _HELPERS = ("syscalls.py", "owned.py", "kernel_files.py", "wire.py", "descriptors.py", "call_list.py", "cgroups.py")

@@ -83,7 +83,7 @@ def gather(pid: int, init: int) -> Facts:
 
 
 def _words(path: str) -> str:
-    return " ".join(kernel_files.read(path).split())
+    return " ".join(kernel_files.read_short(path).split())
 
 
 def _mounts(path: str) -> Dict[str, bool]:

@@ -21,7 +21,7 @@ from warmcell.pool.waiting_room import waiting_room
 from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
-from warmcell.runner.cgroups import GroupLimits
+from warmcell.runner.cgroups import Group, GroupLimits
 
 _READY_SECONDS = 30.0
 _ATTEMPTS = 3
@@ -78,6 +78,8 @@ class Pool:
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
         self._zygotes: dict[ZygoteKey, ZygoteShare] = {}
         self._maker: threading.Thread | None = None
+        #: Of cells that were used: who waits for a result need not wait for their removal.
+        self._left_groups: deque[Group] = deque()
         self._leased = self._staying = 0
         #: Since when nothing is leased, and how long that was before the last lease.
         self._idle_since = self._pause = 0.0
@@ -108,6 +110,9 @@ class Pool:
             for share in self._zygotes.values():
                 share.forget_ended()
             self._changed.notify()
+            has_maker = self._maker is not None
+        if not has_maker:
+            self._remove_left_groups()
 
     def stay(self) -> None:
         """In place of `done`: what was leased goes on for long, and is not to keep others from being made.
@@ -139,6 +144,7 @@ class Pool:
                 return None
             try:
                 if cell.is_alive():
+                    cell.dispose_of_group = self._left_groups.append
                     return cell
             except BaseException:
                 cell.close()
@@ -200,6 +206,7 @@ class Pool:
 
     def _make_in_background(self) -> None:
         while True:
+            self._remove_left_groups()
             with self._changed:
                 if self._is_closed:
                     return
@@ -222,6 +229,11 @@ class Pool:
             for kind in wanted:
                 self._make_one(kind)  # type: ignore[arg-type]
             self._is_making = False
+
+    def _remove_left_groups(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._left_groups.popleft().remove()
 
     def _forget_empty_shelves(self) -> None:
         for kind in [kind for kind, cells in self._ready.items() if not cells]:
@@ -275,6 +287,7 @@ class Pool:
             self._changed.notify_all()
         if self._maker is not None and self._maker is not threading.current_thread():
             self._maker.join(10)
+        self._remove_left_groups()
         _let_go(cells, shares)
 
 

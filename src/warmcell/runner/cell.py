@@ -64,6 +64,8 @@ class Cell:
         self.is_gone = False
         self.group: Group | None = None
         self.group_usage: GroupUsage | None = None
+        #: What becomes of the group when everybody has left it.
+        self.dispose_of_group: Callable[[Group], object] = Group.remove
         #: What whoever made it calls its first process.
         self.number = 0
         self.pidfd = -1
@@ -301,7 +303,7 @@ class Cell:
             try:
                 self.group_usage = self.group.usage()
             finally:
-                self.group.remove()  # which needs no descriptor, while looking at what it used does
+                self.dispose_of_group(self.group)  # which needs no descriptor, while looking at what it used does
 
     def _learn_who_it_is(self) -> None:
         """Given up while it was being made: only one that is known can be ended and waited for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.records import NamedTuple
@@ -85,11 +86,11 @@ class Group:
             self._write("cpu", "cpu.cfs_quota_us", _quota(limits.cpus))
 
     def _write(self, controller: str, name: str, value: object, is_optional: bool = False) -> None:
-        path = f"{self._paths[controller]}/{name}"
-        if is_optional and not os.path.exists(path):
-            return
-        with open(path, "w") as file:
-            file.write(str(value))
+        try:
+            kernel_files.write(f"{self._paths[controller]}/{name}", str(value))
+        except FileNotFoundError:
+            if not is_optional:
+                raise
 
     def ways_in(self) -> list[str]:
         """The files through which the cell joins by itself, opened by us because it cannot see them any more.
@@ -130,11 +131,14 @@ class Group:
         return self._number("cpuacct", "cpuacct.usage") / 1e9
 
     def _number(self, controller: str, name: str) -> int:
-        return int(read(f"{self._paths[controller]}/{name}") or 0)
+        return int(self._read(controller, name) or 0)
 
     def _table(self, controller: str, name: str) -> dict[str, int]:
-        rows = (line.split() for line in read(f"{self._paths[controller]}/{name}").splitlines())
+        rows = (line.split() for line in self._read(controller, name).splitlines())
         return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+    def _read(self, controller: str, name: str) -> str:
+        return read(f"{self._paths[controller]}/{name}", kernel_files.read_short)
 
     def remove(self) -> None:
         """Ends whatever is still in there, and leaves nothing of it."""
@@ -181,10 +185,10 @@ def members(path: str) -> list[int]:
     return [int(pid) for pid in read(f"{path}/cgroup.procs").split() if pid != "0"]
 
 
-def read(path: str) -> str:
+def read(path: str, reader: Callable[[str], str] = kernel_files.read) -> str:
     """ "" where there is none: a group may go at any time. That we have no descriptor left is another matter."""
     try:
-        return kernel_files.read(path)
+        return reader(path)
     except OSError as error:
         if error.errno not in _NOT_THERE:
             raise

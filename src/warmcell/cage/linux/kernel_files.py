@@ -20,8 +20,8 @@ def read(path: str) -> str:
         os.close(descriptor)
 
 
-def read_line(path: str) -> str:
-    """Of a file that has one: the kernel returns it whole."""
+def read_short(path: str) -> str:
+    """Of a file that is sure to be short: the kernel returns it whole."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096).decode()

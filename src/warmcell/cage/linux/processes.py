@@ -42,7 +42,7 @@ def children(pid: int) -> List[int]:
 
 def last_pid() -> int:
     """The highest number that was given out in this process's pid namespace, threads included."""
-    return int(kernel_files.read_line("/proc/loadavg").split()[-1])
+    return int(kernel_files.read_short("/proc/loadavg").split()[-1])
 
 
 def thread_states(pid: int) -> str:

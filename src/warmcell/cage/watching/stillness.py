@@ -46,7 +46,7 @@ class Stillness:
         return turns if all(turns.values()) else None
 
     def _has_sockets(self, pid: int) -> bool:
-        first = kernel_files.read_line(f"{self._proc}/{pid}/net/sockstat").split("\n", 1)[0]
+        first = kernel_files.read_short(f"{self._proc}/{pid}/net/sockstat").split("\n", 1)[0]
         return first != "sockets: used 0"
 
     def _threads(self, pid: int) -> Iterator[str]:
@@ -61,10 +61,10 @@ class Stillness:
 
 def _turns(base: str) -> int:
     """0: it has a processor, or waits for one. The state comes last: who runs afterwards is given another turn."""
-    turns = int(kernel_files.read_line(f"{base}/schedstat").split()[2])
+    turns = int(kernel_files.read_short(f"{base}/schedstat").split()[2])
     return turns if _fields(base)[0] in _RESTING else 0
 
 
 def _fields(base: str) -> List[str]:
     """From the state on."""
-    return kernel_files.read_line(f"{base}/stat").rpartition(")")[2].split()
+    return kernel_files.read_short(f"{base}/stat").rpartition(")")[2].split()
