@@ -86,11 +86,14 @@ class Group:
             self._write("cpu", "cpu.cfs_quota_us", _quota(limits.cpus))
 
     def _write(self, controller: str, name: str, value: object, is_optional: bool = False) -> None:
+        path = f"{self._paths[controller]}/{name}"
+        if is_optional and not os.path.exists(path):
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            kernel_files.write(f"{self._paths[controller]}/{name}", str(value))
-        except FileNotFoundError:
-            if not is_optional:
-                raise
+            os.write(descriptor, str(value).encode())
+        finally:
+            os.close(descriptor)
 
     def ways_in(self) -> list[str]:
         """The files through which the cell joins by itself, opened by us because it cannot see them any more.

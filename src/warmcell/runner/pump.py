@@ -173,7 +173,7 @@ class Pump:
         self._cell.await_gone(10)
         # Everything that could write is gone, so what is in the pipes now is all there will ever be.
         for descriptor, capture in self._captures.items():
-            while capture.read(descriptor):
+            while (more := capture.read(descriptor)) or (more is None and _is_readable(descriptor)):
                 pass
             capture.finish()
         if self._cell.report is None:
@@ -207,3 +207,10 @@ class Pump:
                 self._cell.hear()
         except CellLost:
             return
+
+
+def _is_readable(descriptor: int) -> bool:
+    """For who was told that there is nothing yet, when there will never be more: it is the last that is asked."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return any(event & select.POLLIN for _, event in poll.poll(0))

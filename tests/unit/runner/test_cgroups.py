@@ -58,7 +58,7 @@ def test_a_figure_that_could_not_be_read_is_not_zero(group: Group, monkeypatch: 
     def no_descriptor_left(path: str) -> str:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("warmcell.cage.linux.kernel_files.read", no_descriptor_left)
+    monkeypatch.setattr("warmcell.cage.linux.kernel_files.read_short", no_descriptor_left)
     with pytest.raises(OSError, match="Too many"):
         group.usage()
 
