@@ -128,7 +128,7 @@ def build() -> tuple[bytes, list[str]]:
         raise BuildError(f"the snapshot needs the Python package wasmtime ({problem})") from None
     with tempfile.TemporaryDirectory(prefix="toolbox-") as scratch:
         plain = compile_reactor(write_modfile(Path(scratch)), Path(scratch) / "plain.wasm")
-    module = snapshot(plain, ("_initialize",), "run")
+    module = snapshot(plain, ("_initialize", "rehearse"), "run")
     return module, command_names(module)
 
 

@@ -98,7 +98,7 @@ def test_a_directory_that_was_swapped_is_not_shown(pool: WorkerPool, tmp_path: P
     from warmcell.backends.wasm.run_request import Preopen, look_at_directories
 
     (tmp_path / "work").mkdir()
-    (directory,) = look_at_directories([Preopen(tmp_path / "work", "/work", True)])
+    (directory,) = look_at_directories([Preopen(tmp_path / "work", "/work", True)], {})
     (tmp_path / "work").rename(tmp_path / "was work")
     (tmp_path / "work").mkdir()
     worker = Worker()

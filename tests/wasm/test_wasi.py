@@ -31,7 +31,7 @@ from tests.wasm.probe import (
 )
 
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.run_request import Preopen, RunRequest
+from warmcell.backends.wasm.run_request import Directory, Preopen, RunRequest, look_at_directories
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import EnforcerFailed, ExecutionFailed, InvalidRequest
 from warmcell.core.types import ExecResult
@@ -300,8 +300,8 @@ def test_a_preopen_that_is_swapped_while_the_run_starts_is_refused(
 
     real = module.look_at_directories
 
-    def swap(preopens: object) -> object:
-        opened = real(preopens)  # type: ignore[arg-type]
+    def swap(preopens: object, known: object) -> object:
+        opened = real(preopens, known)  # type: ignore[arg-type]
         (world / "in").rename(world / "was in")
         (world / "in").mkdir()
         return opened
@@ -309,6 +309,24 @@ def test_a_preopen_that_is_swapped_while_the_run_starts_is_refused(
     monkeypatch.setattr(module, "look_at_directories", swap)
     with pytest.raises((ExecutionFailed, EnforcerFailed), match=r"replaced|not what it was"):
         _run(supervisor, world, guests.TRAP)
+
+
+@pytest.mark.attack("WA-10")
+def test_a_directory_that_is_known_is_compared_every_time(tmp_path: Path) -> None:
+    known: dict[Preopen, Directory] = {}
+    work = tmp_path / "work"
+    work.mkdir()
+    preopen = Preopen(work, "/work")
+    first = look_at_directories([preopen], known)
+    assert look_at_directories([preopen], known) == first
+    work.rename(tmp_path / "was work")
+    with pytest.raises(InvalidRequest, match="preopens"):
+        look_at_directories([preopen], known)
+    work.symlink_to(tmp_path / "was work")
+    assert look_at_directories([preopen], known)[0].host_path == str(tmp_path / "was work")
+    work.unlink()
+    work.mkdir()
+    assert look_at_directories([preopen], known)[0].inode == work.stat().st_ino != first[0].inode
 
 
 @pytest.mark.parametrize("bad", [("a\0b",), ("",)[:0]], ids=["NUL", "empty"])

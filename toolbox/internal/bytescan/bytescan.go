@@ -112,20 +112,37 @@ func (f *Finder) indexFrom(data []byte, at int) int {
 	base := unsafe.Pointer(unsafe.SliceData(data))
 	last := len(data) - len(f.text)
 	// The words that start at both bytes end inside the data as long as their places are left.
-	for at+width <= last+1 {
-		for at+stride <= last+1 && f.hits(base, at)|f.hits(base, at+8)|f.hits(base, at+16)|f.hits(base, at+24)|
-			f.hits(base, at+32)|f.hits(base, at+40)|f.hits(base, at+48)|f.hits(base, at+56) == 0 {
-			at += stride
+	for at+stride <= last+1 {
+		a, b, c, d := f.hits(base, at), f.hits(base, at+8), f.hits(base, at+16), f.hits(base, at+24)
+		if a|b|c|d == 0 {
+			at += stride / 2
+			if a, b, c, d = f.hits(base, at), f.hits(base, at+8), f.hits(base, at+16), f.hits(base, at+24); a|b|c|d == 0 {
+				at += stride / 2
+				continue
+			}
 		}
-		for limit := min(at+stride, last+1); at+width <= limit; at += width {
-			for hits := f.hits(base, at); hits != 0; hits &= hits - 1 {
-				place := at + bits.TrailingZeros64(hits)/width
-				if place+width <= len(data) && (word(base, place)|f.headCase)&f.headMask != f.head {
-					continue
-				}
-				if len(f.text) <= width && place+width <= len(data) || f.isAt(data, place) {
-					return place
-				}
+		// To the first word with a hit, without jumping back.
+		if a|b == 0 {
+			at, a, b = at+2*width, c, d
+		}
+		if a == 0 {
+			at, a = at+width, b
+		}
+		for ; a != 0; a &= a - 1 {
+			place := at + bits.TrailingZeros64(a)/width
+			if place+width <= len(data) && (word(base, place)|f.headCase)&f.headMask != f.head {
+				continue
+			}
+			if len(f.text) <= width && place+width <= len(data) || f.isAt(data, place) {
+				return place
+			}
+		}
+		at += width
+	}
+	for ; at+width <= last+1; at += width {
+		for hits := f.hits(base, at); hits != 0; hits &= hits - 1 {
+			if place := at + bits.TrailingZeros64(hits)/width; f.isAt(data, place) {
+				return place
 			}
 		}
 	}

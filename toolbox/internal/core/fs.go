@@ -143,6 +143,9 @@ func Stat(name string) (fs.FileInfo, error) {
 	if name == "" {
 		return nil, syscall.ENOENT
 	}
+	if IsNowhere(name) {
+		return nil, syscall.ENOENT
+	}
 	info, err := os.Stat(name)
 	if err != nil {
 		return nil, missing(name, err)
@@ -171,6 +174,9 @@ func Lstat(name string) (fs.FileInfo, error) {
 	if strings.HasSuffix(name, "/") {
 		return Stat(name)
 	}
+	if IsNowhere(name) {
+		return nil, syscall.ENOENT
+	}
 	info, err := os.Lstat(name)
 	if err != nil {
 		return nil, missing(name, err)
@@ -185,6 +191,9 @@ func missing(name string, err error) error {
 	}
 	return syscall.ENOENT
 }
+
+// IsNowhere tells without asking the host that a path is outside every mount; most directories of PATH are.
+func IsNowhere(name string) bool { return name[0] == '/' && !underMount(path.Clean(name)) }
 
 func underMount(name string) bool {
 	if len(Mounts) == 0 {
@@ -239,13 +248,14 @@ func virtualInfo(name string) fs.FileInfo {
 	if len(Mounts) == 0 {
 		return nil
 	}
-	if clean == "/dev" || hasMountBelow(clean) {
+	if clean == "/dev" || HasMountBelow(clean) {
 		return virtualDir{path.Base(clean), fs.ModeDir | 0o755}
 	}
 	return nil
 }
 
-func hasMountBelow(dir string) bool {
+// HasMountBelow tells whether a directory exists because a mount lies somewhere in it.
+func HasMountBelow(dir string) bool {
 	for _, mount := range Mounts {
 		if mount == dir {
 			return false
@@ -262,7 +272,7 @@ func hasMountBelow(dir string) bool {
 // ReadDir lists a directory in name order.
 func ReadDir(name string) ([]fs.DirEntry, error) {
 	clean := path.Clean(name)
-	if len(Mounts) > 0 && hasMountBelow(clean) {
+	if len(Mounts) > 0 && HasMountBelow(clean) {
 		return virtualEntries(clean), nil
 	}
 	if len(Mounts) > 0 && clean == "/dev" {

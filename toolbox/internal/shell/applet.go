@@ -95,7 +95,7 @@ func (s *Shell) parseInvocation(c *core.Ctx) (source, name string, code int, ok 
 					return "", "", 2, false
 				}
 				if letter == 'O' {
-					s.shopt[args[0]] = on
+					s.setShopt(args[0], on)
 				}
 				args = args[1:]
 			default:

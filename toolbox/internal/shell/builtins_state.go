@@ -144,7 +144,7 @@ func shoptBuiltin(s *Shell, argv []string) int {
 		if mode != 0 {
 			*option = mode == 's'
 			if !posixNames {
-				s.shopt[name] = *option
+				s.setShopt(name, *option)
 			}
 			continue
 		}

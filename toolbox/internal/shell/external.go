@@ -134,12 +134,20 @@ func lookPath(c *core.Ctx, name string) string {
 	if !ok {
 		paths = "/usr/bin:/bin"
 	}
-	for _, dir := range strings.Split(paths, ":") {
+	for dir := range strings.SplitSeq(paths, ":") {
 		if dir == "" {
 			dir = "."
 		}
-		full := path.Join(c.Path(dir), name)
-		if path.Clean(dir) != "/usr/local/bin" && isOurs(full) {
+		dir = c.Path(dir)
+		mayBeOurs := systemDirs[dir] && dir != "/usr/local/bin"
+		if core.IsNowhere(dir) && !core.HasMountBelow(dir) {
+			if mayBeOurs && isKnown(name) {
+				return dir + "/" + name
+			}
+			continue
+		}
+		full := path.Join(dir, name)
+		if mayBeOurs && isOurs(full) {
 			return full
 		}
 		if info, err := core.Stat(full); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -55,7 +56,7 @@ type Shell struct {
 	aliases  map[string]aliasEntry
 	frames   []frame
 	opts     options
-	shopt    map[string]bool
+	shopt    map[string]bool // shared by subshells: setShopt puts another in its place
 	traps    map[string]string
 	jobs     *jobTable
 
@@ -100,10 +101,15 @@ type function struct {
 	export bool
 }
 
+const firstPID = 100
+
 var pidCounter = struct {
 	sync.Mutex
 	next int
-}{next: 100}
+}{next: firstPID}
+
+// ForgetProcesses numbers the next shell as if it were the first.
+func ForgetProcesses() { pidCounter.next = firstPID }
 
 func newPID() int {
 	pidCounter.Lock()
@@ -112,20 +118,34 @@ func newPID() int {
 	return pidCounter.next
 }
 
+type preset struct{ name, value string }
+
+var presetVariables = []preset{
+	{"IFS", " \t\n"}, {"OPTIND", "1"}, {"BASH_VERSION", bashVersion}, {"BASH", "/bin/bash"}, {"PS4", "+ "}, {"HOSTNAME", "sandbox"},
+	{"HOSTTYPE", "wasm32"}, {"OSTYPE", "linux-gnu"}, {"MACHTYPE", "wasm32-unknown-wasi"}, {"OPTERR", "1"},
+}
+
+var initialShopt = map[string]bool{
+	"cmdhist": true, "extquote": true, "sourcepath": true, "globasciiranges": true, "patsub_replacement": true, "promptvars": true, "progcomp": true,
+	"interactive_comments": true, "checkwinsize": true, "complete_fullquote": true, "force_fignore": true, "hostcomplete": true, "globskipdots": true,
+}
+
+func (s *Shell) setShopt(name string, on bool) {
+	s.shopt = cloneMap(s.shopt)
+	s.shopt[name] = on
+}
+
 // New makes a top-level shell from a command's context.
 func New(c *core.Ctx, argv0 string) *Shell {
 	ctx, cancel := context.WithCancel(orBackground(c.Context))
 	s := &Shell{
 		ctx: ctx, cancel: cancel, dir: c.Dir, argv0: argv0,
 		scopes: []*scope{newScope(false)}, funcs: map[string]*function{}, aliases: map[string]aliasEntry{},
-		shopt: map[string]bool{}, traps: map[string]string{}, inTrap: map[string]bool{}, jobs: newJobTable(),
+		shopt: initialShopt, traps: map[string]string{}, inTrap: map[string]bool{}, jobs: newJobTable(),
 		pid: newPID(), secondsFrom: time.Now(), fds: map[int]*descriptor{}, hashes: map[string]string{}, disabled: map[string]bool{},
 	}
 	s.rootPID = s.pid
 	s.opts.braceexpand, s.opts.hashall, s.opts.interactiveComments = true, true, true
-	for _, name := range []string{"cmdhist", "extquote", "sourcepath", "globasciiranges", "patsub_replacement", "promptvars", "progcomp", "interactive_comments", "checkwinsize", "complete_fullquote", "force_fignore", "hostcomplete", "globskipdots"} {
-		s.shopt[name] = true
-	}
 	s.fds[0], s.fds[1], s.fds[2] = borrowReader(c.Stdin), borrowWriter(c.Stdout), borrowWriter(c.Stderr)
 	for fd, stream := range c.FDs {
 		if held, ok := stream.(*descriptor); ok {
@@ -158,21 +178,18 @@ func (s *Shell) importEnvironment(env []string) {
 			vars[name] = &variable{text: value, isSet: true, exported: true}
 		}
 	}
-	for name, value := range map[string]string{"IFS": " \t\n", "OPTIND": "1", "BASH_VERSION": bashVersion, "BASH": "/bin/bash", "PS4": "+ ",
-		"HOSTNAME": "sandbox", "HOSTTYPE": "wasm32", "OSTYPE": "linux-gnu", "MACHTYPE": "wasm32-unknown-wasi", "OPTERR": "1"} {
-		if v := vars[name]; v == nil || name == "IFS" || name == "OPTIND" {
-			vars[name] = text(value)
+	for _, preset := range presetVariables {
+		if v := vars[preset.name]; v == nil || preset.name == "IFS" || preset.name == "OPTIND" {
+			vars[preset.name] = text(preset.value)
 		}
 	}
-	for name, value := range map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "SHLVL": "0", "HOME": s.dir} {
-		if vars[name] == nil {
-			vars[name] = text(value)
-			vars[name].exported = name != "HOME" || true
+	for _, preset := range [...]preset{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"SHLVL", "0"}, {"HOME", s.dir}} {
+		if vars[preset.name] == nil {
+			vars[preset.name] = &variable{text: preset.value, isSet: true, exported: true}
 		}
 	}
-	level := 0
-	fmt.Sscan(vars["SHLVL"].text, &level)
-	vars["SHLVL"].text = fmt.Sprint(level + 1)
+	level, _ := strconv.Atoi(vars["SHLVL"].text)
+	vars["SHLVL"].text = strconv.Itoa(level + 1)
 	vars["PWD"] = &variable{text: s.dir, isSet: true, exported: true}
 }
 
@@ -198,15 +215,10 @@ func (s *Shell) subshell() *Shell {
 	}
 	copied.scopes = make([]*scope, len(s.scopes))
 	for i, from := range s.scopes {
-		to := &scope{vars: make(map[string]*variable, len(from.vars)), function: from.function}
-		for name, v := range from.vars {
-			to.vars[name] = v.clone()
-		}
-		copied.scopes[i] = to
+		copied.scopes[i] = from.clone()
 	}
 	copied.funcs = cloneMap(s.funcs)
 	copied.aliases = cloneMap(s.aliases)
-	copied.shopt = cloneMap(s.shopt)
 	copied.disabled = cloneMap(s.disabled)
 	copied.hashes = cloneMap(s.hashes)
 	copied.traps = map[string]string{}

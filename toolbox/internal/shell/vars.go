@@ -1,6 +1,7 @@
 package shell
 
 import (
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -37,14 +38,19 @@ type variable struct {
 }
 
 func (v *variable) clone() *variable {
-	copied := *v
+	copied := new(variable)
+	v.cloneInto(copied)
+	return copied
+}
+
+func (v *variable) cloneInto(copied *variable) {
+	*copied = *v
 	if v.list != nil {
 		copied.list = append([]element(nil), v.list...)
 	}
 	if v.table != nil {
 		copied.table = v.table.clone()
 	}
-	return &copied
 }
 
 func (v *variable) at(index int) (string, bool) {
@@ -224,6 +230,18 @@ func (a *assoc) values() []string {
 type scope struct {
 	vars     map[string]*variable
 	function bool // a function call, where "local" declares
+}
+
+// clone takes one piece of memory for all variables: a pipeline clones them for every stage.
+func (from *scope) clone() *scope {
+	to := &scope{vars: make(map[string]*variable, len(from.vars)), function: from.function}
+	block := make([]variable, len(from.vars))
+	for name, v := range from.vars {
+		v.cloneInto(&block[0])
+		to.vars[name] = &block[0]
+		block = block[1:]
+	}
+	return to
 }
 
 func newScope(function bool) *scope { return &scope{vars: map[string]*variable{}, function: function} }
@@ -488,27 +506,30 @@ func (s *Shell) unset(name string) bool {
 
 // environ lists exported variables for a command.
 func (s *Shell) environ() []string {
-	seen := map[string]bool{}
-	var names []string
-	values := map[string]string{}
-	for i := len(s.scopes) - 1; i >= 0; i-- {
-		for name, v := range s.scopes[i].vars {
-			if seen[name] {
-				continue
-			}
-			seen[name] = true
-			if v.exported && v.isSet && v.kind == scalar {
-				names = append(names, name)
-				values[name] = v.text
+	var exported []preset
+	for i, scope := range s.scopes {
+		for name, v := range scope.vars {
+			if v.exported && v.isSet && v.kind == scalar && !s.isHidden(name, i) {
+				exported = append(exported, preset{name, v.text})
 			}
 		}
 	}
-	sort.Strings(names)
-	env := make([]string, len(names))
-	for i, name := range names {
-		env[i] = name + "=" + values[name]
+	slices.SortFunc(exported, func(a, b preset) int { return strings.Compare(a.name, b.name) })
+	env := make([]string, len(exported))
+	for i, each := range exported {
+		env[i] = each.name + "=" + each.value
 	}
 	return env
+}
+
+// isHidden tells whether an inner scope has a variable of the same name.
+func (s *Shell) isHidden(name string, scope int) bool {
+	for _, inner := range s.scopes[scope+1:] {
+		if inner.vars[name] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // names lists visible variable names in order.

@@ -127,9 +127,12 @@ func (a counts) print(c *core.Ctx, want map[string]bool, width int, label string
 	c.Out.WriteString(strings.Join(fields, " ") + "\n")
 }
 
+// Most inputs are small, and memory that was never used is not there yet.
+const smallBlock, largeBlock = 4 << 10, 256 << 10
+
 func count(reader io.Reader, want map[string]bool) (counts, error) {
 	var total counts
-	block := make([]byte, 256<<10)
+	block := make([]byte, smallBlock)
 	inWord := false
 	var column int64
 	needWords, needChars, needLongest := want["w"], want["m"], want["L"]
@@ -157,6 +160,9 @@ func count(reader io.Reader, want map[string]bool) (counts, error) {
 		}
 		if err != nil {
 			return total, err
+		}
+		if len(data) == len(block) && len(block) < largeBlock {
+			block = append(make([]byte, 0, largeBlock), block[:carried]...)[:largeBlock]
 		}
 	}
 }

@@ -69,11 +69,14 @@ class Conversation:
         """The worker's answer, or one of the exceptions above, or `Overstayed`, or `WorkerDied`."""
         # Now, while the worker is just waking up: it costs nobody time, and nothing that the request takes is missed.
         self._memory_before = self._worker.anonymous_bytes()
-        self._cpu_before = self._worker.cpu_seconds()
+        if self._bounds.cpu_seconds is not None:
+            self._cpu_before = self._worker.cpu_seconds()
         if self._worker.control_poll.poll(_FIRST_WAIT_MS):
             frame = self._receive()
             if frame is not None:
                 return frame
+        if self._bounds.cpu_seconds is None:  # to be told only, in hundredths of a second
+            self._cpu_before = self._worker.cpu_seconds()
         try:
             while (frame := self._step()) is None:
                 pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +28,6 @@ class Lease:
         self._wanted = wanted
         self._run = run
         self._queue_timeout = queue_timeout
-        self._held = ExitStack()
         self.is_reusable = False
         self._take(wanted)
 
@@ -49,13 +47,14 @@ class Lease:
     def _take(self, wanted: Wanted) -> None:
         self.worker = self._pool.take(wanted, self._run, self._queue_timeout)
         self._is_held = True
-        self._held.enter_context(self._run.on_cancel(self.worker.kill))
+        self._ending = self._run.on_cancel(self.worker.kill)
+        self._ending.__enter__()
 
     def _give_back(self, is_reusable: bool) -> None:
         if not self._is_held:
             return
         self._is_held = False
-        self._held.close()  # first: a cancellation that comes late must not hit whoever gets the worker next
+        self._ending.__exit__()  # first: a cancellation that comes late must not hit whoever gets the worker next
         self._pool.give_back(self.worker, is_reusable=is_reusable)
 
     def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:

@@ -118,6 +118,8 @@ class WorkerPool:
         """
         self._places.enter(run, queue_timeout)
         try:
+            if (ready := self._take_ready(wanted)) is not None:
+                return ready
             return scarcity.retried(
                 lambda: self._loaded(self._shown(self._take_idle(wanted) or self._start(wanted), wanted)),
                 run,
@@ -188,6 +190,16 @@ class WorkerPool:
             worker.kill()
         _dispose(idle)
         launcher().rest()
+
+    def _take_ready(self, wanted: Wanted) -> Worker | None:
+        """The worker that ran the same last, if it waits: nothing has to be chosen, shown or started."""
+        with self._lock:
+            last = self._idle[-1] if self._idle else None
+            if last is None or wanted.prefer not in last.loaded or last.directories != wanted.shown:
+                return None
+            if wanted.needs_new or wanted.needs_clean or not last.is_waiting():
+                return None
+            return self._idle.pop()
 
     def _take_idle(self, wanted: Wanted) -> Worker | None:
         dead = []

@@ -14,6 +14,7 @@ from warmcell.runner.listening import Listener
 
 DEFAULT_OPEN_FILES = 1024
 _MAX_FUEL = (1 << 63) - 1
+_MOST_KNOWN = 64
 Fetch = Callable[[bytes], bytes]
 
 
@@ -82,12 +83,27 @@ def check_fuel(fuel: object) -> None:
         raise InvalidRequest("must be a positive whole number", field="fuel")
 
 
-def look_at_directories(preopens: Sequence[Preopen]) -> list[Directory]:
-    """Resolves links once, here; what a path leads to afterwards is compared with what it led to now."""
-    return [_look_at(preopen) for preopen in preopens]
+def look_at_directories(preopens: Sequence[Preopen], known: dict[Preopen, Directory]) -> list[Directory]:
+    """Resolves links once, here; what a path leads to afterwards is compared with what it led to now.
+
+    `known`, which is the caller's to keep, has those that need only be compared.
+    """
+    return [_known(preopen, known) or _look_at(preopen, known) for preopen in preopens]
 
 
-def _look_at(preopen: Preopen) -> Directory:
+def _known(preopen: Preopen, known: dict[Preopen, Directory]) -> Directory | None:
+    """What the path led to before, if no link was in it then, and the same inode is there now and not behind one."""
+    directory = known.get(preopen)
+    if directory is None:
+        return None
+    try:
+        found = os.lstat(directory.host_path)
+    except OSError:
+        return None
+    return directory if (found.st_dev, found.st_ino) == directory[2:] else None
+
+
+def _look_at(preopen: Preopen, known: dict[Preopen, Directory]) -> Directory:
     try:
         descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
@@ -102,4 +118,7 @@ def _look_at(preopen: Preopen) -> Directory:
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    return Directory(path, preopen.writable, found.st_dev, found.st_ino)
+    directory = Directory(path, preopen.writable, found.st_dev, found.st_ino)
+    if path == os.fspath(preopen.host_path) and len(known) < _MOST_KNOWN:
+        known[preopen] = directory
+    return directory

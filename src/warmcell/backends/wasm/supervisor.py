@@ -16,7 +16,7 @@ from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
-from warmcell.backends.wasm.run_request import Directories, Directory, RunRequest, look_at_directories
+from warmcell.backends.wasm.run_request import Directories, Directory, Preopen, RunRequest, look_at_directories
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.descriptors import host_failure
@@ -52,6 +52,7 @@ class Supervisor:
         self.pool.join()
         self._queue_timeout = queue_timeout
         self._directories: set[Directories] = set()
+        self._known: dict[Preopen, Directory] = {}
         self._is_closed = False
         self._cache = cache or shared_cache()
         self.loader = Loader(self.pool, self._cache)
@@ -61,7 +62,7 @@ class Supervisor:
     ) -> ExecResult:
         """One run. `commands` finds the modules that the guest may start through `exec`; None allows none."""
         try:
-            directories = look_at_directories(request.preopens)
+            directories = look_at_directories(request.preopens, self._known)
             for _ in range(_ATTEMPTS):
                 try:
                     return self._attempt(source, request, run, commands, directories)

@@ -134,6 +134,7 @@ def _nested_spec(command: Command, outer: Spec, memory_bytes: int, capture: Capt
         memory_bytes=memory_bytes,
         fuel=None if outer.fuel is None else _fuel(caller),
         is_own_module=True,
+        is_nested=True,
     )
 
 

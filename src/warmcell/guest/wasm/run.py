@@ -34,6 +34,7 @@ _OUT_OF_HOST_MEMORY = ("mmap", "Cannot allocate memory", "os error 12", "out of 
 _NO_MEMORY = "this process may not have the address space that WebAssembly needs (ulimit -v), or the host has no memory"
 _NOT_INSTANTIATED = "the runtime could not make an instance of the module"
 _SEED_BYTES = 32
+_FEW_PREOPENS = 16
 #: Python turns refused growth into MemoryError long after the fact; this much of the limit in use and a failure at the
 #: end is taken for a failure for lack of memory.
 _NEARLY_ALL = 0.5
@@ -64,6 +65,8 @@ class Spec:
     preopens: list[Preopen] = field(default_factory=list)
     #: For modules of our own: any failure after refused growth is a failure for lack of memory.
     is_own_module: bool = False
+    #: Started by a guest, which may have opened all that it may.
+    is_nested: bool = False
 
 
 @dataclass
@@ -180,18 +183,25 @@ def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
     if spec.fuel is not None:
         prepared.store.set_fuel(spec.fuel)
     try:
-        with open_files_limit.raised():
-            wasi = prepared.wasi_for(spec.stdout, spec.stderr)
-            wasi.argv = spec.argv
-            if spec.env:
-                wasi.env = spec.env.items()
-            if spec.stdin:
-                give_stdin(wasi, spec.stdin)
-            for preopen in spec.preopens:
-                _give_directory(wasi, preopen)
-            prepared.store.set_wasi(wasi)
+        if spec.is_nested or len(spec.preopens) > _FEW_PREOPENS:
+            with open_files_limit.raised():
+                _give_world(prepared, spec)
+        else:  # what the limit leaves to the worker is enough
+            _give_world(prepared, spec)
     except wasmtime.WasmtimeError:
         raise Broken("the run's streams and directories could not be opened") from None
+
+
+def _give_world(prepared: PreparedInstance, spec: Spec) -> None:
+    wasi = prepared.wasi_for(spec.stdout, spec.stderr)
+    wasi.argv = spec.argv
+    if spec.env:
+        wasi.env = spec.env.items()
+    if spec.stdin:
+        give_stdin(wasi, spec.stdin)
+    for preopen in spec.preopens:
+        _give_directory(wasi, preopen)
+    prepared.store.set_wasi(wasi)
 
 
 def _give_directory(wasi: wasmtime.WasiConfig, preopen: Preopen) -> None:
