@@ -229,12 +229,12 @@ class Following:
 
         Then the process has ended, and `result` can be asked.
         """
-        if timeout is None:
+        patience = None if timeout is None else self._loop.call_later(timeout, self._is_ready.set)
+        try:
             await self._is_ready.wait()
-        elif not self._is_ready.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._is_ready.wait()
+        finally:
+            if patience is not None:
+                patience.cancel()
         self._is_ready.clear()
         self._is_woken = False  # before what is there is taken: what comes after it wakes again
         return self._follower.take()

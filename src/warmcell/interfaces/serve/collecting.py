@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-#: As Python has them. `warmcell` itself collects at a hundred thousand objects, as a command ends before: a server
-#: would look at all of them at once, for a twentieth of a second, in the middle of somebody's request.
-_THRESHOLDS = (700, 10, 10)
+#: A look at so many takes a millisecond or two. `warmcell` itself collects at a hundred thousand objects, as a command
+#: ends before: a server would look at all of them at once, in the middle of somebody's request.
+_THRESHOLDS = (2000, 10, 10)
 
 
 def keep_what_is_loaded() -> None:

@@ -85,7 +85,7 @@ async def awake(box: Box) -> Box:
 def _user(request: Request) -> str:
     """Whoever is named is the one user that there is; a name that nobody has is refused."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
-    name = request.query_params.get("username") or ""
+    name = (request.query_params.get("username") or "") if request.scope["query_string"] else ""
     if kind.lower() == "basic" and not name:
         try:
             name = b64decode(value).decode().partition(":")[0]
