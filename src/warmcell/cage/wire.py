@@ -42,6 +42,11 @@ def send_packet(
         _with_most_descriptors(lambda: channel.sendmsg([payload], rights, flags))
 
 
+def packets_at(descriptor: int) -> socket.socket:
+    """The end of a channel of packets that it is. Without saying so, Python asks the kernel."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, descriptor)
+
+
 def rights_to(descriptors: Sequence[int]) -> List[Tuple[int, int, bytes]]:
     """As `sendmsg` takes them. Not by `array`, which loads `collections`."""
     return [(_SOCKET, _RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]

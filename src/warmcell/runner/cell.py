@@ -150,10 +150,13 @@ class Cell:
             self.number, self.pidfd = int(message["pid"]), descriptors[0]
             # Where init only sleeps it ends, and everything with it, when the third is closed: by us or by our death.
             self._guest = descriptors[1] if len(descriptors) > 1 else -1
-        elif "ready" in message:
+            descriptors = descriptors[3:]
+        if "ready" in message:
             self._is_ready = True
             self._takes_list = bool(message.get("list"))
             self.listener = descriptors[0] if descriptors else -1
+        elif "pid" in message:
+            return
         elif "denied" in message:
             kind, what = message["denied"]
             self.on_denied(str(kind), str(what))

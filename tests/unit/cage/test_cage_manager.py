@@ -28,7 +28,10 @@ class _Guest:
     def __init__(self, watch: int | None) -> None:
         self.watch = watch
         self.verdicts: list[Verdict] = []
-        self.is_lost = False
+        self.is_lost = self.is_being_made = self.is_introduced = False
+
+    def introduce(self) -> None:
+        self.is_introduced = True
 
     def hold_mounts(self) -> list[int]:
         return [os.open(os.devnull, os.O_RDONLY)]
@@ -96,6 +99,16 @@ def test_no_more_than_a_few_wait_for_their_mounts_to_be_taken_down(talk: _Talk) 
     for _ in range(5):
         talk.manager._finish(_Guest(None))
     assert len(talk.manager._lingering) == 2 and talk.manager._pause_ms() == 3
+
+
+def test_who_is_being_made_for_long_is_told_of(talk: _Talk) -> None:
+    """Somebody may wait no longer, and can end only what has a name."""
+    made, ready = _Guest(1), _Guest(2)
+    made.is_being_made = True
+    talk.manager._guests = {7: made, 8: ready}
+    assert talk.manager._pause_ms() == 1000
+    talk.manager._tidy()
+    assert made.is_introduced and not ready.is_introduced
 
 
 def test_an_init_that_takes_its_time_is_looked_for_less_and_less_often(talk: _Talk) -> None:

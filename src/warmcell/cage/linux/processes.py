@@ -10,7 +10,7 @@ from . import kernel_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, List
+    from typing import Iterable, Iterator, List
 
 #: A process that just ended or made itself unreadable. Any other error means that we are blind, which ends the run.
 _EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
@@ -30,10 +30,25 @@ def descendants(root: int) -> Iterator[int]:
         pending += children(pid)
 
 
+def below_init(init: int) -> Iterator[int]:
+    """The same for a process that has one thread for certain, and most often no children."""
+    for pid in _children(init, (init,)):
+        yield pid
+        yield from descendants(pid)
+
+
 def children(pid: int) -> List[int]:
+    try:
+        return _children(pid, os.listdir(f"/proc/{pid}/task"))
+    except OSError as error:
+        must_be_expected(error)
+        return []
+
+
+def _children(pid: int, threads: Iterable[object]) -> List[int]:
     found: List[int] = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
+        for thread in threads:
             found += map(int, kernel_files.read(f"/proc/{pid}/task/{thread}/children").split())
     except OSError as error:
         must_be_expected(error)

@@ -22,7 +22,7 @@ from ..linux.processes import kill
 from ..linux.syscalls import call
 from ..records import NamedTuple
 from ..watching.watcher import watched
-from ..wire import send_packet
+from ..wire import packets_at, send_packet
 from .attach import Attacher
 from .guest_children import GuestChild
 from .host_ids import HostIds
@@ -101,7 +101,7 @@ class CellMaker:
         A guest to look after, or None: a keeper does, or it failed and the status channel was told.
         """
         job, status_end, *stdio = descriptors[:5]
-        status = socket.socket(fileno=status_end)
+        status = packets_at(status_end)
         owned = Owned(job, *descriptors[2:])
         try:
             plan, own, common = _parse(order["plan"])
@@ -142,16 +142,14 @@ class CellMaker:
                 pid, takes_list = self._zygote.answer()
             self._on_birth(pid, None)
             pidfd = owned.take(call("pidfd_open", pid, 0))
-            # The lifeline goes to the supervisor and to nobody else: when it dies, init wakes up and ends.
-            send_packet(status, {"pid": init.pid}, [init.pidfd, pidfd, init.lifeline])
             kept = verify.identities((order.job, go, *order.stdio))
             expected = verify.Expected(order.plan, kept, self._outer, init.host_id)
-            told, heard = (socket.socket(fileno=end) for end in (os.dup(status.fileno()), ours))
-            guest = GuestChild(pid, expected, told, init, heard, begun, order.may_exec, takes_list)
+            told, heard = packets_at(os.dup(status.fileno())), packets_at(ours)
+            guest = GuestChild(pid, pidfd, expected, told, init, heard, begun, order.may_exec, takes_list)
         except BaseException:
             init.end()
             raise
-        owned.give(init.pidfd, ours, begun)
+        owned.give(init.pidfd, init.lifeline, pidfd, ours, begun)
         return guest
 
     def _open_trees(

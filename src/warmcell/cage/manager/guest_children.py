@@ -18,7 +18,7 @@ from ..linux import connections
 from ..linux.mounts import is_full
 from ..linux.notify import Listener
 from ..linux.owned import close_all
-from ..linux.processes import descendants, last_pid
+from ..linux.processes import below_init, last_pid
 from ..plan import Watch
 from ..records import NamedTuple
 from ..watching.watcher import LOST, Verdict, Watcher, watched
@@ -47,6 +47,7 @@ class GuestChild:
     def __init__(
         self,
         pid: int,
+        pidfd: int,
         expected: verify.Expected,
         status: socket.socket,
         init: SleepingInit,
@@ -56,6 +57,8 @@ class GuestChild:
         takes_list: bool = False,
     ) -> None:
         self.pid = pid
+        #: What the supervisor is to have of it. The lifeline is for nobody else: when it dies, init wakes up and ends.
+        self._introduction = [init.pidfd, pidfd, init.lifeline]
         self._plan = expected.plan
         self._expected = expected
         self._status = status
@@ -110,8 +113,21 @@ class GuestChild:
         listener = self._given.pop(PROXY_LISTENER, -1)
         self._is_ready = True
         self._last_pid_before = last_pid()
-        self._send({"ready": True, "list": self._takes_list}, [listener] if listener >= 0 else [])
+        self._say({"ready": True, "list": self._takes_list}, [listener] if listener >= 0 else [])
         close_all([listener])
+
+    def introduce(self) -> None:
+        """Before it is ready, which says so as well: for somebody to end it who waits no longer, or for its end."""
+        if self._introduction:
+            self._say({}, [])
+
+    def _say(self, message: Dict[str, Any], descriptors: List[int]) -> None:
+        """With who it is, unless that has been said: whoever waits is woken once."""
+        if self._introduction:
+            message = {"pid": self._init.pid, **message}
+        self._send(message, self._introduction + descriptors)
+        close_all(self._introduction[1:])
+        self._introduction = []
 
     def _note_shared_memory(self, watcher: Watcher, length: int) -> bool:
         return self.watch is not None and watcher.note_shared_memory(self.watch, length)
@@ -145,6 +161,7 @@ class GuestChild:
 
     def _fail(self, error: Exception) -> None:
         """Whatever is wrong with init is the cause of what is wrong with the guest: it dies with it."""
+        self.introduce()
         failure = self._init.steps.failure()
         if failure is None and isinstance(error, CageError):
             failure = error
@@ -193,7 +210,7 @@ class GuestChild:
     def is_over(self) -> bool:
         """Whether nothing is left in the cell that deserves more time."""
         assert self.leftovers is not None
-        return not self.leftovers.deserve_time(descendants(self._init.pid))
+        return not self.leftovers.deserve_time(below_init(self._init.pid))
 
     def hold_mounts(self) -> List[int]:
         """Its mount namespace, for somebody to close when there is time.
@@ -263,8 +280,8 @@ class GuestChild:
         """Lets go of all descriptors; what they led to goes on."""
         for channel in (self._handoff, self._status):
             channel.close()
-        close_all([self._init.pidfd, self._begun, *self._given.values()])
-        self._given = {}
+        close_all([self._init.pidfd, self._begun, *self._introduction[1:], *self._given.values()])
+        self._given, self._introduction = {}, []
 
     def _send(self, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:

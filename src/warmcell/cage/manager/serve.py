@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
 #: How long after a run the mounts of its cell are taken down, and of how many cells they may wait for that.
 _LINGER_MS, _MOST_LINGERING = 3, 2
-#: Inits that were ended are reaped as well when nobody waits; less and less often where one takes its time.
+#: Inits that were ended are reaped as well when nobody waits; less and less often where one takes its time. And who
+#: is being made for that long is told of, so that it can be ended.
 _SELDOM_MS = 1000
 _WALL = 0x40000000  # those too whose end is not signalled
 
@@ -104,7 +105,10 @@ class Manager:
                 self._hear(self._control)
 
     def _tidy(self) -> None:
-        """Nobody waits for any of this."""
+        """Nobody waits for any of this; or somebody who can do nothing for lack of a name."""
+        for guest in self._guests.values():
+            if guest.is_being_made:
+                guest.introduce()
         close_all(self._lingering)
         self._lingering.clear()
         if self._ending_inits:
@@ -119,7 +123,9 @@ class Manager:
             return _LINGER_MS
         if self._ending_inits:
             return self._reap_ms
-        return None if self._maker.is_complete else _QUIET_MS
+        if not self._maker.is_complete:
+            return _QUIET_MS
+        return _SELDOM_MS if any(guest.is_being_made for guest in self._guests.values()) else None
 
     def _hear(self, control: socket.socket) -> None:
         try:
