@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -146,35 +147,51 @@ async def test_a_stream_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_programs_start_in_order_and_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts_module, "_AT_ONCE", 1)
     monkeypatch.setattr(starts_module.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(starts_module, "_HELD_SECONDS", 0.01)
+    monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 3600)
     starts, begun = Starts(), list[str]()
 
-    async def start(name: str, finish: Callable[[Any], None]) -> None:
+    async def start(name: str) -> None:
         turn = await starts.turn(name[0])
         begun.append(name)
         await asyncio.sleep(0)
-        finish(turn)
+        turn.end()
 
-    first = await starts.turn("a")
+    first, second = await starts.turn("a"), await starts.turn("b")
     assert not starts.is_idle
-    others = [asyncio.ensure_future(start(name, lambda turn: turn.end())) for name in ("a1", "a2", "b1")]
-    others.append(asyncio.ensure_future(start("b2", lambda turn: turn.end_soon())))
+    others = [asyncio.ensure_future(start(name)) for name in ("a1", "a2", "b1", "c1")]
     await asyncio.sleep(0)
     assert begun == []
     first.end()
     first.end()  # which gives nobody a second place
     async with asyncio.timeout(30):
+        while len(begun) < 3:
+            await asyncio.sleep(0)
+        assert begun == ["a1", "c1", "a2"]  # b has its share
+        second.end()
         await asyncio.gather(*others)
-        assert begun == ["a1", "b1", "a2", "b2"]
-        (await starts.turn("c")).end()  # though b2 goes on
+    assert begun[3:] == ["b1"] and starts.is_idle
+
+
+async def test_who_starts_late_or_never_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest may stop its own agent: what is asked of that sandbox keeps nobody's place for long."""
+    monkeypatch.setattr(starts_module.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 0.01)
+    starts = Starts()
+    async with asyncio.timeout(30):
+        late = [await starts.turn("a") for _ in range(3)]
+        monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 3600)
+        for turn in late:
+            turn.end_soon()  # though its place is another's by now
+        going_on = await starts.turn("a")
+        going_on.end_soon()
+        (await starts.turn("a")).end()
     assert starts.is_idle
 
 
 def test_programs_that_stay_keep_nobody_from_starting(server: Server) -> None:
     box, asked = Box(server.client), {"cmd": "/bin/sleep", "args": ["60"]}
-    count = 2 * starts_module._AT_ONCE * len(os.sched_getaffinity(0))
+    count = 3 * len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(count) as threads:
         staying = [threads.submit(box.stream, "process.Process/Start", process=asked) for _ in range(count)]
         assert box.run("echo 1") == (0, "1\n", "")
@@ -182,6 +199,19 @@ def test_programs_that_stay_keep_nobody_from_starting(server: Server) -> None:
         until(lambda: len(box.client.post(listing, json={}, headers=box.headers).json()["processes"]) == count)
         assert box.kill() == 204
         assert all(stay.result() for stay in staying)
+
+
+def test_a_sandbox_that_does_not_answer_keeps_nobody_from_starting(server: Server) -> None:
+    stopped, other = Box(server.client), Box(server.client)
+    asked, count = {"cmd": "/bin/bash", "args": ["-c", "kill -STOP $PPID"]}, 3 * len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(count) as threads:
+        waiting = [threads.submit(stopped.stream, "process.Process/Start", process=asked) for _ in range(count)]
+        until(lambda: waiting[0].running())
+        began = time.monotonic()
+        assert other.run("echo 1") == (0, "1\n", "")
+        assert time.monotonic() - began < 30  # an agent has a minute to answer
+        assert not any(wait.done() for wait in waiting)
+        assert (stopped.kill(), other.kill()) == (204, 204)
 
 
 async def test_none_is_made_ahead_while_programs_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +222,7 @@ async def test_none_is_made_ahead_while_programs_start(monkeypatch: pytest.Monke
         raise asyncio.CancelledError
 
     monkeypatch.setattr(Spares, "_made", make)
+    monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 3600)
     turn = await starts_of(service).turn("somebody")
     spares_of(service).take(EVERYBODY)
     await asyncio.sleep(0.2)
