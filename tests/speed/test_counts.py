@@ -23,9 +23,9 @@ RUNS = 40
 HELLO = ExecRequest(Language.PYTHON, "print(1)", 60)
 #: As little as a program can do, and a shell's own start with it.
 NOTHING = ExecRequest(Language.COMMAND, ":", 60)
-MOST_SYSTEM_CALLS = 530 if is_root() else 470  # 490 with a control group, 430 without
+MOST_SYSTEM_CALLS = 490 if is_root() else 440  # 440 with a control group, 400 without
 MOST_PROCESSES = 2  # the guest and its init
-MOST_FAULTS = {"guests and inits": 690, "zygote": 115, "manager": 20}  # 475 (640 for those that rehearse), 93, 4
+MOST_FAULTS = {"guests and inits": 560, "zygote": 90, "manager": 20}  # 390 (630 for those that rehearse), 64, 2
 #: Of a program: no copy of the zygote is made, and so nothing is to be copied, there or here.
 MOST_FAULTS_OF_A_PROGRAM = {"guests and inits": 330, "zygote": 15, "manager": 20}  # 200, 2, 5
 #: The manager's is what it reads of mounts, of which a shell has more: 5,600 and 11,000. Sockets are not counted.

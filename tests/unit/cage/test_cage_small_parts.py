@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError, step
-from warmcell.cage.linux import notify, owned
+from warmcell.cage.linux import fds, notify, owned
 from warmcell.cage.watching import disk, disk_ceiling, patience, usage
 from warmcell.cage.watching.descriptors import Descriptors
 from warmcell.cage.watching.locks import Locks
@@ -272,3 +272,16 @@ class TestOnABusyHost:
         ceiling.look("/proc", [], hides=False)
         time.sleep(0.02)
         assert ceiling._is_due(is_urgent=True)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "ranges"),
+    [
+        ([], []),
+        ([7], [(7, 7)]),
+        ([5, 6, 7], [(5, 7)]),
+        ([9, 5, 6, 12, 8], [(5, 6), (8, 9), (12, 12)]),
+    ],
+)
+def test_neighbours_are_closed_at_once(descriptors: list[int], ranges: list[tuple[int, int]]) -> None:
+    assert fds.ranges_of(descriptors) == ranges

@@ -34,10 +34,14 @@ def close_in_list(calls: CallList, descriptors: Sequence[Value]) -> None:
 
 
 def ranges_of(descriptors: Sequence[int]) -> List[Tuple[int, int]]:
-    """The kernel gives the lowest free numbers, one after the other: most often they are neighbours. Pure."""
-    if descriptors[-1] - descriptors[0] == len(descriptors) - 1:
-        return [(descriptors[0], descriptors[-1])]
-    return [(descriptor, descriptor) for descriptor in descriptors]
+    """First and last of those that are neighbours, as most are: the kernel gives the lowest free numbers. Pure."""
+    ranges: List[Tuple[int, int]] = []
+    for descriptor in sorted(descriptors):
+        if ranges and descriptor == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], descriptor)
+        else:
+            ranges.append((descriptor, descriptor))
+    return ranges
 
 
 def close_numbers(calls: CallList, descriptors: Sequence[int]) -> None:
