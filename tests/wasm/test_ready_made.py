@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
+from warmcell.backends.wasm import worker
 from warmcell.backends.wasm.module_cache import ModuleCache
+from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.toolbox import ready_made
@@ -86,6 +89,38 @@ def test_the_first_command_of_a_new_user_compiles_nothing(
         runner.close()
     assert not [path for path in cache.iterdir() if path.suffix == ".signed"]
     assert "compiling" not in caplog.text
+
+
+def test_workers_use_the_file_itself_and_nothing_is_copied(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise AssertionError("it was copied")
+
+    monkeypatch.setattr(ready_made, "sealed_copy", refuse)
+    monkeypatch.setattr(worker, "READY_MADE", str(installed))
+    pool = WorkerPool()
+    runner = ToolboxRunner(Supervisor(ModuleCache(tmp_path / "modules"), pool))
+    try:
+        assert runner.run_command(["node", "-p", "6*7"], timeout=60).stdout == "42\n"
+    finally:
+        runner.close()
+        pool.close()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o646, 0o664])
+def test_what_others_can_change_or_workers_cannot_read_is_copied(installed: Path, mode: int) -> None:
+    path = installed / "node.cwasm"
+    assert shown_path() == str(path)
+    path.chmod(mode)
+    assert shown_path().startswith("/memfd:")
+
+
+def shown_path() -> str:
+    found = ready_made.find_ready_made(DIGEST, "run")
+    assert found is not None
+    with contextlib.closing(found):
+        return os.readlink(f"/proc/self/fd/{found.descriptor}")
 
 
 def test_runs_that_count_fuel_need_other_code(installed: Path, tmp_path: Path) -> None:

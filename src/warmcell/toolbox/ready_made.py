@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from warmcell.core.late_log import LateLog
-from warmcell.toolbox.runtime import processor_features, settings_digest, wasmtime_version
+from warmcell.toolbox.runtime import READY_MADE, processor_features, settings_digest, wasmtime_version
 from warmcell.toolbox.signed_directory import (
     SignedDirectory,
     SignedFile,
@@ -27,7 +27,7 @@ from warmcell.toolbox.signed_directory import (
     sealed_copy,
 )
 
-DIRECTORY = Path(__file__).resolve().parent / "ready_made"
+DIRECTORY = Path(READY_MADE)
 MANIFEST = "manifest.json"
 #: What modules that travel may need of a processor: engine.PORTABLE_FLAGS by the kernel's names.
 FEATURES = {"x86_64": ["pni", "popcnt", "sse4_1", "sse4_2", "ssse3"]}
@@ -38,27 +38,34 @@ def has_ready_made(digest: str) -> bool:
     return digest in _modules()
 
 
-def find_ready_made(digest: str, entry: str) -> SignedFile | None:
-    """The compiled form of a module of ours, for the caller to close."""
+def find_ready_made(digest: str, entry: str, *, is_copied: bool = False) -> SignedFile | None:
+    """The compiled form of a module of ours, for the caller to close: the file itself, or a copy of it in memory."""
     record = _modules().get(digest)
     if record is None or record["entry"] != entry:
         return None
     path = DIRECTORY / record["file"]
     try:
         with path.open("rb") as file:
-            sealed = sealed_copy(file.fileno())
-            is_whole = _is_whole(os.fstat(file.fileno()), sealed, record["sha256"])
+            found = os.fstat(file.fileno())
+            is_used_itself = not is_copied and _is_like_code(found)
+            module = os.dup(file.fileno()) if is_used_itself else sealed_copy(file.fileno())
+            is_whole = _is_whole(found, module, record["sha256"])
     except OSError as error:
         _log.warning("%s cannot be used, the module is compiled anew: %s", path, error)
         return None
     if not is_whole:
-        os.close(sealed)
+        os.close(module)
         _log.warning("%s is not what was built, the module is compiled anew", path)
         return None
-    return SignedFile(sealed, record["facts"])
+    return SignedFile(module, record["facts"])
 
 
-def _is_whole(found: os.stat_result, sealed: int, sha256: str) -> bool:
+def _is_like_code(found: os.stat_result) -> bool:
+    """Who could change it could change our Python files; a caged worker, which is another user, can read it."""
+    return found.st_uid in (0, os.geteuid()) and found.st_mode & 0o026 == 0o004
+
+
+def _is_whole(found: os.stat_result, module: int, sha256: str) -> bool:
     """Compares the content once for each account; then a file that nothing has touched since is taken for the same."""
     identity = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
     notes, name = _notes(), f"whole-{sha256}"
@@ -70,7 +77,7 @@ def _is_whole(found: os.stat_result, sealed: int, sha256: str) -> bool:
         note.close()
         if note.facts.get("identity") == identity:
             return True
-    is_whole = content_digest(sealed) == sha256
+    is_whole = content_digest(module) == sha256
     if is_whole and notes is not None:
         with contextlib.suppress(OSError), open(os.devnull, "rb") as nothing:
             notes.write(name, nothing.fileno(), {"identity": identity})

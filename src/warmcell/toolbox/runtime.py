@@ -11,6 +11,8 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.languages.base import base_executable
 
 _WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "guest", "wasm")
+#: Where a wheel has its compiled modules; workers see it.
+READY_MADE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "ready_made")
 WORKER_SCRIPT = os.path.join(_WORKER, "worker.py")
 #: The files that decide how a module is compiled: proposals and settings, and the counter that is put into it.
 _DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py")

@@ -42,7 +42,7 @@ class Tampered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SignedFile:
-    """Verified content, as an open file in memory that nothing can change, and the facts that were kept with it.
+    """Verified content, as an open file that nobody else can change, and the facts that were kept with it.
 
     Whoever gets one closes it.
     """

@@ -92,6 +92,8 @@ class Loader:
         # this while waiting for a worker could wait for ever.
         self._compiling = FairQueue(1)
         self._looked_for: set[str] = set()
+        #: A worker could not use a file of the installation, so that they get copies.
+        self._needs_copies = False
 
     def look_ahead(self, load: Load) -> None:
         """Begins to read and check a module of ours, if this is its first use: meanwhile the worker can be started."""
@@ -142,7 +144,10 @@ class Loader:
         """What was compiled here, or came compiled with the installation."""
         if not load.source.is_own or load.needs_fuel:
             return self._cache.find(load.cache_key)
-        return self._cache.find(load.cache_key, lambda: find_ready_made(load.source.digest, load.source.entry))
+        source, is_copied = load.source, self._needs_copies
+        return self._cache.find(
+            load.cache_key, lambda: find_ready_made(source.digest, source.entry, is_copied=is_copied)
+        )
 
     def _adopt(self, lease: Lease, load: Load) -> bool:
         """Takes the compiled form from the cache, if it is there and wasmtime takes it."""
@@ -156,6 +161,9 @@ class Loader:
             lease.worker.loaded[load.key] = None
             return True
         self._cache.forget(load.cache_key)
+        if not self._needs_copies:
+            self._needs_copies = True
+            return self._adopt(lease, load)
         return False
 
     def _compile(self, lease: Lease, load: Load, data: bytes) -> None:

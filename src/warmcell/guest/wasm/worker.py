@@ -113,9 +113,13 @@ class Worker:
         return {"op": "loaded", "facts": asdict(loaded.facts), "is_written": is_written}
 
     def _adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded | LoadedComponent:
-        if facts.is_component:
-            return self._component_engines().adopt(facts, source.needs_fuel, descriptor)
-        return self._engines.adopt(source, facts, descriptor)
+        file = reopened(descriptor)
+        try:
+            if facts.is_component:
+                return self._component_engines().adopt(facts, source.needs_fuel, file)
+            return self._engines.adopt(source, facts, file)
+        finally:
+            os.close(file)
 
     def _compile(self, source: Source) -> tuple[Loaded | LoadedComponent, wasmtime.Module | Component]:
         if source.format != "component":
@@ -218,6 +222,20 @@ class Worker:
             raise NoSuchCommand("it cannot be loaded")
         self._channel.send({"op": "call", "what": "loaded"})
         return str(answer["key"])
+
+
+def reopened(descriptor: int) -> int:
+    """The same file by its own path, where that is shown here: of those that come from outside, only files in memory
+    may be opened by their number.
+    """
+    try:
+        file = os.open(os.readlink(f"/proc/self/fd/{descriptor}"), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return os.dup(descriptor)
+    if os.path.sameopenfile(file, descriptor):
+        return file
+    os.close(file)
+    return os.dup(descriptor)
 
 
 def main() -> None:
