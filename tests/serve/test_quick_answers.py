@@ -98,6 +98,7 @@ async def test_known_paths_are_remembered_and_nobody_elses() -> None:
     for _ in range(2):
         assert await ask("GET", "/things") == (200, b"whole")
         assert await ask("GET", "/things/7") == (200, b"7")
+        assert await ask("GET", "/things/{id}") == (200, b"{id}")
         assert (await ask("POST", "/things"))[0] == 405
         assert (await ask("GET", "/nothing"))[0] == 404
     assert app._known == {("GET", "/things"): whole}

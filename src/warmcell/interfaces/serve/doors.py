@@ -36,6 +36,10 @@ class Door(Route):
     described: dict[str, Any]
     refuse: Rendering
 
+    def is_only_at(self, path: str) -> bool:
+        """No client makes up another path for it, not even one with our own braces in it."""
+        return self.path == path and not self.param_convertors
+
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
         """Without Starlette's own layer around each route: a door renders what goes wrong behind it itself."""
         if self.methods and scope["method"] not in self.methods:
@@ -61,8 +65,7 @@ class Doors(Router):
             return
         await super().app(scope, receive, send)
         found = scope.get("route")
-        # Only paths of our own: no client makes this grow.
-        if isinstance(found, Door) and found.path == asked[1] and asked[0] in (found.methods or ()):
+        if isinstance(found, Door) and found.is_only_at(asked[1]) and asked[0] in (found.methods or ()):
             self._known[asked] = found
 
 
