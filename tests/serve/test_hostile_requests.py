@@ -142,3 +142,12 @@ def test_an_answer_says_nothing_about_where_things_lie() -> None:
     ):
         assert "secret" not in json.dumps(plain_error(error))
     assert "../mine" in plain_error(PathTraversal("../mine"))["message"]  # what the client said itself
+
+
+def test_a_body_of_two_lengths_is_refused_and_nothing_after_it_is_heard(server: Server) -> None:
+    head = "POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    hidden = "0\r\n\r\nGET /v1/sandboxes HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall((head + hidden).encode())
+        said = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert said.count(b"HTTP/1.1 ") == 1 and said.startswith(b"HTTP/1.1 400 ")

@@ -219,7 +219,7 @@ def test_who_comes_when_there_are_too_many_is_told_when_to_come_again() -> None:
         bounded = Bounded(app, 2)
         bounded.connections = range(others)
         said.clear()
-        await bounded({"type": kind}, None, send)
+        await bounded({"type": kind, "headers": []}, None, send)
         return said[0]
 
     assert asyncio.run(come(2)) == {"type": "taken"}

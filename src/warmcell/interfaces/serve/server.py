@@ -27,21 +27,34 @@ _log = logging.getLogger("warmcell.serve")
 #: After what did not end in time was ended: for saying so.
 LAST_WORDS_SECONDS = 5.0
 _MOST_DESCRIPTORS = 1 << 16
+_CLOSE = {"Connection": "close"}
 
 
 class Bounded:
-    """Has those come again who come when there are too many: uvicorn's own limit does not say when."""
+    """Has those come again who come when there are too many: uvicorn's own limit does not say when.
+
+    Nor is a body read whose length is said in two ways: a proxy before us may have believed the other, and what we took
+    for the next request was part of this one.
+    """
 
     def __init__(self, app: Any, most: int) -> None:
         self._app, self._most = app, most
         self.connections: Sized = ()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if len(self.connections) <= self._most or scope["type"] == "lifespan":
+        problem = None if scope["type"] == "lifespan" else self._problem(scope)
+        if problem is None:
             await self._app(scope, receive, send)
         else:
-            headers = {"Retry-After": "1", "Connection": "close"}
-            await refusal(Refused(503, "there are too many connections", headers=headers))(scope, receive, send)
+            await refusal(problem)(scope, receive, send)
+
+    def _problem(self, scope: Any) -> Refused | None:
+        if len(self.connections) > self._most:
+            return Refused(503, "there are too many connections", headers=_CLOSE)
+        names = {name for name, _ in scope["headers"]}
+        if b"transfer-encoding" in names and b"content-length" in names:
+            return Refused(400, "the length of the body is said in two ways", headers=_CLOSE)
+        return None
 
 
 class Draining(Protocol):
