@@ -101,6 +101,19 @@ def test_no_more_than_a_few_wait_for_their_mounts_to_be_taken_down(talk: _Talk) 
     assert len(talk.manager._lingering) == 2 and talk.manager._pause_ms() == 3
 
 
+def test_ends_of_which_there_is_nothing_to_say_are_told_together(talk: _Talk) -> None:
+    for number in (1, 2):
+        guest = _Guest(number)
+        talk.manager._finish(guest)
+        assert guest.verdicts == [NO_VERDICT]
+    talk.says(looks=2)  # too late
+    talk.manager._hear_watcher()
+    assert talk.manager._pause_ms() == 3
+    talk.manager._tidy()
+    message, _ = receive_packet(talk.watcher)
+    assert sorted(message["ended"]) == [1, 2] and talk.manager._watcher._looked_at == set()
+
+
 def test_who_is_being_made_for_long_is_told_of(talk: _Talk) -> None:
     """Somebody may wait no longer, and can end only what has a name."""
     made, ready = _Guest(1), _Guest(2)

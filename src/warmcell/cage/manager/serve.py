@@ -111,6 +111,9 @@ class Manager:
                 guest.introduce()
         close_all(self._lingering)
         self._lingering.clear()
+        listened_to = self._watcher.listens_to
+        self._watcher.tell_ended()
+        self._heed_watcher(listened_to)
         if self._ending_inits:
             self._reap()
             self._reap_ms = min(2 * self._reap_ms, _SELDOM_MS)
@@ -119,7 +122,7 @@ class Manager:
         due = [guest.leftovers.next_look for guest in self._ended if guest.leftovers is not None]
         if due:
             return max(0.0, min(due) - time.monotonic()) * 1000
-        if self._lingering:
+        if self._lingering or not self._watcher.is_up_to_date:
             return _LINGER_MS
         if self._ending_inits:
             return self._reap_ms

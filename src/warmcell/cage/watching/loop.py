@@ -97,13 +97,15 @@ class Loop:
         message, descriptors = receive_packet(self._channel, inbox=self._inbox)
         if not message:
             return False
+        for number in message.get("ended", ()):
+            self._end(number, tells=False)
         if "watch" in message:
             self._add(message["watch"], Watch(*message["ceilings"]), message["most_tasks"], descriptors)
         elif "shared" in message:
             if message["shared"] in self._cells:
                 self._cells[message["shared"]].ceilings.mappings.asked_for(message["length"])
-        else:
-            self._end(message["end"], message["tell"])
+        elif "end" in message:
+            self._end(message["end"], tells=True)
         return True
 
     def _add(self, number: int, watch: Watch, most_tasks: int, descriptors: List[int]) -> None:

@@ -21,7 +21,7 @@ from ..wire import receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, NoReturn, Optional, Tuple
+    from typing import Any, Dict, NoReturn, Optional, Set, Tuple
 
 
 class Verdict(NamedTuple):
@@ -58,6 +58,9 @@ class Watcher:
         self.pid = 0
         #: Cells that were looked at, of which more is known than the guest's own account.
         self._looked_at: set[int] = set()
+        #: Cells that have ended, of which it has nothing to say: told with the next one that begins, or when there is
+        #: time, since every word wakes it.
+        self._ended: Set[int] = set()
         #: Verdicts that nobody asked for yet, and answers.
         self.told: Dict[int, Verdict] = {}
 
@@ -80,8 +83,9 @@ class Watcher:
         watch = plan.watch._replace(disk_paths=tuple(sources.get(path, path) for path in plan.watch.disk_paths))
         descriptors = [init, go, given[PROCESSES], given[CODE_DIRECTORY]]
         most_tasks = dict(plan.rlimits).get("nproc", 0) if watch.memory_bytes else 0
-        order = {"watch": self._number, "ceilings": list(watch), "most_tasks": most_tasks}
+        order = {"watch": self._number, "ceilings": list(watch), "most_tasks": most_tasks, "ended": list(self._ended)}
         send_packet(self._channel, order, descriptors)
+        self._ended.clear()
         if watch.disk_bytes:
             self._looked_at.add(self._number)
         return self._number
@@ -123,8 +127,8 @@ class Watcher:
             if "up" in message:
                 self._is_up = True
             elif "looks" in message:
-                self._looked_at.add(message["looks"])
-            else:
+                self._looked_at |= {message["looks"]} - self._ended
+            elif message["end"] not in self._ended:
                 self.told[message["end"]] = Verdict(
                     message["reason"], message["peak"], message["lost"], tuple(message["met"])
                 )
@@ -137,14 +141,30 @@ class Watcher:
         if number in self.told:
             self._looked_at.discard(number)
             return self.told.pop(number)
-        has_more_to_say = number in self._looked_at
+        if number not in self._looked_at:
+            self._ended.add(number)
+            return NO_VERDICT
         self._looked_at.discard(number)
+        return None if self._say({"end": number}) else LOST
+
+    @property
+    def is_up_to_date(self) -> bool:
+        return not self._ended
+
+    def tell_ended(self) -> None:
+        """It lets go of what it has of them."""
+        if self._ended and self._channel is not None:
+            self._say({"ended": list(self._ended)})
+        self._ended.clear()
+
+    def _say(self, message: Dict[str, Any]) -> bool:
+        assert self._channel is not None
         try:
-            send_packet(self._channel, {"end": number, "tell": has_more_to_say})
+            send_packet(self._channel, message)
         except OSError:
             self.let_go()  # it would keep what it has of the cell for ever
-            return LOST
-        return None if has_more_to_say else NO_VERDICT
+            return False
+        return True
 
     def let_go(self) -> None:
         if self._channel is not None:
