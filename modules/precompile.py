@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def compiled_module(wanted: Wanted, for_target: str) -> tuple[bytes, dict[str, A
 
     source = Source("wasm", wanted.read(), wanted.entry, needs_fuel=False, has_host=True)
     module, facts = compile_module(make_engine(False, target=for_target), source)
-    return bytes(module.serialize()), asdict(facts)
+    return bytes(module.serialize()), facts._asdict()
 
 
 def compiled_component(wanted: Wanted, for_target: str) -> tuple[bytes, dict[str, Any]]:
@@ -128,7 +128,7 @@ def compiled_component(wanted: Wanted, for_target: str) -> tuple[bytes, dict[str
 
     engine = make_engine(False, has_components=True, target=for_target)
     component, facts = compile_component(engine, wanted.read(), wanted.entry)
-    return bytes(component.serialize()), asdict(facts)
+    return bytes(component.serialize()), facts._asdict()
 
 
 def main() -> int:

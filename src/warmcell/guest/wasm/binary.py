@@ -8,8 +8,6 @@ exported under names of ours, which makes them readable whatever the module expo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 MAGIC = b"\0asm"
 CORE_VERSION = b"\1\0\0\0"
 TYPE, IMPORT, FUNCTION, MEMORY, GLOBAL, EXPORT, START, CODE = 1, 2, 3, 5, 6, 7, 8, 10
@@ -24,21 +22,21 @@ class Unreadable(Exception):
     """Not a binary that this reader understands; wasmtime will say what is wrong with it, if anything is."""
 
 
-@dataclass
 class Outline:
     """What a run needs to know about a module."""
 
-    imports: list[tuple[str, str]] = field(default_factory=list)
-    exports: dict[str, tuple[int, int]] = field(default_factory=dict)
-    signatures: list[tuple[bytes, bytes]] = field(default_factory=list)
-    function_types: list[int] = field(default_factory=list)
-    imported_functions: int = 0
-    globals: int = 0
-    memories: int = 0
-    is_go: bool = False
-    counts_refusals: bool = False
-    #: Instantiating it runs code of the guest; so it is taken to be until it was looked at.
-    has_start: bool = True
+    def __init__(self, has_start: bool = True) -> None:
+        self.imports: list[tuple[str, str]] = []
+        self.exports: dict[str, tuple[int, int]] = {}
+        self.signatures: list[tuple[bytes, bytes]] = []
+        self.function_types: list[int] = []
+        self.imported_functions = 0
+        self.globals = 0
+        self.memories = 0
+        self.is_go = False
+        self.counts_refusals = False
+        #: Instantiating it runs code of the guest; so it is taken to be until it was looked at.
+        self.has_start = has_start
 
     def signature_of_export(self, name: str) -> tuple[bytes, bytes] | None:
         """Parameter and result types of an exported function, or None when there is no such function."""

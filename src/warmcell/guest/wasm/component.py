@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import wasmtime
 from wasm.engine import Facts, Refused, make_engine, one_line
 from wasm.pages import Touched
 from wasmtime import component as components
 
 
-@dataclass
 class LoadedComponent:
     """A component that is ready to be instantiated any number of times."""
 
-    component: components.Component
-    linker: components.Linker
-    engine: wasmtime.Engine
-    facts: Facts
-    #: What a rehearsal touched.
-    touched: Touched | None = None
+    def __init__(
+        self, component: components.Component, linker: components.Linker, engine: wasmtime.Engine, facts: Facts
+    ) -> None:
+        self.component = component
+        self.linker = linker
+        self.engine = engine
+        self.facts = facts
+        #: What a rehearsal touched.
+        self.touched: Touched | None = None
 
     def limit(self, store: wasmtime.Store, memory_bytes: int) -> None:
         store.set_limits(memory_size=memory_bytes)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import wasmtime
 from wasm.binary import Outline, Unreadable
@@ -51,8 +50,7 @@ class Refused(Exception):
         self.reason = reason
 
 
-@dataclass
-class Facts:
+class Facts(NamedTuple):
     """What a run needs to know about a module besides its code; kept beside the compiled form."""
 
     entry: str
@@ -65,15 +63,15 @@ class Facts:
     is_quiet_at_start: bool = False
 
 
-@dataclass
 class Loaded:
     """A module that is ready to be instantiated any number of times."""
 
-    pre: wasmtime.InstancePre
-    engine: wasmtime.Engine
-    facts: Facts
-    #: What a rehearsal touched, for modules of ours.
-    touched: Touched | None = None
+    def __init__(self, pre: wasmtime.InstancePre, engine: wasmtime.Engine, facts: Facts) -> None:
+        self.pre = pre
+        self.engine = engine
+        self.facts = facts
+        #: What a rehearsal touched, for modules of ours.
+        self.touched: Touched | None = None
 
     def limit(self, store: wasmtime.Store, memory_bytes: int) -> None:
         store.set_limits(
@@ -88,8 +86,7 @@ class Loaded:
         return self.pre.instantiate(store)
 
 
-@dataclass
-class Source:
+class Source(NamedTuple):
     """What to load: a module as it was given, or its compiled form for which the supervisor vouches."""
 
     format: str
@@ -140,8 +137,7 @@ def make_engine(needs_fuel: bool, *, has_components: bool = False, target: str |
     return wasmtime.Engine(config)
 
 
-@dataclass(frozen=True)
-class HostFunction:
+class HostFunction(NamedTuple):
     """A function that guests import: how many i32 it takes and returns, and what it does."""
 
     parameters: int

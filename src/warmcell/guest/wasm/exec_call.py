@@ -10,8 +10,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import wasmtime
 from wasm.deadline import DeadlineReached
@@ -35,8 +34,7 @@ _NOT_STARTED = "the command could not be started"
 _READ_BYTES = 65536
 
 
-@dataclass
-class Command:
+class Command(NamedTuple):
     """A checked request."""
 
     argv: list[str]
@@ -124,8 +122,7 @@ def _is_passable(text: str) -> bool:
 
 
 def _nested_spec(command: Command, outer: Spec, memory_bytes: int, capture: Capture, caller: wasmtime.Caller) -> Spec:
-    return replace(
-        outer,
+    return outer._replace(
         argv=command.argv,
         env=command.env,
         stdin=command.stdin,

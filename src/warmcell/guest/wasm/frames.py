@@ -8,9 +8,14 @@ from __future__ import annotations
 import array
 import json
 import select
-import socket
 import struct
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+else:  # its half in C: the rest takes longer to load
+    import _socket as socket
 
 HEADER = struct.Struct(">II")
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame

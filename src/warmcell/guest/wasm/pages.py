@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
@@ -24,16 +24,14 @@ _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """A part of memory, in bytes."""
 
     start: int
     size: int
 
 
-@dataclass(frozen=True)
-class Touched:
+class Touched(NamedTuple):
     """Pages that a run wrote to and pages that it only read, counted from the start of the image."""
 
     written: tuple[Range, ...]

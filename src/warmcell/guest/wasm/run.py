@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import wasmtime
 from wasm.binary import MEMORY_NAME, REFUSED_NAME
@@ -40,8 +41,7 @@ _FEW_PREOPENS = 16
 _NEARLY_ALL = 0.5
 
 
-@dataclass
-class Preopen:
+class Preopen(NamedTuple):
     """A host directory as the supervisor saw it: the inode must still be the same when it is opened here."""
 
     host_path: str
@@ -51,8 +51,7 @@ class Preopen:
     inode: int
 
 
-@dataclass
-class Spec:
+class Spec(NamedTuple):
     """What one run gets."""
 
     argv: list[str]
@@ -62,22 +61,22 @@ class Spec:
     stderr: str
     memory_bytes: int
     fuel: int | None
-    preopens: list[Preopen] = field(default_factory=list)
+    preopens: Sequence[Preopen] = ()
     #: For modules of our own: any failure after refused growth is a failure for lack of memory.
     is_own_module: bool = False
     #: Started by a guest, which may have opened all that it may.
     is_nested: bool = False
 
 
-@dataclass
 class Outcome:
     """How it ended: `exit`, `trap`, `timeout`, `fuel`, `memory`, or `failed` when it could not be carried out."""
 
-    kind: str
-    exit_code: int = 0
-    message: str = ""
-    memory_bytes: int = 0
-    fuel_left: int = 0
+    def __init__(self, kind: str, exit_code: int = 0, message: str = "") -> None:
+        self.kind = kind
+        self.exit_code = exit_code
+        self.message = message
+        self.memory_bytes = 0
+        self.fuel_left = 0
 
 
 class Broken(Exception):

@@ -9,10 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import socket
 import sys
 import time
-from dataclasses import asdict
 
 gc.disable()  # until all is loaded, which stays
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(__file__)))]
@@ -31,7 +29,10 @@ from wasm.run_stack import RunStack  # noqa: E402
 from wasm.wasi_calls import Wasi  # noqa: E402
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # only those who run Python load what components take
+if not TYPE_CHECKING:  # its half in C: the rest takes longer to load
+    import _socket as socket
+else:  # only those who run Python load what components take
+    import socket
     from typing import Any
 
     from wasm.component import ComponentEngines, LoadedComponent
@@ -110,7 +111,7 @@ class Worker:
         loaded, compiled = self._compile(source)
         self._modules[message["key"]] = loaded
         is_written = descriptor is not None and write_compiled(compiled.serialize(), descriptor)
-        return {"op": "loaded", "facts": asdict(loaded.facts), "is_written": is_written}
+        return {"op": "loaded", "facts": loaded.facts._asdict(), "is_written": is_written}
 
     def _adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded | LoadedComponent:
         file = reopened(descriptor)
