@@ -77,7 +77,7 @@ class WasmBackend:
         if isinstance(max_workers, bool) or not isinstance(max_workers, int) or not 1 <= max_workers <= MOST_WORKERS:
             raise InvalidRequest(f"must be a whole number from 1 to {MOST_WORKERS}", field="max_workers")
         self._fuel = fuel
-        self._limits = limits
+        self._policy = SandboxPolicy(limits=limits)
         queue_timeout = check_timeout(queue_timeout, "queue_timeout")
         cache = shared_cache() if cache_dir is None else ModuleCache(Path(cache_dir).absolute())
         self._supervisor = Supervisor(cache, queue_timeout=queue_timeout)
@@ -175,7 +175,7 @@ class WasmBackend:
         wasmtime_directory()
 
     def _effective(self, request: ExecRequest) -> EffectiveLimits:
-        return effective_limits(SandboxPolicy(limits=self._limits), request.limits, request.memory_limit_mb)
+        return effective_limits(self._policy, request.limits, request.memory_limit_mb)
 
     def _run_request(
         self,
