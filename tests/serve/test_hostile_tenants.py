@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -61,6 +62,15 @@ def test_digits_that_are_no_number_are_refused(few: Box, query: str) -> None:
     if "limit" not in query:
         asked = f"/sandboxes/{few.id}/metrics?{query.replace('nextToken', 'start')}"
         assert few.client.get(asked, headers=few.key).status_code == 400
+
+
+@pytest.mark.attack("PT-15")
+@pytest.mark.parametrize("until", ["²", pytest.param("9" * 5000, id="long"), "-1", "1"])
+def test_a_link_that_ends_at_no_time_has_ended(few: Box, until: str) -> None:
+    digest = hashlib.sha256(f"a:read:user:{few.made['envdAccessToken']}:{until}".encode()).digest()
+    asked = {"path": "a", "username": "user", "signature": "v1_" + b64encode(digest).decode().rstrip("=")}
+    refused = few.client.get("/files", params={**asked, "signature_expiration": until})
+    assert (refused.status_code, refused.json()["message"]) == (401, "signature is already expired")
 
 
 @pytest.mark.attack("PT-04")

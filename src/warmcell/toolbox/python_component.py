@@ -146,8 +146,11 @@ def build_component(folder: Path) -> Path:
     sources = folder / "app"
     shutil.copytree(APP, sources, ignore=shutil.ignore_patterns("__pycache__"))
     made = folder / "component.wasm"
-    # -I: neither the current directory nor PYTHONPATH may lend modules to the build
-    command = [own_interpreter(), "-I", "-c", "import componentize_py; componentize_py.script()"]
+    # -I: neither the current directory nor PYTHONPATH may lend modules to the build. But the builder itself is where we
+    # found it, which is a PYTHONPATH's directory where pip made an environment to build a wheel in.
+    program = "import sys; sys.path.insert(0, sys.argv.pop(1)); import componentize_py; componentize_py.script()"
+    place = importlib.metadata.distribution("componentize-py").locate_file("")
+    command = [own_interpreter(), "-I", "-c", program, str(place)]
     world = ["-q", "-d", str(sources / f"{WORLD}.wit"), "-w", WORLD]
     _run([*command, *world, "componentize", "app", "-p", str(sources), "-o", str(made)], sources)
     return made

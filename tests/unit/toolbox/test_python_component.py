@@ -36,6 +36,18 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return names
 
 
+def test_the_builder_is_used_where_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pip made an environment to build a wheel in, no interpreter that is asked to be isolated looks there."""
+    lent = tmp_path / "lent"
+    (lent / "componentize_py-0.0.dist-info").mkdir(parents=True)
+    (lent / "componentize_py-0.0.dist-info/METADATA").write_text("Name: componentize-py\nVersion: 0.0\n")
+    (lent / "componentize_py.py").write_text("import sys\ndef script(): open(sys.argv[-1], 'w').write(sys.argv[1])\n")
+    monkeypatch.syspath_prepend(str(lent))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert python_component.build_component(folder).read_text() == "-q"
+
+
 def test_missing_builder_names_the_remedy(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     def missing(_name: str) -> str:
         raise python_component.importlib.metadata.PackageNotFoundError

@@ -66,6 +66,11 @@ def said_when(status: int, headers: Mapping[str, str] | None) -> Mapping[str, st
     return {"Retry-After": "1", **(headers or {})} if status in (429, 503) else headers
 
 
+def whole_number(text: str, most_digits: int = 15) -> int | None:
+    """What a client wrote as one; digits of other alphabets, and more of them than anybody means, are none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= most_digits else None
+
+
 def refusal(error: Exception) -> Response:
     """What went wrong, as `{"error": {...}}`, under the status that clients act on."""
     if isinstance(error, Refused):

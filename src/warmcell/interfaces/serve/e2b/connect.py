@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
-from warmcell.interfaces.serve.exchange import Refused, answer, read_body, status_of, told
+from warmcell.interfaces.serve.exchange import Refused, answer, read_body, status_of, told, whole_number
 from warmcell.interfaces.serve.service import service_of
 
 CONNECT = "application/connect+json"
@@ -160,8 +160,8 @@ class MessageStream(Response):
 
 def seconds_of(request: Request) -> float | None:
     """`Connect-Timeout-Ms`: how long the whole call may take."""
-    text = request.headers.get("connect-timeout-ms", "")
-    return int(text) / 1000 if text.isascii() and text.isdigit() and len(text) < 12 and int(text) else None
+    milliseconds = whole_number(request.headers.get("connect-timeout-ms", ""), most_digits=11)
+    return milliseconds / 1000 if milliseconds else None
 
 
 Unary = Callable[[Any, dict[str, Any]], Awaitable[Mapping[str, Any]]]

@@ -20,7 +20,16 @@ from warmcell.interfaces.serve.e2b.metrics import metrics_of
 from warmcell.interfaces.serve.e2b.snapshots import Snapshots, copied
 from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
 from warmcell.interfaces.serve.e2b.starts import starts_of
-from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body, refusal, status_of, told
+from warmcell.interfaces.serve.exchange import (
+    Refused,
+    answer,
+    parsed,
+    read_body,
+    refusal,
+    status_of,
+    told,
+    whole_number,
+)
 from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
 from warmcell.interfaces.serve.service import Service, service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -156,10 +165,8 @@ async def every(request: Request, tenant: Tenant) -> Response:
     if template := asked.get("template"):
         found = [held for held in found if _box(held).template == template]
     found.sort(key=lambda held: held.created, reverse=asked.get("order") != "asc")
-    begin, limit = (
-        _whole(request, "nextToken") or 0,
-        min(PAGE, PAGE if (most := _whole(request, "limit")) is None else most),
-    )
+    begin, most = _whole(request, "nextToken") or 0, _whole(request, "limit")
+    limit = PAGE if most is None else min(PAGE, most)
     headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
     return answer([_info(held) for held in found[begin : begin + limit]], headers=headers)
 
@@ -255,11 +262,11 @@ async def set_network(request: Request, tenant: Tenant) -> Response:
 
 
 def _whole(request: Request, name: str) -> int | None:
-    """A number of the query; digits of other alphabets and of other magnitudes are none."""
-    text = request.query_params.get(name) or None
-    if text is not None and not (text.isascii() and text.isdigit() and len(text) < 16):
+    text = request.query_params.get(name, "")
+    number = whole_number(text)
+    if text and number is None:
         raise Refused(400, f"{name} must be a whole number")
-    return None if text is None else int(text)
+    return number
 
 
 def _moment(text: str) -> float:

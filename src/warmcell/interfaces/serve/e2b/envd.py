@@ -29,7 +29,15 @@ from warmcell.interfaces.serve.e2b.connect import (
     stream_messages,
     unary_message,
 )
-from warmcell.interfaces.serve.exchange import ClientGone, Refused, answer, read_body, refusal, while_connected
+from warmcell.interfaces.serve.exchange import (
+    ClientGone,
+    Refused,
+    answer,
+    read_body,
+    refusal,
+    while_connected,
+    whole_number,
+)
 from warmcell.interfaces.serve.held_sandboxes import ASKS_ONLY, MAYBE_ELSEWHERE
 from warmcell.interfaces.serve.service import service_of
 from warmcell.interfaces.serve.tokens import Tenant
@@ -186,7 +194,7 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
     if found is None:
         raise Refused(401, "invalid signature", headers={MAYBE_ELSEWHERE: "1"})
     expiration = request.query_params.get("signature_expiration")
-    if expiration is not None and (not expiration.isdigit() or int(expiration) < time.time()):
+    if expiration is not None and (whole_number(expiration) or 0) < time.time():
         raise Refused(401, "signature is already expired")
     return await awake(found), path
 

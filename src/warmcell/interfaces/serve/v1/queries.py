@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.serve.exchange import whole_number
 from warmcell.interfaces.serve.v1.models import PLACE
 
 
@@ -36,9 +37,10 @@ def whole_in_query(request: Request, name: str, usual: int, most: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return usual
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
+    number = whole_number(text)
+    if number is None or not 1 <= number <= most:
         raise InvalidRequest(f"must be a whole number from 1 to {most}", field=name)
-    return int(text)
+    return number
 
 
 def flag_in_query(request: Request, name: str, usual: bool = False) -> bool:
