@@ -178,7 +178,9 @@ def test_memory_is_bounded_wherever_it_is(cage: Cage, name: str) -> None:
     outcome = cage.run(guest(body), timeout=6, memory_mb=128, disk_mb=250, processes=64)
     # A control group of version 1 kills the child that went too far, and the rest may end by itself.
     assert "GOT AWAY" not in outcome.stdout or "children" in name
-    assert outcome.status == "memory", outcome
+    # Sockets are counted in two ways, and one of them is met first.
+    is_ended_for_descriptors = any(denial.kind == "descriptors" for denial in outcome.result.denials)
+    assert outcome.status == "memory" or (name == "socket buffers" and is_ended_for_descriptors), outcome
     # Where nobody counts socket buffers exactly, each socket is taken to be full.
     assert outcome.result.usage.peak_memory_bytes < 800 << 20
 

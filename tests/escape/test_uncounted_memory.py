@@ -107,14 +107,16 @@ _HIDDEN = {
                 os._exit(0)
         """,
     "mappings": """
+        done, say = os.pipe()
         for _ in range(12):
             if os.fork() == 0:
                 area = map(60000 * 4096, 0x22, 1)
                 for page in range(0, 60000, 2):
                     libc.mprotect(ctypes.c_void_p(area + page * 4096), ctypes.c_size_t(4096), 3)
-                time.sleep(3)
+                os.write(say, b'.')
+                time.sleep(5)
                 os._exit(0)
-        time.sleep(3)
+        [os.read(done, 1) for _ in range(12)]
         """,
     "file locks": """
         import fcntl, struct
@@ -126,6 +128,7 @@ _HIDDEN = {
     "watched descriptors": """
         import select
         keep = []
+        done, say = os.pipe()
         for _ in range(12):
             if os.fork() == 0:
                 ends = [os.eventfd(0) for _ in range(500)]
@@ -134,9 +137,10 @@ _HIDDEN = {
                     keep.append(poll)
                     for end in ends:
                         poll.register(end)
-                time.sleep(3)
+                os.write(say, b'.')
+                time.sleep(5)
                 os._exit(0)
-        time.sleep(3)
+        [os.read(done, 1) for _ in range(12)]
         """,
     "empty files": """
         for at in range(15000):

@@ -106,8 +106,12 @@ def test_a_program_that_was_started_as_an_interpreter_ends_at_once(tmp_path: Pat
 def test_nothing_is_started_by_the_name_that_this_program_has() -> None:
     """`sys.executable` is looked at in one place, which knows whether it is an interpreter."""
     sources = (ROOT / "src" / "warmcell").rglob("*.py")
-    users = {path.name for path in sources if re.search(r"^[^#]*[\[(=]\s*sys\.executable\b", path.read_text(), re.M)}
-    known = {"host_program.py", "python_worker.py", "session_magics.py", "python.py"}
+    users = {
+        f"{path.parent.name}/{path.name}"
+        for path in sources
+        if re.search(r"^[^#]*[\[(=]\s*sys\.executable\b", path.read_text(), re.M)
+    }
+    known = {"lifetime/host_program.py", "python/worker.py", "live/session_magics.py", "languages/python.py"}
     assert users <= known, "that place, what runs as a guest, and a text that it runs"
 
 

@@ -22,9 +22,9 @@ from warmcell.pool import start
 
 PACKAGE = Path(warmcell.__file__).parent
 COLLECTOR = Path(__file__).with_name("collector.py")
-#: The rooms whose code runs in other processes, and the name that one file goes by there.
+#: The rooms whose code runs in other processes, and the names that two files go by there.
 ROOMS = ("cage", "guest")
-ALIASES = {PACKAGE / "guest/python_worker.py": "<warmcell>"}
+ALIASES = {PACKAGE / f"guest/python/{name}.py": f"<warmcell {name}>" for name in ("worker", "ending")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

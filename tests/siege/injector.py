@@ -207,7 +207,7 @@ def install_in_manager(path: str, is_plain: bool) -> None:
     from cage.watching import watcher  # type: ignore[import-not-found]
     from cage.zygote import serve  # type: ignore[import-not-found]
 
-    injector = Injector(Orders(path), "manager", ["/cage/", "<warmcell>"])
+    injector = Injector(Orders(path), "manager", ["/cage/", "<warmcell "])
 
     def becomes(module: Any, name: str, role: str) -> None:
         function = getattr(module, name)

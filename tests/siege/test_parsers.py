@@ -255,8 +255,13 @@ def test_whatever_comes_is_read_or_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, parser in PARSERS.items() if parser.much])
 def test_the_cost_grows_with_the_input_and_not_with_its_square(name: str) -> None:
     parser = PARSERS[name]
-    few, many = (_seconds(parser, parser.sample(count)) for count in (parser.much // 8, parser.much))
-    assert many < 0.02 or many < 24 * few, f"{few:.4f} s -> {many:.4f} s"
+    measured = []
+    for _ in range(3):  # what costs its square costs it each time; a busy disk does not
+        few, many = (_seconds(parser, parser.sample(count)) for count in (parser.much // 8, parser.much))
+        measured.append(f"{few:.4f} s -> {many:.4f} s")
+        if many < 0.02 or many < 24 * few:
+            return
+    pytest.fail(", ".join(measured))
 
 
 def _seconds(parser: Parser, data: bytes) -> float:

@@ -17,7 +17,7 @@ from warmcell.lifetime.ownership import own
 from warmcell.pool.spawn import BOOT, CAGE_DIR, LOWEST_OWN, Early, spawn
 
 _NAMESPACES_SECONDS = 2.0
-PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python_worker.py")
+PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python")
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal

@@ -16,20 +16,29 @@ if TYPE_CHECKING:
     from typing import List, Sequence
 
 
-def load_worker(path: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
-    """Executes the guest-side worker as a module of its own and lets it import what runs will need."""
-    worker = ModuleType("warmcell_worker")
-    with step("load worker", path):
-        code = SourceFileLoader("warmcell_worker", path).get_code("warmcell_worker")
-    if code is None:
-        raise CageError("load worker", 0, path)
-    # Guests see tracebacks, and have no business with our paths.
-    _imp._fix_co_filename(code, "<warmcell>")  # type: ignore[attr-defined]
-    exec(code, worker.__dict__)  # noqa: S102  # our own file, by its path
+def load_worker(directory: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
+    """Executes the guest-side worker and lets it import what runs will need."""
+    sys.modules["warmcell_ending"] = _loaded(directory, "ending")
+    worker = _loaded(directory, "worker")
+    del sys.modules["warmcell_ending"]  # as a new interpreter would not have it
     problem = worker.prepare(with_site, list(preload))
     if problem:
         raise CageError("preload", 0, problem)
     return worker
+
+
+def _loaded(directory: str, name: str) -> ModuleType:
+    """One file of ours, as a module of its own that nobody can import."""
+    module = ModuleType(f"warmcell_{name}")
+    path = f"{directory}/{name}.py"
+    with step("load worker", path):
+        code = SourceFileLoader(module.__name__, path).get_code(module.__name__)
+    if code is None:
+        raise CageError("load worker", 0, path)
+    # Guests see tracebacks, and have no business with our paths.
+    _imp._fix_co_filename(code, f"<warmcell {name}>")  # type: ignore[attr-defined]
+    exec(code, module.__dict__)  # noqa: S102  # our own file, by its path
+    return module
 
 
 def load_what_many_import() -> None:

@@ -5,21 +5,25 @@ Loaded by the zygote before it forks (`prepare`), and used once in each guest pr
 under `python3 main.py`.
 """
 
-import _signal  # without the Python around it, which takes long to load, and which a new interpreter does not have
-import _weakref
-import atexit
 import builtins
-import ctypes
 import gc
-import io
 import os
 import sys
 from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
-from itertools import compress
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
+from types import ModuleType
+
+# The file beside this one, which was loaded before it.
+from warmcell_ending import (
+    INTERRUPTED,
+    begin,
+    end_as_any_interpreter,
+    end_at_once,
+    is_anything_noticed,
+    is_end_unnoticed,
+    note_libraries,
+)
 
 _REPORT = ".warmcell-report"
-_INTERRUPTED = -_signal.SIGINT
 
 
 _ASK_FOR_NO_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -55,23 +59,12 @@ def prepare(with_site, preload):
         os.environ.pop(name, None)
     _environment.update(os.environ)
     if not with_site and not preload:
-        _plain_end.append(_place_of_next_library())
+        note_libraries()
     compile("", "main.py", "exec")  # the first call makes a hundred classes
     running = len(os.listdir("/proc/self/task"))
     if running > 1:
         return f"{', '.join(preload)} started {running - 1} thread(s), which a fork cannot carry over"
     return ""
-
-
-def _place_of_next_library():
-    """Behind the last one in the loader's list, which <link.h> describes: address, name, section, next, previous."""
-    pointer = ctypes.sizeof(ctypes.c_void_p)
-    library = ctypes.PyDLL(None)._handle
-    while True:
-        place = ctypes.c_void_p.from_address(library + 3 * pointer)
-        if place.value is None:
-            return place
-        library = place.value
 
 
 def _directory_for_settings():
@@ -115,8 +108,8 @@ def warm_up():
     exec(compile(_WARM_UP.encode(), "/code/main.py", "exec", dont_inherit=True), module.__dict__)
     _set_interpreter("/code/main.py", ())
     del sys.path[0]
-    _begin()
-    _is_anything_noticed()
+    begin()
+    is_anything_noticed()
     if "threading" in sys.modules:
         sys.modules["threading"].current_thread()
     gc.collect(0)
@@ -143,13 +136,13 @@ def run(job):
     if job.is_heard:
         sys.stdout.reconfigure(line_buffering=True)  # as on a terminal
     gc.freeze()  # from here on, what the collector lists is the guest's
-    _begin()
+    begin()
     sys.modules["__main__"] = _main_module(path)
     status = _execute(job.files[job.main], path)
     _write_report(job.code_dir)
-    if _is_end_unnoticed():
-        _end_at_once(status)
-    _end_as_any_interpreter(status)
+    if is_end_unnoticed():
+        end_at_once(status)
+    end_as_any_interpreter(status)
 
 
 def _set_environment(env):
@@ -194,7 +187,7 @@ def _execute(source, path):
         _flush_as_after_a_script()
         # The first entry of the traceback is this function, which the guest's author never wrote.
         last = _report_uncaught(error, error.__traceback__.tb_next if error.__traceback__ else None)
-        return _INTERRUPTED if _is_interrupt(error) or (_is_interrupt(last) and _KNOWS_SUBCLASSES) else 1
+        return INTERRUPTED if _is_interrupt(error) or (_is_interrupt(last) and _KNOWS_SUBCLASSES) else 1
     _flush_as_after_a_script()
     return 0
 
@@ -266,145 +259,3 @@ def _write_report(code_dir):
                 file.write(b"\0".join(_refusals[:8]))
         except OSError:
             pass
-
-
-# The end. The interpreter's own finalisation is the one that is right in every case, and costs three times a whole warm
-# run: it frees, and so copies, every page that the fork shares. So it is left out where nobody could tell: no stream
-# was replaced, and nothing that is still alive does anything when it goes.
-
-_MOST_BLOCKS = 300_000  # more than this is not worth listing: freeing it is what takes the time
-_HAS_COLLECTOR = 1 << 14  # Py_TPFLAGS_HAVE_GC
-_exit_process = ctypes.PyDLL(None).exit  # unlike os._exit, lets libraries say their last word
-_write_buffers_of_c = ctypes.PyDLL(None).fflush
-#: Where no preload brought any: the place where the loader notes the next library.
-_plain_end = []
-_mro_of = type.__dict__["__mro__"].__get__  # a metaclass may have its own ideas about attributes
-_dict_of = type.__dict__["__dict__"].__get__
-_start = {}
-
-
-class _Witness:
-    """Listed by the collector, unless the guest has hidden what it made (`gc.freeze`)."""
-
-
-def _begin():
-    """What the guest begins with, to be compared when it ends."""
-    _start.update(
-        streams=(id(sys.stdout), id(sys.stderr)),  # a reference would keep them from being flushed when they go
-        exit_functions=_exit_functions(),
-        blocks=sys.getallocatedblocks(),
-        witness=_Witness(),
-    )
-
-
-def _exit_functions():
-    """How many functions wait for the end, apart from two that raise nothing whoever calls them."""
-    finalizers = getattr(sys.modules.get("weakref"), "finalize", None)
-    silent = bool(getattr(finalizers, "_registered_with_atexit", False)) + ("logging" in sys.modules)
-    return atexit._ncallbacks() - silent
-
-
-def _is_end_unnoticed():
-    """Whether all that is left to do is to flush the standard streams; and if so, does it."""
-    if sys.gettrace() is not None or sys.getprofile() is not None or gc.get_debug() or gc.callbacks:
-        return False
-    # Without asking for locks that nobody else can hold, and without calling what has nothing to do.
-    threading = sys.modules.get("threading")
-    try:
-        if threading is not None and len(threading._active) + len(threading._limbo) > 1:
-            return False
-        if _exit_functions() != _start["exit_functions"]:
-            return False
-        if threading is not None and threading._threading_atexits:
-            threading._shutdown()
-        if atexit._ncallbacks():
-            atexit._run_exitfuncs()
-        if (id(sys.stdout), id(sys.stderr)) != _start["streams"] or _is_anything_noticed():
-            return False
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:  # the interpreter comes upon it again, and tells
-        return False
-    return True
-
-
-def _is_anything_noticed():
-    """Whether anything is alive that does something when it goes, wherever it is kept."""
-    if sys.getallocatedblocks() - _start["blocks"] > _MOST_BLOCKS:
-        return True
-    objects = gc.get_objects()
-    kinds = list(map(type, objects))
-    distinct = set(kinds)
-    watched = set(filter(_is_watched, distinct))
-    is_hidden = _Witness not in distinct
-    return is_hidden or any(map(_is_noticed, compress(objects, map(watched.__contains__, kinds))))
-
-
-def _is_guest_listed():
-    """False where the guest itself has frozen what it made."""
-    return any(thing is _start["witness"] for thing in gc.get_objects())
-
-
-def _is_watched(kind):
-    lineage = _mro_of(kind)
-    return type in lineage or _weakref.ref in lineage or _has_finaliser(kind)
-
-
-def _has_finaliser(kind):
-    """A method of the class, or the C function behind it, which shows under the same name."""
-    return any("__del__" in _dict_of(base) for base in _mro_of(kind))
-
-
-def _is_noticed(thing):
-    kind = type(thing)
-    if kind in (io.StringIO, io.BytesIO):
-        return False
-    if kind in _FILES:
-        return not thing.closed
-    if kind in _FRAMES:
-        return _is_suspended(thing)
-    if _has_finaliser(kind):
-        return True
-    if type in _mro_of(kind):  # instances of a class without the collector's header are not listed
-        return _has_finaliser(thing) and not thing.__flags__ & _HAS_COLLECTOR
-    called = thing.__callback__
-    return called is not None and called.__module__ not in _SILENT and called.__name__ != "_destroy"
-
-
-_FILES = frozenset([io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper])
-_SILENT = ("weakref", "_weakrefset", "logging")  # whose weak references only keep their own books; so does C's _destroy
-_FRAMES = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
-
-
-def _is_suspended(thing):
-    """Whether code of it is still to run, or a warning to be given that it never did."""
-    prefix = _FRAMES[type(thing)]
-    if getattr(thing, f"{prefix}_frame") is None:
-        return False
-    return prefix != "gi" or getattr(thing, "gi_suspended", True)
-
-
-def _end_at_once(status):
-    if status == _INTERRUPTED:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-        os.kill(os.getpid(), _signal.SIGINT)
-    if _has_no_library_a_last_word():
-        _write_buffers_of_c(None)
-        os._exit(status)
-    _exit_process(status)
-
-
-def _has_no_library_a_last_word():
-    """Those of a plain interpreter do nothing at their end, on thirty pages; the guest has brought no other."""
-    return _plain_end and _plain_end[0].value is None
-
-
-def _end_as_any_interpreter(status):
-    """Only a line of the zygote's start is left on the stack: what leaves here ends the interpreter."""
-    if _is_guest_listed():
-        # A module that only `sys.modules` knows goes first, and what it holds must be found by the collector.
-        gc.unfreeze()
-    if status == _INTERRUPTED:
-        sys.excepthook = lambda *_: None  # it has been told
-        raise KeyboardInterrupt
-    raise SystemExit(status)
