@@ -2,7 +2,7 @@
 
 A wheel with them is for one platform, and they are used with the very wasmtime that compiled them only. Without
 wasmtime, on other platforms, in editable installs and with WARMCELL_NO_PRECOMPILE=1 the wheel is pure, and modules are
-compiled when they are first used. WARMCELL_PRECOMPILE_PYTHON=1 adds the Python interpreter.
+compiled when they are first used. WARMCELL_NO_PRECOMPILE_PYTHON=1 leaves the Python interpreter out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import platform
 import sys
 import sysconfig
 import tempfile
@@ -42,22 +43,25 @@ def scratch_directory() -> Path:
     return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="warmcell-ready-made-"))
 
 
+def wants_python() -> bool:
+    """Not where its builder would have to be built first: there are wheels of componentize-py for glibc alone."""
+    return platform.libc_ver()[0] == "glibc" and not is_set("WARMCELL_NO_PRECOMPILE_PYTHON")
+
+
 class CompileModules(BuildHookInterface):
     """Hatchling makes one for each build."""
 
     def dependencies(self) -> list[str]:
-        if is_set("WARMCELL_NO_PRECOMPILE"):
+        if is_set("WARMCELL_NO_PRECOMPILE") or precompiler().target() is None:
             return []
-        extras = self.metadata.core.optional_dependencies
-        return extras["wasm-python" if is_set("WARMCELL_PRECOMPILE_PYTHON") else "wasm"]
+        return self.metadata.core.optional_dependencies["wasm-python" if wants_python() else "wasm"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         reason = self.why_not(version)
         if reason:
             self.app.display_info(f"no compiled modules: {reason}")
             return
-        with_python = is_set("WARMCELL_PRECOMPILE_PYTHON")
-        for path in precompiler().precompile(scratch_directory(), with_python, self.app.display_info):
+        for path in precompiler().precompile(scratch_directory(), wants_python(), self.app.display_info):
             build_data["force_include"][str(path)] = f"{INTO}/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

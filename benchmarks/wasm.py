@@ -6,7 +6,7 @@ Run it as an ordinary user. Small commands run on a warm worker with a pause bef
 generated text. `--installed` adds the command line and what a new account sees first, with the warmcell of a virtual
 environment in which the modules are ready-made:
 
-    python3 -m venv ENVIRONMENT && WARMCELL_PRECOMPILE_PYTHON=1 ENVIRONMENT/bin/pip install '.[wasm]'
+    python3 -m venv ENVIRONMENT && ENVIRONMENT/bin/pip install '.[wasm]'
 
 A command whose module this installation lacks is left out and named. Writes wasm.json and wasm.md.
 """

@@ -2,7 +2,7 @@
 
 The build of a wheel does this (hatch_build.py) and puts the directory into it. Code and settings are those with which a
 worker compiles; the result runs on every processor of the platform that is not ancient, and with exactly this wasmtime.
-What DIRECTORY already has is kept. `--python` adds the Python interpreter, which needs componentize-py.
+What DIRECTORY already has is kept. `--python` adds the Python interpreter, where componentize-py can build it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def precompile(directory: Path, with_python: bool, report: Report) -> list[Path]
     kept = kept_records(directory, here)
     records = {}
     for wanted in wanted_modules(with_python):
-        records[wanted.digest] = kept.get(wanted.digest) or compile_one(wanted, directory, here["target"], report)
+        try:
+            records[wanted.digest] = kept.get(wanted.digest) or compile_one(wanted, directory, here["target"], report)
+        except python_component.ComponentUnavailable as error:  # an installation without it is better than none
+            report(f"{wanted.name} is left out, whoever uses it first waits for it: {error}")
     manifest = directory / ready_made.MANIFEST
     manifest.write_text(json.dumps({**here, "modules": records}, indent=2) + "\n")
     return [manifest, *(directory / record["file"] for record in records.values())]
@@ -79,6 +82,7 @@ def wanted_modules(with_python: bool) -> Iterator[Wanted]:
 
 
 def build_python() -> bytes:
+    python_component.require_builder()
     with tempfile.TemporaryDirectory(prefix="warmcell-python-") as folder:
         return python_component.build_component(Path(folder)).read_bytes()
 

@@ -3,6 +3,8 @@
 export PATH="$PATH:/usr/local/go/bin"
 # What pytest makes of the tests is kept from one run to the next.
 unset PYTHONDONTWRITEBYTECODE
+# What is editable has nothing compiled, so what compiles need not be fetched for its build.
+export WARMCELL_NO_PRECOMPILE=1
 
 is_root() { [ "$(id -u)" = 0 ]; }
 

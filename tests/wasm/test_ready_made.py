@@ -25,6 +25,7 @@ from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.toolbox import ready_made
 from warmcell.toolbox.loader import find_artefact
+from warmcell.toolbox.python_component import ComponentUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST = f"own:{find_artefact('node').sha256}"
@@ -40,15 +41,21 @@ def load_script(path: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the build of a wheel makes, of the smallest module."""
+def precompile() -> Iterator[Any]:
+    """The script that the build of a wheel uses, for the smallest module."""
     before = list(sys.path)
-    precompile = load_script(ROOT / "modules" / "precompile.py")
-    require(precompile.target() is not None, "wheels for this platform bring nothing compiled")
-    precompile.MODULES = ("node",)
+    script: Any = load_script(ROOT / "modules" / "precompile.py")
+    require(script.target() is not None, "wheels for this platform bring nothing compiled")
+    script.MODULES = ("node",)
+    yield script
+    sys.path[:] = before
+
+
+@pytest.fixture(scope="module")
+def built(precompile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the build of a wheel makes."""
     directory = tmp_path_factory.mktemp("ready_made")
     precompile.precompile(directory, False, lambda _text: None)
-    sys.path[:] = before
     return directory
 
 
@@ -75,6 +82,21 @@ def is_found() -> bool:
     if found is not None:
         found.close()
     return found is not None
+
+
+def test_an_interpreter_that_cannot_be_built_is_left_out_and_named(
+    precompile: Any, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ComponentUnavailable("there is no builder")
+
+    monkeypatch.setattr(precompile.python_component, "require_builder", refuse)
+    directory, told = tmp_path / "wheel", []
+    shutil.copytree(built, directory)
+    made = precompile.precompile(directory, True, told.append)
+    assert [path.name for path in made] == ["manifest.json", "node.cwasm"]
+    assert told[-1].startswith("python is left out") and told[-1].endswith("there is no builder")
+    assert list(json.loads(made[0].read_text())["modules"]) == [DIGEST]
 
 
 def test_the_first_command_of_a_new_user_compiles_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +17,7 @@ INTERFACE = "hatchling.builders.hooks.plugin.interface"
 
 @pytest.fixture
 def hook_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for name in ("WARMCELL_NO_PRECOMPILE", "WARMCELL_PRECOMPILE_PYTHON"):
+    for name in ("WARMCELL_NO_PRECOMPILE", "WARMCELL_NO_PRECOMPILE_PYTHON"):
         monkeypatch.delenv(name, raising=False)
     interface = ModuleType(INTERFACE)
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
@@ -34,6 +35,7 @@ def hook(hook_module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     compiler = SimpleNamespace(target=lambda: "x86_64-unknown-linux-gnu", precompile=lambda *_: files)
     monkeypatch.setattr(hook_module, "precompiler", lambda: compiler)
     monkeypatch.setattr(hook_module, "scratch_directory", lambda: tmp_path)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
     made = hook_module.CompileModules()
     made.compiler = compiler
     made.app = SimpleNamespace(display_info=lambda _text: None)
@@ -56,7 +58,7 @@ def test_a_wheel_with_compiled_modules_is_for_one_platform(hook: Any, tmp_path: 
     }
     assert made["pure_python"] is False
     assert made["tag"].startswith("py3-none-") and made["tag"] != "py3-none-any"
-    assert hook.dependencies() == ["wasmtime>=1"]
+    assert hook.dependencies() == ["wasmtime>=1", "componentize-py==1"]
 
 
 def test_on_request_it_is_pure_and_needs_nothing(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,16 +73,26 @@ def test_an_editable_install_compiles_when_it_is_used(hook: Any) -> None:
 
 def test_without_wasmtime_or_a_target_it_is_pure(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hook.compiler.target = lambda: None
-    assert build(hook)["pure_python"] is True
+    assert build(hook)["pure_python"] is True and hook.dependencies() == []
     hook.compiler.target = lambda: "x86_64-unknown-linux-gnu"
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert build(hook)["pure_python"] is True
 
 
-def test_the_interpreter_comes_on_request(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARMCELL_PRECOMPILE_PYTHON", "1")
+def is_python_compiled(hook: Any) -> bool:
     wanted: list[bool] = []
     hook.compiler.precompile = lambda _directory, with_python, _report: wanted.append(with_python) or []
     build(hook)
-    assert wanted == [True]
-    assert "componentize-py==1" in hook.dependencies()
+    assert ("componentize-py==1" in hook.dependencies()) == wanted[0]
+    return wanted[0]
+
+
+def test_the_interpreter_is_in_it_unless_somebody_or_the_platform_says_no(
+    hook: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_python_compiled(hook)
+    monkeypatch.setenv("WARMCELL_NO_PRECOMPILE_PYTHON", "1")
+    assert not is_python_compiled(hook)
+    monkeypatch.delenv("WARMCELL_NO_PRECOMPILE_PYTHON")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))  # musl, for which its builder has no wheels
+    assert not is_python_compiled(hook)
