@@ -148,6 +148,8 @@ def test_cells_remember(box: Box) -> None:
     assert run("x = 'abc'")[-1] == {"type": "end_of_execution"}
     [result] = [item for item in run("print(1); x") if item["type"] == "result"]
     assert (result["text"], result["is_main_result"]) == ("abc", True)
+    [result] = [item for item in run("[1, {'a': None}]") if item["type"] == "result"]
+    assert (result["text"], result["json"]) == ("[1, {'a': None}]", [1, {"a": None}])
     [error] = [item for item in run("1/0") if item["type"] == "error"]
     assert error["name"] == "ZeroDivisionError"
     texts = [item["text"] for item in run("import os; print(os.environ.get('Q'))", env_vars={"Q": "q"})[:1]]
@@ -178,7 +180,8 @@ def test_contexts_are_there_before_they_are_used_and_begin_anywhere(box: Box) ->
         assert said[0]["text"] == f"{cwd}\n" and said[-2]["execution_count"] == 1
     outside = box.client.post("/contexts", json={"cwd": "/proc/none"}, headers=box.headers)
     assert outside.status_code == 400 and "/proc/none" in outside.text
-    assert box.client.post("/execute", json={"code": "1", "language": "no"}, headers=box.headers).status_code == 400
+    refused = box.client.post("/execute", json={"code": "1", "language": "ruby"}, headers=box.headers)
+    assert refused.status_code == 400 and "no cells in ruby here, only in python, " in refused.text
 
 
 def test_variables_of_one_cell_are_undone(box: Box) -> None:

@@ -93,6 +93,18 @@ def test_a_crash_ends_the_session() -> None:
     cells.close()
 
 
+def test_names_of_deno_as_e2bs_contexts_are_given_them(cells: Cells) -> None:
+    from warmcell.interfaces.serve.e2b.contexts import DENO
+
+    assert cells(DENO).value is None
+    assert cells("Deno.env.set('DENO_A', 'b'); [Deno.env.get('DENO_A'), process.env.DENO_A]").value == "[ 'b', 'b' ]"
+    assert cells("[Deno.env.has('DENO_A'), Deno.env.toObject().DENO_A]").value == "[ true, 'b' ]"
+    assert cells("Deno.env.delete('DENO_A'); [Deno.env.has('DENO_A'), Deno.env.get('DENO_A')]").value == (
+        "[ false, undefined ]"
+    )
+    assert cells("Deno.cwd() === process.cwd()").value == "true"
+
+
 def test_types_are_taken_out_of_cells() -> None:
     cells = Cells(node_worker("typescript"))
     try:

@@ -273,6 +273,32 @@ def test_show_of_a_plotly_figure_is_a_display(own: Cells, tmp_path: Path) -> Non
     assert result.error is None and "application/vnd.plotly.v1+json" in result.outputs[0].mime
 
 
+def test_what_e2bs_kernel_does_is_done_where_that_is_said(cells: Cells, tmp_path: Path) -> None:
+    (tmp_path / "PIL").mkdir()
+    (tmp_path / "PIL/__init__.py").touch()
+    (tmp_path / "PIL/Image.py").write_text(
+        "class Image:\n"
+        "    def save(self, fp, format=None):\n"
+        "        if fp == 'nowhere': raise OSError(fp)\n"
+        "    def _repr_png_(self): self.save(object()); return b'PNG'\n"
+    )
+    find = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom PIL.Image import Image\nimage = Image()"
+    data = "application/vnd.warmcell.value+json"
+    said = Cells(python_worker(env={**os.environ, "E2B_SANDBOX": "true"}))
+    try:
+        said(find)
+        assert [shown.mime["image/png"] for shown in said("image.save('a.png')").outputs] == ["UE5H"]
+        failed = said("image.save('nowhere')")
+        assert failed.error is not None and not failed.outputs
+        dates = said("import datetime\n[{'day': datetime.date(2026, 1, 2), 3: (None, float('nan'))}]")
+        assert dates.outputs[0].mime[data] == {"value": [{"day": "2026-01-02", "3": [None, None]}]}
+        for other in ("[object()]", "{(1, 2): 3}", "(1, 2)", "'text'", "loop = []; loop.append(loop); loop"):
+            assert list(said(other).outputs[0].mime) == ["text/plain"], other
+    finally:
+        said.close()
+    assert list(cells("[1]").outputs[0].mime) == ["text/plain"]
+
+
 def test_magics(cells: Cells, tmp_path: os.PathLike[str]) -> None:
     assert cells("word = 'hi'\n!echo $word {word.upper()} $HOME_NOT_THERE end").stdout == "hi HI end\n"
     assert cells("lines = !printf 'a\\nb\\n'\nlines").value == "['a', 'b']"

@@ -49,6 +49,7 @@ def test_cells(sandbox: Sandbox) -> None:
     assert sandbox.run_code("x = 1").text is None
     assert sandbox.run_code("x += 1; x").text == "2"
     assert sandbox.run_code("'text'").text == "text"
+    assert sandbox.run_code("[1, {'a': None}]").results[0].json == [1, {"a": None}]
     assert sandbox.run_code("\n    y = 3\n    y\n").text == "3"
     assert "".join(sandbox.run_code("!pwd").logs.stdout).strip() == "/home/user"
     before, after = sandbox.run_code("1").execution_count, sandbox.run_code("1", envs={"Q": "q"}).execution_count
@@ -115,6 +116,8 @@ def test_types(sandbox: Sandbox) -> None:
     code = "function less(x: number, y: number): number {\n  return x - y\n}\nless(1, 2)"
     assert sandbox.run_code(code, language="ts").text == "-1"
     assert sandbox.run_code("const wrong: = 3", language="ts").error.name == "SyntaxError"
+    assert sandbox.run_code("Deno.env.get('A')", language="deno").text == "b"
+    assert sandbox.run_code("typeof Deno", language="ts").text == "undefined"
 
 
 def test_contexts(sandbox: Sandbox) -> None:
@@ -210,6 +213,7 @@ def test_tables_and_pictures(sandbox: Sandbox) -> None:
     assert table.html and table.data == {"a": [1, 2, None], "b": ["x", "y", "z"]}
     shown = sandbox.run_code("from PIL import Image\nimage = Image.new('RGB', (16, 16)); image.show(); print('shown')")
     assert shown.results[0].png and sandbox.run_code("image").results[0].png
+    assert sandbox.run_code("image.save('saved.png')").results[0].png and sandbox.files.exists("saved.png")
 
 
 @needs_science

@@ -56,7 +56,11 @@ class Session:
         sys.argv[:] = [""]
         self._streams = session_streams.Streams(channel)
         self._screen = session_display.Screen(channel, self._streams, PIECE)
-        session_modules.install(self._screen)
+        adapting = session_modules.install(self._screen)
+        if os.environ.get("E2B_SANDBOX") == "true":  # that door's sandboxes say so to all that runs in them
+            from . import session_e2b
+
+            session_e2b.install(self._screen, adapting)
         builtins.display = self._screen.display
         builtins.update_display = self._screen.update_display
         builtins.clear_output = self._screen.clear_output

@@ -139,6 +139,9 @@ def picture(figure):
 class Screen:
     """`display` and its kin for the code in the cells."""
 
+    #: What a value looks like here.
+    bundle = staticmethod(bundle)
+
     def __init__(self, channel, streams, piece):
         self._channel, self._streams, self._piece = channel, streams, piece
         self._shown = set()
@@ -175,12 +178,12 @@ class Screen:
 
     def show_value(self, value, **how):
         self._shown.add(id(value))
-        self.show(bundle(value), **how)
+        self.show(self.bundle(value), **how)
 
     def result(self, value):
         """For the cell's last frame, where it fits into it and nothing else is to come after it; else it is shown."""
         self._shown.add(id(value))
-        mime = bundle(value)
+        mime = self.bundle(value)
         if "matplotlib._pylab_helpers" not in sys.modules and all(len(text) <= _SHORT for text in mime.values()):
             return mime
         self.show(mime, is_result=True)

@@ -11,10 +11,11 @@ _DISPLAY = ("display", "update_display", "clear_output")
 
 
 def install(screen):
-    """Looked at last: whatever is installed comes first."""
+    """Looked at last: whatever is installed comes first. Returns who adapts it."""
     os.environ.setdefault("MPLBACKEND", f"module://{_FIGURES}")
     sys.meta_path.append(_Finder(screen))
-    sys.meta_path.insert(0, _AdaptingFinder(screen))
+    sys.meta_path.insert(0, adapting := _AdaptingFinder(screen))
+    return adapting
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -41,6 +42,10 @@ class _AdaptingFinder(importlib.abc.MetaPathFinder):
             "PIL.Image": lambda module: _show_by(screen, module, "Image"),
             "IPython.core.display_functions": lambda module: _display_by(screen, module),
         }
+
+    def also(self, name, adapt):
+        before = self._adapters[name]
+        self._adapters[name] = lambda module: (before(module), adapt(module))
 
     def find_spec(self, name, path=None, target=None):
         if name not in self._adapters:

@@ -17,7 +17,7 @@ from warmcell.sandbox.session import AsyncSession
 from warmcell.sessions.cell_results import CellResult
 
 MAX_CONTEXTS = 32
-#: By what clients call them, ours. `deno` is what runs TypeScript there.
+#: By what clients call them, ours.
 LANGUAGES = {
     "python": "python",
     "python3": "python",
@@ -28,6 +28,12 @@ LANGUAGES = {
     "deno": "typescript",
     "bash": "command",
 }
+#: What runs TypeScript there is another program than Node, with other names. These are the ones that E2B's own server
+#: uses; only in contexts of that name, since programs take the first for the sign that they run in Deno.
+DENO = """globalThis.Deno = {env: {
+    get: (name) => process.env[name], has: (name) => name in process.env, toObject: () => ({...process.env}),
+    set: (name, value) => { process.env[name] = value }, delete: (name) => { delete process.env[name] },
+}, cwd: () => process.cwd(), chdir: (path) => process.chdir(path)}; undefined"""
 #: Those that clients find before they have used any.
 DEFAULTS = ("python", "javascript")
 _OWN_CELL_SECONDS = 60
@@ -56,14 +62,14 @@ class Context:
                 began = await self._box.held.sandbox.session(
                     LANGUAGES[self.language], cwd=self.cwd if is_at_home else HOME
                 )
-                await self._go_to(began)
+                await self._prepare(began)
                 self._session = began
             return self._session
 
     async def restart(self) -> None:
         if self._session is not None:
             await self._session.restart()
-            await self._go_to(self._session)
+            await self._prepare(self._session)
         self._count = 0
 
     async def close(self) -> None:
@@ -106,8 +112,10 @@ class Context:
             if error.errno != "EEXIST":
                 raise Refused(400, f"cwd '{self.cwd[:200]}': {error.message}") from None
 
-    async def _go_to(self, session: AsyncSession) -> None:
+    async def _prepare(self, session: AsyncSession) -> None:
         """A session begins in the work directory; what lies outside of it only the guest can enter."""
+        if self.language == "deno":
+            await session.run(DENO, timeout=_OWN_CELL_SECONDS)
         if not self.cwd.startswith(HOME):
             await session.run(_moving(LANGUAGES[self.language], self.cwd), timeout=_OWN_CELL_SECONDS)
 
@@ -150,7 +158,7 @@ class Contexts:
         await context.close()
 
     def _default(self, language: str) -> Context:
-        own = LANGUAGES.get(language.lower(), language)
+        own = "deno" if language.lower() == "deno" else LANGUAGES.get(language.lower(), language)
         found = self._all.get(self._defaults.get(own, ""))
         if found is None:
             found = self._add(language, HOME)
@@ -159,7 +167,7 @@ class Contexts:
 
     def _add(self, language: str, cwd: str) -> Context:
         if language.lower() not in LANGUAGES:
-            raise Refused(400, f"unsupported language: {language[:40]}")
+            raise Refused(400, f"there are no cells in {language[:40]} here, only in {', '.join(LANGUAGES)}")
         if len(self._all) >= MAX_CONTEXTS:
             raise Refused(429, f"there are {MAX_CONTEXTS} contexts already")
         made = Context(self._box, language.lower(), cwd)

@@ -49,6 +49,8 @@ _FIELDS = {
     "application/vnd.warmcell.table+json": "data",
     "application/vnd.warmcell.chart+json": "chart",
 }
+#: A list or a dict that a cell gave, which clients know as `json` too.
+_VALUE = "application/vnd.warmcell.value+json"
 
 
 class Execute(BaseModel):
@@ -169,6 +171,9 @@ def _result(display: DisplayData) -> dict[str, Any]:
     for mime, value in display.mime.items():
         if mime in _FIELDS:
             found[_FIELDS[mime]] = value
+        elif mime == _VALUE:
+            if isinstance(value, dict):  # else it is too large or too deep
+                found.setdefault("json", value.get("value"))
         else:
             found["extra"][mime] = value
     text = found.get("text")
