@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import NoReturn
@@ -97,6 +98,14 @@ def _be_the_fork(action: Callable[[], object], writer: int, ends: str) -> NoRetu
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
     os._exit(0)
+
+
+@contextlib.contextmanager
+def one_worker(factory: pytest.TempPathFactory, making: str) -> Iterator[None]:
+    """For what all workers need and a cache keeps: the first makes it with all processors, the others wait for that."""
+    with (factory.getbasetemp().parent / f"{making}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 #: First of all in payloads that try addresses beyond loopback: where the guest is not alone, nothing is tried.

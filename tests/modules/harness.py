@@ -47,6 +47,7 @@ class Guest:
     def __post_init__(self) -> None:
         config = wasmtime.Config()
         config.max_wasm_stack = MANIFEST.get(self.name, {}).get("max_wasm_stack", 2 << 20)
+        config.cache = True
         self.engine = wasmtime.Engine(config)
         self.module = wasmtime.Module.from_file(self.engine, str(self.path or TOOLBOX / f"{self.name}.wasm"))
         self.entry = MANIFEST.get(self.name, {}).get("entry", "run")

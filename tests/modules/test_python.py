@@ -7,7 +7,6 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import python_host
 import wasmtime
 import wasmtime.component
 from harness import Outcome
+from tests.helpers import one_worker
 
 from warmcell.toolbox import python_component
 
@@ -68,7 +68,7 @@ class Python:
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[Python]:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Python:
     if not python_component.is_cached():
         try:
             python_component.require_builder()
@@ -76,7 +76,8 @@ def python() -> Iterator[Python]:
             if MUST_WORK:
                 raise
             pytest.skip(str(missing))
-    yield Python()
+    with one_worker(tmp_path_factory, "python.wasm"):
+        return Python()
 
 
 def test_command_line(python: Python, tmp_path: Path) -> None:

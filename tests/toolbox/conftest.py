@@ -11,11 +11,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import toolbox_harness as harness
+from tests.helpers import one_worker
 
 
 @pytest.fixture(scope="session", autouse=True)
-def epoch_clock() -> Iterator[None]:
-    stop = harness.ticking()
+def epoch_clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with one_worker(tmp_path_factory, "toolbox.wasm"):
+        stop = harness.ticking()
     yield
     stop()
 
