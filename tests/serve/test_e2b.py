@@ -240,6 +240,12 @@ def test_snapshots_and_forks_have_the_files(server: Server) -> None:
     [fork] = server.client.post(f"/sandboxes/{box.id}/fork", json={"count": 1, "timeout": 60}).json()
     assert fork["sandbox"]["sandboxID"] not in (box.id, made.id)
     assert snapshot in server.client.get("/snapshots", params={"sandboxID": box.id}).json()
+    known = {"templateID": snapshot["snapshotID"], "public": False}
+    assert server.client.get("/templates/aliases/named").json() == known
+    assert server.client.get("/templates/aliases/base").json() == {"templateID": "base", "public": True}
+    assert server.client.get("/templates/aliases/other").status_code == 404
+    refused = server.client.post("/v3/templates", json={"name": "other", "cpuCount": 2})
+    assert refused.status_code == 501 and "take a snapshot under that name" in refused.json()["message"]
     assert server.client.delete(f"/templates/{snapshot['snapshotID']}").status_code == 204
     assert server.client.delete(f"/templates/{snapshot['snapshotID']}").status_code == 404
     for identity in (box.id, made.id, fork["sandbox"]["sandboxID"]):

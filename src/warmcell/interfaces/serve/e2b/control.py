@@ -15,9 +15,10 @@ from starlette.responses import Response
 from warmcell.core.errors import SandboxError
 from warmcell.core.types import check_env
 from warmcell.interfaces.serve.doors import door
+from warmcell.interfaces.serve.e2b import templates
 from warmcell.interfaces.serve.e2b.box import Box, box_of, rfc3339
 from warmcell.interfaces.serve.e2b.metrics import metrics_of
-from warmcell.interfaces.serve.e2b.snapshots import Snapshots, copied
+from warmcell.interfaces.serve.e2b.snapshots import copied, snapshots_of
 from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
 from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.exchange import (
@@ -37,7 +38,6 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.private_directory import PrivateDirectory
 
 ENVD_VERSION = "0.6.4"
-TEMPLATES = ("base", "code-interpreter-v1", "code-interpreter", "mcp-gateway")
 DEFAULT_SECONDS = 300
 PAGE = 100
 
@@ -84,9 +84,7 @@ class Named(BaseModel):
 async def create(request: Request, tenant: Tenant) -> Response:
     service = service_of(request)
     body = parsed(await read_body(request, service.settings.max_body), Create)
-    snapshot = snapshots_of(service).find(tenant, body.templateID)
-    if body.templateID not in TEMPLATES and snapshot is None:
-        raise Refused(404, f"template '{body.templateID[:80]}' not found")
+    snapshot = templates.snapshot_for(service, tenant, body.templateID)
     _seconds(body.timeout, tenant)
     service.held.check_room(tenant)
     housed = None
@@ -232,24 +230,6 @@ async def every_snapshot(request: Request, tenant: Tenant) -> Response:
     return answer([item.plain() for item in kept])
 
 
-async def remove_snapshot(request: Request, tenant: Tenant) -> Response:
-    snapshots = snapshots_of(service_of(request))
-    found = snapshots.find(tenant, request.path_params["id"])
-    if found is None:
-        raise Refused(404, "there is no such snapshot")
-    await snapshots.remove(found)
-    return Response(status_code=204)
-
-
-def snapshots_of(service: Service) -> Snapshots:
-    if "e2b" not in service.extras:
-        made = service.extras["e2b"] = Snapshots()
-        service.on_close.append(made.aclose)
-        service.on_revoked.append(made.keep_only)
-    found: Snapshots = service.extras["e2b"]
-    return found
-
-
 async def set_network(request: Request, tenant: Tenant) -> Response:
     """What holds already is granted: the network of a cage that stands cannot be changed."""
     service, held = service_of(request), _held(request, tenant)
@@ -346,6 +326,9 @@ def routes() -> list[Any]:
     add("POST", "/sandboxes/{id}/fork", fork)
     add("POST", "/sandboxes/{id}/snapshots", take_snapshot)
     add("GET", "/snapshots", every_snapshot)
-    add("DELETE", "/templates/{id:path}", remove_snapshot)
+    add("GET", "/templates/aliases/{name:path}", templates.look_up)
+    for path in ("/templates", "/v2/templates", "/v3/templates"):
+        add("POST", path, templates.build)
+    add("DELETE", "/templates/{id:path}", templates.remove)
     add("PUT", "/sandboxes/{id}/network", set_network)
     return made

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from warmcell.interfaces.serve.exchange import Refused
+from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.copy import copy_tree
@@ -69,6 +70,15 @@ class Snapshots:
     async def aclose(self) -> None:
         for snapshot in list(self._all.values()):
             await self.remove(snapshot)
+
+
+def snapshots_of(service: Service) -> Snapshots:
+    if "e2b" not in service.extras:
+        made = service.extras["e2b"] = Snapshots()
+        service.on_close.append(made.aclose)
+        service.on_revoked.append(made.keep_only)
+    found: Snapshots = service.extras["e2b"]
+    return found
 
 
 async def copied(home: str, tenant: Tenant) -> PrivateDirectory:
