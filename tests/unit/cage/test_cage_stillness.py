@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -56,6 +58,58 @@ def test_who_had_no_turn_was_still(proc: Proc) -> None:
     assert not still.is_kept([2, 3])
     assert still.began > began
     assert still.is_kept([2, 3])
+
+
+def test_stillness_that_goes_on_is_asked_of_those_who_were_there(proc: Proc) -> None:
+    still = Stillness(str(proc.path))
+    proc.put(2, 7)
+    proc.put(3, 9)
+    assert not still.goes_on()
+    assert [still.is_kept([2, 3]), still.goes_on()] == [False, False]  # what was before that nobody knows
+    assert [still.is_kept([2, 3]), still.goes_on(), still.goes_on()] == [True, True, True]
+    proc.put(3, 10)
+    assert not still.goes_on()
+    assert [still.is_kept([2, 3]), still.goes_on()] == [False, False]
+    assert [still.is_kept([2, 3]), still.goes_on()] == [True, True]
+    still.close()
+    assert not still.goes_on()
+
+
+def test_stillness_holds_few_descriptors_and_leaves_none(proc: Proc) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    still = Stillness(str(proc.path))
+    for number in range(2, 12):
+        proc.put(number, 7)
+    several = list(range(2, 12))
+    assert [still.is_kept(several), still.is_kept(several), still.goes_on()] == [False, True, False]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [still.is_kept([2]), still.is_kept([2]), still.is_kept([2]), still.goes_on()] == [False, True, True, True]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    still.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_stillness_of_a_real_process_ends_with_its_turn() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
+        assert cat.stdin is not None
+        assert cat.stdout is not None
+        still = Stillness("/proc")
+        still._has_sockets = lambda pid: False  # type: ignore[method-assign]  # the host has some
+        until = time.monotonic() + 30
+        while not still.is_kept([cat.pid]) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert still.goes_on()
+        cat.stdin.write(b"x\n")
+        cat.stdin.flush()
+        assert cat.stdout.readline() == b"x\n"
+        assert not still.goes_on()
+        while not still.is_kept([cat.pid]) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert still.goes_on()
+        cat.stdin.close()
+        cat.wait()
+        assert not still.goes_on()
+        still.close()
 
 
 @pytest.mark.parametrize("state", ["R", "D"])

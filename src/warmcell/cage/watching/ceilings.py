@@ -78,14 +78,19 @@ class Ceilings:
 
     def look(self) -> float:
         """Compares use with the ceilings; returns how long it is safe not to look."""
+        if self._stillness.goes_on() and self._has_seen_all():
+            return self._pause_when_still()
         pids = self._tree.pids()
         if self._stillness.is_kept(pids) and self._has_seen_all():
-            return min(self._pause, self._disk.pause()) if self._disk else self._pause
+            return self._pause_when_still()
         used = self._look_at_what_is_held(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
         self._pause = min(pause_before_look(self._watch, used), self._look_at_tasks(pids))
         return min(_FASTEST_LOOK if self._long_looks else self._pause, self._look_at_disk(pids))
+
+    def _pause_when_still(self) -> float:
+        return min(self._pause, self._disk.pause()) if self._disk else self._pause
 
     def _has_seen_all(self) -> bool:
         """Whether the last looks saw everything as it has been since nobody runs."""
@@ -164,6 +169,9 @@ class Ceilings:
                 self.cpu_lost += seen.own + seen.waited
         self._cpu_seen = now
         return self.cpu_lost + sum(time.own + time.waited for time in now.values())
+
+    def close(self) -> None:
+        self._stillness.close()
 
     def last_look(self) -> None:
         """After the end: what was written between the last look and that counts."""

@@ -53,6 +53,8 @@ class _Cell:
         return self.ceilings.begin() if self.watch.disk_bytes else pause_before_look(self.watch)
 
     def close(self) -> None:
+        if self._ceilings is not None:
+            self._ceilings.close()
         close_all([self.init, self.processes, self.scratch])
 
 

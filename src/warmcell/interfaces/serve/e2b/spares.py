@@ -7,7 +7,6 @@ when some were asked for; a server that nobody asks has none. They also keep ali
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,8 @@ ENVIRONMENT = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "
 _KB, _DESCRIPTORS = 8 << 10, 16
 #: All of them may take so much of either: one part in so many.
 _SHARE = 8
-#: Each is looked at while it waits, which takes a hundredth of a processor.
-_MOST, _PER_PROCESSOR = 64, 32
+#: Each is asked while it waits whether anything has run in it, which takes a ten-thousandth of a processor.
+_MOST = 64
 #: None is made while some are asked for or start programs: it would take the processors from their first commands.
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 0.5
 #: What nobody needed for so long goes.
@@ -192,8 +191,7 @@ def most_spares(asked: int | None, workers: int) -> int:
         return -(-asked // workers)
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     by_descriptors = _MOST if descriptors == resource.RLIM_INFINITY else descriptors // _SHARE // _DESCRIPTORS
-    by_processors = _PER_PROCESSOR * len(os.sched_getaffinity(0)) // workers
-    return max(1, min(_MOST, _available_kb() // _SHARE // _KB // workers, by_processors, by_descriptors))
+    return max(1, min(_MOST // workers, _available_kb() // _SHARE // _KB // workers, by_descriptors))
 
 
 def _available_kb() -> int:
