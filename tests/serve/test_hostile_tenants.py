@@ -165,6 +165,8 @@ def test_what_is_done_with_a_sandbox_is_its_tenants_and_ends_with_the_token(
         begun = [streams.enter_context(_sleeping(box)) for _ in range(CONNECTIONS)]
         refused = box.call("process.Process/List")
         assert refused.json()["code"] == "resource_exhausted" and refused.headers["retry-after"]
+        ending = box.call("process.Process/SendSignal", process={"pid": 1 << 20}, signal="SIGNAL_SIGTERM")
+        assert ending.json()["code"] == "not_found"
         assert b"resource_exhausted" in streams.enter_context(_sleeping(box)).read()
         assert client.get("/contexts", headers=box.headers).status_code == 429
         assert client.post("/mcp", json={}, headers=box.key).status_code == 429

@@ -13,9 +13,14 @@ from tests.serve.conftest import make_token
 from tests.serve.test_living import listening
 from tests.serve.test_sandboxes import made
 
+from warmcell.interfaces.serve.app import make_routes
+from warmcell.interfaces.serve.doors import Door
 from warmcell.interfaces.serve.exchange import Refused
-from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
+from warmcell.interfaces.serve.measured import Measured
+from warmcell.interfaces.serve.rates import PLACES_FOR_ENDING, AnswersUnderWay, Rates
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.activity import UnderWay
+from warmcell.interfaces.serve.v1.watched import Watched
 
 SLOW = Tenant("1", "slow", "0" * 64, rate=4, connections=1)
 
@@ -51,6 +56,31 @@ def test_answers_under_way_are_counted() -> None:
     under_way.enter(SLOW)
 
 
+def test_who_has_filled_all_places_can_still_end_something() -> None:
+    under_way = AnswersUnderWay()
+    under_way.enter(SLOW)
+    for _ in range(PLACES_FOR_ENDING):
+        under_way.enter(SLOW, ends_something=True)
+    for ends_something in (True, False):
+        with pytest.raises(Refused):
+            under_way.enter(SLOW, ends_something=ends_something)
+    under_way.leave(SLOW)
+    with pytest.raises(Refused):
+        under_way.enter(SLOW)
+    under_way.enter(SLOW, ends_something=True)
+
+
+def test_which_doors_end_something() -> None:
+    doors = [route for route in make_routes(Measured(), UnderWay(), Watched()) if isinstance(route, Door)]
+    ends = {f"{method} {door.path}" for door in doors if door.ends_something for method in door.methods or ()}
+    assert {line for line in ends if not line.startswith("DELETE ")} == {
+        "POST /process.Process/SendSignal",
+        "POST /v1/sandboxes/{id}/processes/{pid}/signal",
+        "POST /v1/sandboxes/{id}/sessions/{session}/interrupt",
+    }
+    assert {"DELETE /sandboxes/{id}", "DELETE /v1/sandboxes/{id}"} < ends
+
+
 def test_who_asks_too_much_is_told_when_to_come_again(start_server: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     tokens = [
@@ -72,6 +102,8 @@ def test_who_asks_too_much_is_told_when_to_come_again(start_server: Callable[...
             assert (next(one)[0], next(two)[0]) == ("ready", "ready")
             assert many.get("/v1/sandboxes").status_code == 429
             assert other.get("/v1/sandboxes").status_code == 200
+            assert many.delete(at).status_code == 204
+            assert [list(events) for events in (one, two)] == [[], []]  # they have ended with it
         deadline = time.monotonic() + 30
         while many.get("/v1/sandboxes").status_code == 429:  # until the server has seen that they are gone
             assert time.monotonic() < deadline

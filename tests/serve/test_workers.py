@@ -188,6 +188,7 @@ def test_what_a_tenant_may_ask_does_not_grow_with_the_workers(front: Server, tok
         assert next(lines) == "event: stdout"
         refused = front.client.post("/v1/run", json=RUN, headers=mine)  # which another worker would carry out
         assert (refused.status_code, refused.headers.get("retry-after")) == (429, "1"), refused.text
+        assert front.client.delete("/sandboxes/none", headers=mine).status_code == 404  # ends something
 
 
 def test_a_run_ends_with_its_client(front: Server, tokens: dict[str, str]) -> None:

@@ -35,6 +35,7 @@ class Door(Route):
 
     described: dict[str, Any]
     refuse: Rendering
+    ends_something: bool
 
     def is_only_at(self, path: str) -> bool:
         """No client makes up another path for it, not even one with our own braces in it."""
@@ -76,12 +77,17 @@ def door(
     scope: str | None,
     refuse: Rendering = refusal,
     owner: Callable[[Request], Tenant | None] | None = None,
+    *,
+    ends_something: bool = False,
     **described: Any,
 ) -> Door:
     """A route for whoever has the scope; None: for everybody. `refuse` renders what is not a success.
 
-    `owner`: for whom it counts where clients bring another secret than a token. `described` is for `/openapi.json`.
+    `owner`: for whom it counts where clients bring another secret than a token. What `ends_something`, as every DELETE
+    does, is done also for tenants whose requests under way are as many as they may be. `described` is for
+    `/openapi.json`.
     """
+    ends_something = ends_something or method == "DELETE"
 
     async def endpoint(request: Request) -> Any:
         try:
@@ -90,7 +96,7 @@ def door(
                 tenant = owning
                 service_of(request).rates.take(tenant)
             request.scope[OWNER] = tenant.id
-            return await _counted(request, tenant, handler)
+            return await _counted(request, tenant, handler, ends_something)
         except (Refused, ClientGone, SandboxError) as error:
             return refuse(error)
         except Exception as error:
@@ -104,17 +110,18 @@ def door(
     route = Door(path, endpoint, methods=[method])
     if described.get("answers") == ("events",):
         route.methods = {method}  # a HEAD of what has no end would have none either
+    route.ends_something = ends_something
     route.refuse = getattr(handler, "refuse", refuse)
     summary = handler.__doc__ or type(handler).__call__.__doc__ or ""
     route.described = {"scope": scope, "summary": summary.strip().partition("\n")[0], **described}
     return route
 
 
-async def _counted(request: Request, tenant: Tenant, handler: Handler) -> Any:
+async def _counted(request: Request, tenant: Tenant, handler: Handler, ends_something: bool) -> Any:
     if tenant is _NOBODY:  # their protocol asks for another secret than a token
         return await handler(request, tenant)
     under_way = service_of(request).under_way
-    under_way.enter(tenant)
+    under_way.enter(tenant, ends_something=ends_something)
     try:
         response = await handler(request, tenant)
     except BaseException:

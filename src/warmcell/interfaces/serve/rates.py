@@ -37,14 +37,18 @@ class Rates:
         self._buckets[tenant.id] = held - 1, now
 
 
+#: Of each tenant, beyond its own: whoever has filled those with streams can still end what they come from.
+PLACES_FOR_ENDING = 4
+
+
 class AnswersUnderWay:
     """So many of each tenant at a time: who opens a thousand streams takes no place from others."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
 
-    def enter(self, tenant: Tenant) -> None:
-        if self._taken[tenant.id] >= tenant.connections:
+    def enter(self, tenant: Tenant, *, ends_something: bool = False) -> None:
+        if self._taken[tenant.id] >= tenant.connections + PLACES_FOR_ENDING * ends_something:
             said = f"this token has {tenant.connections} requests under way already"
             raise Refused(429, said, headers={"Retry-After": "1"})
         self._taken[tenant.id] += 1

@@ -303,6 +303,7 @@ UNARY = {
     "filesystem.Filesystem/GetWatcherEvents": filesystem.watcher_events,
     "filesystem.Filesystem/RemoveWatcher": filesystem.remove_watcher,
 }
+ENDS = frozenset({"process.Process/SendSignal"})
 
 
 def routes() -> list[Any]:
@@ -318,5 +319,8 @@ def routes() -> list[Any]:
         door("GET", "/health", guarded(health, envd_refusal), None),
         door("GET", "/files", guarded(read, envd_refusal), None, envd_refusal, owner_of),
         door("POST", "/files", guarded(write, envd_refusal), None, envd_refusal, owner_of),
-        *(door("POST", f"/{name}", call, None, call.refuse, owner_of) for name, call in calls.items()),
+        *(
+            door("POST", f"/{name}", call, None, call.refuse, owner_of, ends_something=name in ENDS)
+            for name, call in calls.items()
+        ),
     ]

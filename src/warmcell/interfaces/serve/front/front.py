@@ -112,7 +112,7 @@ class Front:
         try:
             if self.draining.is_set():
                 raise _ending()
-            with self._counted(request):
+            with self._counted(request, door is not None and door.ends_something):
                 if door is not None and door.described["scope"] == "metrics":
                     await (await self._figures(request, receive))(scope, receive, send)
                 else:
@@ -122,14 +122,14 @@ class Front:
             await refuse(error)(scope, receive, send)
 
     @contextmanager
-    def _counted(self, request: HTTPConnection) -> Iterator[None]:
+    def _counted(self, request: HTTPConnection, ends_something: bool) -> Iterator[None]:
         """As each worker counts its own, but all of them: what a tenant may ask does not grow with their number."""
         tenant = find_tenant(self._tenants, presented_token(request) or "") if self._tenants else None
         if tenant is None:
             yield
             return
         self._rates.take(tenant)
-        self._answers.enter(tenant)
+        self._answers.enter(tenant, ends_something=ends_something)
         try:
             yield
         finally:

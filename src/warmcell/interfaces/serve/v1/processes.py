@@ -195,7 +195,7 @@ def routes() -> list[Any]:
         door("POST", f"{at}/stdin", write, "sandbox", raw_body=True, **NOTHING),
         door("DELETE", f"{at}/stdin", close_stdin, "sandbox", **NOTHING),
         door("POST", f"{at}/resize", resize, "sandbox", body=TerminalBody, **NOTHING),
-        door("POST", f"{at}/signal", send_signal, "sandbox", body=SignalBody, **NOTHING),
+        door("POST", f"{at}/signal", send_signal, "sandbox", body=SignalBody, ends_something=True, **NOTHING),
         door("GET", f"{at}/wait", wait, "sandbox", answers=("Waited",), parameters=[seconds]),
         door("GET", f"{at}/output", output, "sandbox", answers=("events",), parameters=[position]),
     ]

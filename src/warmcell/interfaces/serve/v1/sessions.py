@@ -187,7 +187,7 @@ def routes() -> list[Any]:
         door("DELETE", at, close, "sandbox", **NOTHING),
         door("POST", f"{at}/run", run, "sandbox", body=CellBody, answers=("Cell", "text/event-stream")),
         door("POST", f"{at}/input", type_input, "sandbox", body=InputBody, **NOTHING),
-        door("POST", f"{at}/interrupt", interrupt, "sandbox", **NOTHING),
+        door("POST", f"{at}/interrupt", interrupt, "sandbox", ends_something=True, **NOTHING),
         door("POST", f"{at}/restart", restart, "sandbox", **NOTHING),
         door("GET", f"{at}/variables", variables, "sandbox", answers=("Variables",)),
         door("POST", f"{at}/fork", fork, "sandbox", body=BranchBody, answers=("Branch",), status=201),
