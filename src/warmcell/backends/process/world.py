@@ -61,8 +61,16 @@ class World:
         self._prepared = PreparedWorld(encode(self._plan), Directories(effective.work))
 
     def _compile(self) -> LaunchPlan:
-        real = {path: os.path.realpath(path) for path in self._runtime_paths}
+        real = {path: self._source_of(path) for path in self._runtime_paths}
         return compile_plan(self.effective, probe.layout(), self._runtime_paths, real)
+
+    def _source_of(self, path: str) -> str:
+        """What of the host is shown there."""
+        return os.path.realpath(path)
+
+    def place_of(self, program: str) -> str:
+        """Where its guests find a program of the host."""
+        return program
 
     @property
     def visible(self) -> tuple[Bind, ...]:
