@@ -18,8 +18,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "launch":
         from cage.launch import launch  # type: ignore[import-not-found]
 
-        launch(sys.argv[2], sys.argv[3:])()
+        launch(sys.argv[2], sys.argv[3:])()()
     else:
         from cage.manager.start import main  # type: ignore[import-not-found]
 
-        main(int(sys.argv[1]))()
+        main(int(sys.argv[1]))()()

@@ -17,12 +17,14 @@ from .wire import Job, encode_job, receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
+    from typing import Any, Dict, List, NoReturn, Optional, Sequence
+
+    from .zygote.serve import Becoming
 
 _FAILED = 125
 
 
-def launch(plan_text: str, command: Sequence[str]) -> Callable[[], None]:
+def launch(plan_text: str, command: Sequence[str]) -> Becoming:
     """Returns only in the guest's process, with what turns it into the program."""
     control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     zygote = os.fork()

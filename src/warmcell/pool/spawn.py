@@ -40,7 +40,7 @@ package.__path__ = [sys.argv.pop()]
 sys.modules["cage"] = package
 sys.path[:] = [entry for entry in sys.path if entry]
 {MANAGER_MARK}
-main({_CONTROL})()
+main({_CONTROL})()()
 """.strip()
 
 

@@ -25,11 +25,10 @@ def await_job(
     """
     if worker is not None:
         if droppable is not None:
+            pages.drop(droppable)  # first: those that the rehearsal asks for are those that the job will need
             rehearse()
             worker.warm_up()
         worker.forget_the_zygote()
-        if droppable is not None:
-            pages.drop(droppable)
     try:
         job = receive_job(partial(os.read, job_descriptor))
     except EOFError:

@@ -19,10 +19,12 @@ from .zygote_child import ZygoteChild
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, List
+    from typing import List
+
+    from ..zygote.serve import Becoming
 
 
-def main(control_descriptor: int) -> Callable[[], None]:
+def main(control_descriptor: int) -> Becoming:
     """Returns only in a guest's process, with what turns it into the guest, so that little of us is on its stack."""
     control = socket.socket(fileno=control_descriptor)
     # By descriptor: a pid could be somebody else's by the time that we look.

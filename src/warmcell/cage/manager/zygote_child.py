@@ -13,9 +13,10 @@ from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, rights_to, send_pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+    from typing import Any, Dict, Optional, Sequence, Tuple
 
     from ..cell import Shape
+    from ..zygote.serve import Becoming
 
 _MOST_RECIPES = 32
 
@@ -32,7 +33,7 @@ class ZygoteChild:
         self._recipes: Dict[Shape, int] = {}
         self._number = 0
         self._is_ready = False
-        self.become: Optional[Callable[[], None]] = None
+        self.become: Optional[Becoming] = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = _fork_unlike_a_guest()
         if self.pid == 0:

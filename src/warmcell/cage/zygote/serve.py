@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
     Droppable = Optional[List[Tuple[int, int]]]
-    _Becoming = Callable[[Optional[ModuleType], Droppable], Callable[[], None]]
+    Becoming = Callable[[], Callable[[], None]]
+    _AwaitJob = Callable[[int, int], Callable[[], None]]
 
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
 _PR_GET_TID_ADDRESS = 40
@@ -40,8 +41,12 @@ _MOST_KNOWN = 64
 _MSG_NOSIGNAL = 0x4000
 
 
-def serve(channel: socket.socket, order: Dict[str, Any]) -> Callable[[], None]:
-    """Loads what guests are to find, then makes them until the manager is gone. Returns in a guest's process only."""
+def serve(channel: socket.socket, order: Dict[str, Any]) -> Becoming:
+    """Loads what guests are to find, then makes them until the manager is gone.
+
+    Returns in a guest's process only, with what makes a guest of it, which waits for its job and returns what carries
+    that out. By then we are not on its stack: to leave it is to write to, and so to copy, a dozen pages.
+    """
     try:
         zygote = _Zygote(channel, order)
     except CageError as failure:
@@ -56,8 +61,7 @@ class _Birth(NamedTuple):
 
     number: int
     #: What the new process is to do.
-    become: _Becoming
-    droppable: Droppable
+    become: Becoming
     descriptors: List[int]
     fork: Prepared
     #: Where the list has it.
@@ -109,7 +113,7 @@ class _Zygote:
         gc.freeze()
         gc.enable()
 
-    def run(self) -> Callable[[], None]:
+    def run(self) -> Becoming:
         """Most orders are the same as one before, to the byte, descriptors included: those are looked up, not read."""
         known, channel, inbox = self._known, self._channel, self._inbox
         while True:
@@ -118,7 +122,7 @@ class _Zygote:
             if birth is not None and self._is_born(birth):
                 channel.detach()
                 _kept.append((self, birth))
-                return birth.become(self._worker, birth.droppable)
+                return birth.become
 
     def _is_born(self, birth: _Birth) -> bool:
         """Forks, by two lists of calls. True in the new process; here the manager has been told."""
@@ -159,24 +163,24 @@ class _Zygote:
             if is_program and self._start_program(number, descriptors):
                 _close(descriptors)
                 return None
-            become = self._becoming(number, may_exec, descriptors)
+            become = self._becoming(number, may_exec, descriptors, self._file_pages if waits else None)
         except OSError as error:
             self._refuse(CageError("fork guest", error.errno or 0, ""), descriptors)
             return None
-        droppable = self._file_pages if waits else None
         if len(self._known) == _MOST_KNOWN:
             del self._known[next(iter(self._known))]
-        self._known[message, numbers] = birth = self._birth(number, become, droppable, descriptors)
+        self._known[message, numbers] = birth = self._birth(number, become, descriptors)
         return birth
 
-    def _becoming(self, number: int, may_exec: bool, descriptors: List[int]) -> _Becoming:
+    def _becoming(self, number: int, may_exec: bool, descriptors: List[int], droppable: Droppable) -> Becoming:
+        wait = partial(await_job, worker=self._worker, droppable=droppable)
         if not self._is_caging:
-            return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors)
+            return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors, wait)
         given = recipe.in_order(descriptors)
         # What comes back from its calls only a guest has: they can be laid out for all that will be like this one.
-        return partial(_be_guest, self._recipes[number].prepare(given), given)
+        return partial(_be_guest, self._recipes[number].prepare(given), given, wait)
 
-    def _birth(self, number: int, become: _Becoming, droppable: Droppable, descriptors: List[int]) -> _Birth:
+    def _birth(self, number: int, become: Becoming, descriptors: List[int]) -> _Birth:
         answer = ctypes.create_string_buffer(FORK_ANSWER.pack(0, False), FORK_ANSWER.size)
         fork = CallList()
         fork.part("fork guest")
@@ -189,7 +193,7 @@ class _Zygote:
             namespaces.send_children_to(after, self._own_pids)
         after.call("sendto", self._channel.fileno(), answer, FORK_ANSWER.size, _MSG_NOSIGNAL, None, 0)
         fds.close_numbers(after, descriptors)
-        return _Birth(number, become, droppable, descriptors, fork.prepare(()), pid.place, after.prepare(()))
+        return _Birth(number, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
 
     def _learn(self, lesson: Dict[str, Any]) -> None:
         if "forget" in lesson:
@@ -233,24 +237,17 @@ def _close(descriptors: List[int]) -> None:
 _kept: List[object] = []
 
 
-def _be_guest(
-    steps: recipe.Steps, given: recipe.GuestDescriptors, worker: Optional[ModuleType], droppable: Droppable
-) -> Callable[[], None]:
+def _be_guest(steps: recipe.Steps, given: recipe.GuestDescriptors, await_job: _AwaitJob) -> Callable[[], None]:
     recipe.lock_in(steps, given.handoff)
-    return await_job(given.job, given.go, worker, droppable)
+    return await_job(given.job, given.go)
 
 
 def _be_keeper(
-    keeper: ModuleType,
-    steps: recipe.Recipe,
-    may_exec: bool,
-    descriptors: List[int],
-    worker: Optional[ModuleType],
-    droppable: Droppable,
+    keeper: ModuleType, steps: recipe.Recipe, may_exec: bool, descriptors: List[int], await_job: _AwaitJob
 ) -> Callable[[], None]:
     given = keeper.KeeperDescriptors._make([*descriptors[:7], tuple(descriptors[7:])])
     keeper.run(steps, may_exec, given)
-    return await_job(given.job, given.go, worker, droppable)
+    return await_job(given.job, given.go)
 
 
 def _clone_arguments() -> Tuple[int, ...]:

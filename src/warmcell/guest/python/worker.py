@@ -18,17 +18,18 @@ from warmcell_ending import (
     begin,
     end_as_any_interpreter,
     end_at_once,
-    is_anything_noticed,
     is_end_unnoticed,
     note_libraries,
+    rehearse_end,
 )
 
 _REPORT = ".warmcell-report"
 
 
 _ASK_FOR_NO_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-#: What guests find unless they are given another.
-_environment = {}
+#: What guests find unless they are given another, as one text: to compare two mappings is to write to all that is in
+#: both, in each guest.
+_environment = []
 
 
 def prepare(with_site, preload):
@@ -57,7 +58,7 @@ def prepare(with_site, preload):
         _remove_settings(settings)
     for name in _ASK_FOR_NO_THREADS:
         os.environ.pop(name, None)
-    _environment.update(os.environ)
+    _environment.append(repr(dict(os.environ)))
     if not with_site and not preload:
         note_libraries()
     compile("", "main.py", "exec")  # the first call makes a hundred classes
@@ -99,20 +100,27 @@ def call(*args, **kwargs): return {key: f"{value!r}" for key, value in kwargs.it
 try: raise ValueError("warm")
 except ValueError as error: text = str(error)
 print(Warm(3).twice(), call(a=1), "%s" % text, file=io.StringIO())
+print(end="")
 """
 
 
 def warm_up():
-    """Runs a little of everything, so that copying the pages it touches is over before the job comes."""
-    module = _main_module("/code/main.py")
-    exec(compile(_WARM_UP.encode(), "/code/main.py", "exec", dont_inherit=True), module.__dict__)
-    _set_interpreter("/code/main.py", ())
+    """Runs a little of everything, from the first line of a job to the last, so that copying the pages it touches is
+    over before the job comes.
+    """
+    path, before = "/code/main.py", sys.modules["__main__"]
+    _set_environment(dict(os.environ))
+    _set_interpreter(path, ())
     del sys.path[0]
     begin()
-    is_anything_noticed()
+    sys.modules["__main__"] = _main_module(path)
+    _execute(_WARM_UP.encode(), path)
+    sys.modules["__main__"] = before
     if "threading" in sys.modules:
         sys.modules["threading"].current_thread()
     gc.collect(0)
+    _write_report("/code")
+    rehearse_end()
 
 
 def _main_module(path):
@@ -147,7 +155,7 @@ def run(job):
 
 def _set_environment(env):
     """Where it is the one that the zygote has, nothing is touched, and no page copied."""
-    if env != _environment:
+    if repr(env) not in _environment:
         os.environ.clear()
         os.environ.update(env)
 
