@@ -7,6 +7,7 @@ import os
 from _socket import AF_UNIX, SOCK_SEQPACKET, socketpair  # without the classes around it, which take longer to load
 
 import warmcell.cage
+from warmcell.languages.base import base_executable
 from warmcell.lifetime.host_program import CHILD_MARK
 from warmcell.policy.guest_environment import CAGED_ENV
 
@@ -39,6 +40,8 @@ package = ModuleType("cage")
 package.__path__ = [sys.argv.pop()]
 sys.modules["cage"] = package
 sys.path[:] = [entry for entry in sys.path if entry]
+from cage.bundle import use
+use(os.path.dirname(package.__path__[0]), "cage", "cage.")
 {MANAGER_MARK}
 main({_CONTROL})()()
 """.strip()
@@ -65,6 +68,7 @@ class Early:
     """
 
     def __init__(self, interpreter: str) -> None:
+        self.interpreter = interpreter
         self._opened: list[int] = []
         try:
             # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of one.
@@ -85,6 +89,21 @@ class Early:
         self._opened += moved
         _close(pair)
         return moved
+
+
+    def discard(self) -> None:
+        """Where it is not needed after all."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        _close((self.control, self.complaints, *self.others))
+
+
+def start_early() -> Early | None:
+    """One of the interpreter that guests get unless told otherwise. None: what was wrong is told when it is needed."""
+    try:
+        return Early(base_executable())
+    except Exception:
+        return None
 
 
 def _close(descriptors: Sequence[int]) -> None:

@@ -259,15 +259,15 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         table[name] = all_but(0, (_INIT,))
     table["setpriority"] = _of_a_process(0)
     table["ioprio_set"] = _of_a_process(1)
-    table.update({name: [ret(ALLOW if profile.allow_spawn else NOTIFY)] for name in _SPAWN})
-    table.update({name: [ret(NOTIFY)] for name in _TOLD})
-    table.update({name: [ret(errno(_EPERM))] for name in _REFUSED})
+    table.update(dict.fromkeys(_SPAWN, [ret(ALLOW if profile.allow_spawn else NOTIFY)]))
+    table.update(dict.fromkeys(_TOLD, [ret(NOTIFY)]))
+    table.update(dict.fromkeys(_REFUSED, [ret(errno(_EPERM))]))
     if profile.is_watched:  # the manager has a place where they count; a keeper has none
         table["memfd_create"] = [ret(NOTIFY if profile.is_caged else errno(_ENOSYS))]
     if not profile.is_caged:
         table["prlimit64"] = only(0, (0,))
-        table.update({name: [ret(errno(_EPERM))] for name in _REFUSED_WITHOUT_NAMESPACES})
-        table.update({name: [ret(errno(_EOPNOTSUPP))] for name in _WITHOUT_ATTRIBUTES})
+        table.update(dict.fromkeys(_REFUSED_WITHOUT_NAMESPACES, [ret(errno(_EPERM))]))
+        table.update(dict.fromkeys(_WITHOUT_ATTRIBUTES, [ret(errno(_EOPNOTSUPP))]))
     return table
 
 
@@ -278,10 +278,10 @@ def compile_filter(profile: Profile) -> bytes:
     program = [load(ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(KILL), load(NR)]
     if MACHINE == "x86_64":
         program += [Instruction(JGE, 0, 1, _X32_BIT), ret(KILL)]
-    allowed = {name: [ret(ALLOW)] for name in _ALLOWED}
+    allowed = dict.fromkeys(_ALLOWED, [ret(ALLOW)])
     by_number = {NUMBERS[name]: rule for name, rule in {**allowed, **rules(profile)}.items() if name in NUMBERS}
     program += search(_runs(by_number))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    return struct.pack("=" + "HBBI" * len(program), *[word for instruction in program for word in instruction])
 
 
 def _runs(by_number: Dict[int, List[Instruction]]) -> List[Tuple[int, List[Instruction]]]:

@@ -8,6 +8,7 @@ import sys
 from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
 from types import ModuleType
 
+from ..bundle import use_no_more
 from ..failure import CageError, step
 from ..light import signal
 
@@ -49,6 +50,7 @@ def load_what_many_import() -> None:
 
 def hide_modules() -> None:
     """What a new interpreter would not have. They stay in use: nothing of ours is imported after this."""
+    use_no_more()
     for name in [name for name in sys.modules if name == "cage" or name.startswith("cage.")]:
         _hidden.append(sys.modules.pop(name))
 

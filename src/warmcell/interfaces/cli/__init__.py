@@ -13,30 +13,35 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import SimpleNamespace
+
+    from warmcell.pool.spawn import Early
 
 
 _RARELY = 100_000
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, early: Early | None = None) -> int:
     """Entry point; returns the exit status. Without `argv` the whole process is this command, and ends here.
+
+    `early` is a manager's process that was started before this was loaded.
 
     What such a process loads stays until its end: the collector need not look at it again and again, and nobody has to
     take it apart.
     """
     if argv is not None:
-        return _status(list(argv))
+        return _status(list(argv), early)
     gc.set_threshold(_RARELY)
-    status = _status(sys.argv[1:])
+    status = _status(sys.argv[1:], early)
     atexit._run_exitfuncs()
     _flush_or_silence()
     os._exit(status)
 
 
-def _status(argv: list[str]) -> int:
+def _status(argv: list[str], early: Early | None) -> int:
     """Nothing that happens in here ends as a traceback."""
     try:
-        status = _dispatch(argv)
+        status = _dispatch(argv, early)
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
@@ -59,28 +64,20 @@ def _status_of(error: BaseException, argv: list[str]) -> int:
     return _report_our_failure(argv, error)
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], early: Early | None) -> int:
     from warmcell.interfaces.cli.quick import read_run, read_sh
 
     plain = read_run(argv)
+    if plain is not None and plain.enforcer in ("auto", "native"):
+        _start_ahead(early)
+    elif (script := read_sh(argv)) is not None:
+        return _sh(script, early)
+    elif early is not None:
+        early.discard()
     if plain is not None:
-        if plain.enforcer in ("auto", "native"):
-            _start_ahead()
         from warmcell.interfaces.cli.run import run
 
         return run(plain)
-    script = read_sh(argv)
-    if script is not None:
-        _start_ahead(has_worker=False)
-        from warmcell.backends.wasm.pool import program_pool
-
-        program_pool().start_ahead()
-        from warmcell.backends.wasm.toolbox_runner import look_ahead
-
-        look_ahead("sh")
-        from warmcell.interfaces.cli.shell import sh
-
-        return sh(script)
     from warmcell.interfaces.cli.parser import parse
 
     arguments = parse(argv)
@@ -88,22 +85,32 @@ def _dispatch(argv: list[str]) -> int:
     return status
 
 
-def _start_ahead(*, has_worker: bool = True) -> None:
-    """A zygote takes as long to load as we do: it can do so beside us. Before anything else of ours is loaded.
+def _sh(script: SimpleNamespace, early: Early | None) -> int:
+    _start_ahead(early, has_worker=False)
+    from warmcell.backends.wasm.pool import program_pool
+
+    program_pool().start_ahead()
+    from warmcell.backends.wasm.toolbox_runner import look_ahead
+
+    look_ahead("sh")
+    from warmcell.interfaces.cli.shell import sh
+
+    return sh(script)
+
+
+def _start_ahead(early: Early | None, *, has_worker: bool = True) -> None:
+    """A zygote takes as long to load as we do: it can do so beside us.
 
     With or without the worker that Python programs run in.
     """
-    from warmcell.languages.base import base_executable
-    from warmcell.pool.spawn import Early
+    if early is None:
+        from warmcell.pool.spawn import start_early
 
-    interpreter = base_executable()
-    try:
-        early = Early(interpreter)
-    except OSError:
-        return  # told when it is needed
-    from warmcell.pool.start import start_ahead
+        early = start_early()
+    if early is not None:
+        from warmcell.pool.start import start_ahead
 
-    start_ahead(interpreter, early, has_worker=has_worker)
+        start_ahead(early.interpreter, early, has_worker=has_worker)
 
 
 def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:

@@ -1,0 +1,129 @@
+"""Our modules out of one file, which takes half as long as out of a hundred.
+
+A wheel brings the file, made by the interpreter that built it; without one that fits, modules are loaded as any others.
+It speaks for a source that has the size of then and was written with it: who edits an installed one is not passed by.
+"""
+
+from __future__ import annotations
+
+import _imp
+import marshal
+import mmap
+import os
+import sys
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import MAGIC_NUMBER, SourceFileLoader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Dict, List, Optional, Sequence, Tuple
+
+    #: Where a module's code begins, how long it is, the size of its source, and whether it is a package.
+    Entry = Tuple[int, int, int, bool]
+
+NAME = f"modules.{sys.implementation.cache_tag}.bin"
+#: Files of one installation are written within this time of each other.
+_INSTALLED_WITHIN = 60.0
+_PACKAGE = "/__init__.py"
+_INDEX_AT = len(MAGIC_NUMBER) + 8
+
+
+def write(path: str, directory: str, names: Sequence[str]) -> None:
+    """Compiles the modules (`pool.start`, a package by its own name) below `directory` into the file `path`."""
+    entries: Dict[str, Entry] = {}
+    codes: List[bytes] = []
+    at = 0
+    for name in names:
+        is_package = os.path.exists(os.path.join(directory, _place(name, is_package=True)))
+        place = _place(name, is_package)
+        with open(os.path.join(directory, place), "rb") as file:
+            source = file.read()
+        codes.append(marshal.dumps(compile(source, place, "exec", dont_inherit=True, optimize=0)))
+        entries[name] = (at, len(codes[-1]), len(source), is_package)
+        at += len(codes[-1])
+    index = marshal.dumps(entries)
+    with open(path, "wb") as file:
+        file.write(MAGIC_NUMBER + len(index).to_bytes(8, "little") + index + b"".join(codes))
+
+
+def use(directory: str, package: str, known_as: str) -> None:
+    """From now on modules of the package come out of the file in `directory`, where there is one that fits.
+
+    `known_as` is what the file calls them: there all names begin below its directory.
+    """
+    if not sys.flags.optimize:
+        try:
+            sys.meta_path.insert(0, Bundle(directory, package, known_as))
+        except (OSError, ValueError):
+            pass  # modules are loaded as any others
+
+
+def use_no_more() -> None:
+    """A new interpreter would not have it."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Bundle)]
+
+
+class Bundle:
+    """Finds modules in the file, which it has mapped: whatever becomes of the name, this stays what it was."""
+
+    def __init__(self, directory: str, package: str, known_as: str) -> None:
+        self._directory, self._prefix, self._known_as = directory, f"{package}.", known_as
+        self._path = f"{directory}/{NAME}"
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._latest = os.fstat(descriptor).st_mtime + _INSTALLED_WITHIN
+            self._view = memoryview(mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
+        if self._view[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:
+            raise ValueError("made by another interpreter")
+        self._codes_at = _INDEX_AT + int.from_bytes(self._view[len(MAGIC_NUMBER) : _INDEX_AT], "little")
+        self._entries: Dict[str, Entry] = marshal.loads(self._view[_INDEX_AT : self._codes_at])
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Optional[ModuleSpec]:
+        if not name.startswith(self._prefix):
+            return None
+        inside = self._known_as + name[len(self._prefix) :]
+        entry = self._entries.get(inside)
+        if entry is None:
+            return None
+        place = f"{self._directory}/{_place(inside, entry[3])}"
+        spec = ModuleSpec(name, _Loader(name, place, self, entry), origin=place)
+        spec.has_location = True
+        spec.cached = self._path  # or it is worked out, which takes as long as all the rest
+        if entry[3]:
+            spec.submodule_search_locations = [place[: -len(_PACKAGE)]]
+        return spec
+
+    def code(self, path: str, entry: Entry) -> Optional[CodeType]:
+        """None: the source is not what the file was made from."""
+        at, length, size, _ = entry
+        source = os.stat(path)
+        if source.st_size != size or source.st_mtime > self._latest:
+            return None
+        at += self._codes_at
+        code: CodeType = marshal.loads(self._view[at : at + length])
+        _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]
+        return code
+
+
+class _Loader(SourceFileLoader):
+    """An ordinary one in all but where the code comes from."""
+
+    def __init__(self, name: str, path: str, bundle: Bundle, entry: Entry) -> None:
+        super().__init__(name, path)
+        self._bundle, self._entry = bundle, entry
+
+    def get_code(self, fullname: str) -> Optional[CodeType]:
+        return self._bundle.code(self.path, self._entry) or super().get_code(fullname)
+
+    def exec_module(self, module: ModuleType) -> None:
+        code = self.get_code(module.__name__)
+        if code is None:
+            raise ImportError(f"there is no code in {self.path}")
+        exec(code, module.__dict__)  # noqa: S102  # our own
+
+
+def _place(name: str, is_package: bool) -> str:
+    return name.replace(".", "/") + (_PACKAGE if is_package else ".py")
