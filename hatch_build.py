@@ -1,8 +1,10 @@
-"""The wheel brings the modules of the toolbox compiled, so that nobody's first command waits for a compiler.
+"""The wheel brings what would otherwise be made at the first use, or at each.
 
-A wheel with them is for one platform, and they are used with the very wasmtime that compiled them only. Without
-wasmtime, on other platforms, in editable installs and with WARMCELL_NO_PRECOMPILE=1 the wheel is pure, and modules are
-compiled when they are first used. WARMCELL_NO_PRECOMPILE_PYTHON=1 leaves the Python interpreter out.
+Our own Python modules, compiled by the interpreter that builds, in the one file that commands load them from
+(`cage/bundle.py`): other interpreters pass it by. And the modules of the toolbox, so that nobody's first command waits
+for a compiler. A wheel with these is for one platform, and they are used with the very wasmtime that compiled them
+only. Without wasmtime, on other platforms, in editable installs and with WARMCELL_NO_PRECOMPILE=1 the wheel is pure,
+and modules are compiled when they are first used. WARMCELL_NO_PRECOMPILE_PYTHON=1 leaves the Python interpreter out.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 INTO = "warmcell/toolbox/ready_made"
+ELSEWHERE = ("guest/", "toolbox/python_app/")
 
 
 def is_set(name: str) -> bool:
@@ -33,14 +36,32 @@ def precompiler() -> ModuleType:
     return importlib.import_module("precompile")
 
 
-def scratch_directory() -> Path:
+def scratch_directory(name: str) -> Path:
     """Beside the sources, so that the next build finds what this one made, or for this build alone."""
-    kept = ROOT / "build" / "ready_made"
+    kept = ROOT / "build" / name
     try:
         kept.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="warmcell-ready-made-"))
-    return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="warmcell-ready-made-"))
+        return Path(tempfile.mkdtemp(prefix="warmcell-build-"))
+    return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="warmcell-build-"))
+
+
+def write_bundle() -> Path:
+    """The file of our own modules, but for those that run elsewhere: in guests, and in WebAssembly."""
+    package = ROOT / "src/warmcell"
+    spec = importlib.util.spec_from_file_location("bundle", package / "cage/bundle.py")
+    assert spec is not None and spec.loader is not None
+    bundle = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bundle)
+    places = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
+    names = [
+        ".".join(place.with_suffix("").parts).removesuffix(".__init__")
+        for place in places
+        if not str(place).startswith(ELSEWHERE)
+    ]
+    path = scratch_directory("bundle") / bundle.NAME
+    bundle.write(str(path), str(package), [name for name in names if name != "__init__"])
+    return path
 
 
 def wants_python() -> bool:
@@ -57,11 +78,14 @@ class CompileModules(BuildHookInterface):
         return self.metadata.core.optional_dependencies["wasm-python" if wants_python() else "wasm"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version != "editable":
+            bundle = write_bundle()
+            build_data["force_include"][str(bundle)] = f"warmcell/{bundle.name}"
         reason = self.why_not(version)
         if reason:
             self.app.display_info(f"no compiled modules: {reason}")
             return
-        for path in precompiler().precompile(scratch_directory(), wants_python(), self.app.display_info):
+        for path in precompiler().precompile(scratch_directory("ready_made"), wants_python(), self.app.display_info):
             build_data["force_include"][str(path)] = f"{INTO}/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

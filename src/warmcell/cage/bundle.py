@@ -55,7 +55,7 @@ def use(directory: str, package: str, known_as: str) -> None:
     if not sys.flags.optimize:
         try:
             sys.meta_path.insert(0, Bundle(directory, package, known_as))
-        except (OSError, ValueError):
+        except (OSError, ValueError, EOFError, TypeError):
             pass  # modules are loaded as any others
 
 
@@ -103,7 +103,10 @@ class Bundle:
         if source.st_size != size or source.st_mtime > self._latest:
             return None
         at += self._codes_at
-        code: CodeType = marshal.loads(self._view[at : at + length])
+        try:
+            code: CodeType = marshal.loads(self._view[at : at + length])
+        except (ValueError, EOFError, TypeError):  # cut or overwritten
+            return None
         _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]
         return code
 

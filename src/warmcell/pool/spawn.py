@@ -90,7 +90,6 @@ class Early:
         _close(pair)
         return moved
 
-
     def discard(self) -> None:
         """Where it is not needed after all."""
         os.kill(self.pid, signal.SIGKILL)

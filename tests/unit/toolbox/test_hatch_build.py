@@ -34,7 +34,8 @@ def hook(hook_module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     files = [tmp_path / "manifest.json", tmp_path / "toolbox.cwasm"]
     compiler = SimpleNamespace(target=lambda: "x86_64-unknown-linux-gnu", precompile=lambda *_: files)
     monkeypatch.setattr(hook_module, "precompiler", lambda: compiler)
-    monkeypatch.setattr(hook_module, "scratch_directory", lambda: tmp_path)
+    monkeypatch.setattr(hook_module, "scratch_directory", lambda _name: tmp_path)
+    monkeypatch.setattr(hook_module, "write_bundle", lambda: tmp_path / "modules.bin")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
     made = hook_module.CompileModules()
     made.compiler = compiler
@@ -53,6 +54,7 @@ def build(hook: Any, version: str = "standard") -> dict[str, Any]:
 def test_a_wheel_with_compiled_modules_is_for_one_platform(hook: Any, tmp_path: Path) -> None:
     made = build(hook)
     assert made["force_include"] == {
+        str(tmp_path / "modules.bin"): "warmcell/modules.bin",
         str(tmp_path / "manifest.json"): "warmcell/toolbox/ready_made/manifest.json",
         str(tmp_path / "toolbox.cwasm"): "warmcell/toolbox/ready_made/toolbox.cwasm",
     }
@@ -61,9 +63,10 @@ def test_a_wheel_with_compiled_modules_is_for_one_platform(hook: Any, tmp_path: 
     assert hook.dependencies() == ["wasmtime>=1", "componentize-py==1"]
 
 
-def test_on_request_it_is_pure_and_needs_nothing(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_request_it_is_pure_and_needs_nothing(hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMCELL_NO_PRECOMPILE", "1")
-    assert build(hook) == {"force_include": {}, "pure_python": True}
+    bundle = {str(tmp_path / "modules.bin"): "warmcell/modules.bin"}
+    assert build(hook) == {"force_include": bundle, "pure_python": True}
     assert hook.dependencies() == []
 
 

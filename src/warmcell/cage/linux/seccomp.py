@@ -38,7 +38,7 @@ from .syscalls import MACHINE, NUMBERS, call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Tuple
+    from typing import Dict, Iterable, List, Tuple
 
 _ALLOWED = """
 read write open openat close stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk
@@ -259,16 +259,21 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         table[name] = all_but(0, (_INIT,))
     table["setpriority"] = _of_a_process(0)
     table["ioprio_set"] = _of_a_process(1)
-    table.update(dict.fromkeys(_SPAWN, [ret(ALLOW if profile.allow_spawn else NOTIFY)]))
-    table.update(dict.fromkeys(_TOLD, [ret(NOTIFY)]))
-    table.update(dict.fromkeys(_REFUSED, [ret(errno(_EPERM))]))
+    table.update(_alike(_SPAWN, ALLOW if profile.allow_spawn else NOTIFY))
+    table.update(_alike(_TOLD, NOTIFY))
+    table.update(_alike(_REFUSED, errno(_EPERM)))
     if profile.is_watched:  # the manager has a place where they count; a keeper has none
         table["memfd_create"] = [ret(NOTIFY if profile.is_caged else errno(_ENOSYS))]
     if not profile.is_caged:
         table["prlimit64"] = only(0, (0,))
-        table.update(dict.fromkeys(_REFUSED_WITHOUT_NAMESPACES, [ret(errno(_EPERM))]))
-        table.update(dict.fromkeys(_WITHOUT_ATTRIBUTES, [ret(errno(_EOPNOTSUPP))]))
+        table.update(_alike(_REFUSED_WITHOUT_NAMESPACES, errno(_EPERM)))
+        table.update(_alike(_WITHOUT_ATTRIBUTES, errno(_EOPNOTSUPP)))
     return table
+
+
+def _alike(names: Iterable[str], action: int) -> Dict[str, List[Instruction]]:
+    rule = [ret(action)]
+    return {name: rule for name in names}
 
 
 def compile_filter(profile: Profile) -> bytes:
@@ -278,8 +283,8 @@ def compile_filter(profile: Profile) -> bytes:
     program = [load(ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(KILL), load(NR)]
     if MACHINE == "x86_64":
         program += [Instruction(JGE, 0, 1, _X32_BIT), ret(KILL)]
-    allowed = dict.fromkeys(_ALLOWED, [ret(ALLOW)])
-    by_number = {NUMBERS[name]: rule for name, rule in {**allowed, **rules(profile)}.items() if name in NUMBERS}
+    table = {**_alike(_ALLOWED, ALLOW), **rules(profile)}
+    by_number = {NUMBERS[name]: rule for name, rule in table.items() if name in NUMBERS}
     program += search(_runs(by_number))
     return struct.pack("=" + "HBBI" * len(program), *[word for instruction in program for word in instruction])
 

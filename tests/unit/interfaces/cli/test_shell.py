@@ -64,7 +64,7 @@ def guest(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedGuest]:
     module = ModuleType("warmcell.backends.wasm.guest")
     module.WasmGuest = ScriptedGuest  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "warmcell.backends.wasm.guest", module)
-    monkeypatch.setattr("warmcell.interfaces.cli._start_ahead", lambda **_: None)
+    monkeypatch.setattr("warmcell.interfaces.cli._start_ahead", lambda *_, **__: None)
     monkeypatch.setattr("warmcell.backends.wasm.pool.WorkerPool.start_ahead", lambda _: None)
     monkeypatch.setattr(ScriptedGuest, "is_closed", False)
     return ScriptedGuest

@@ -1,0 +1,135 @@
+"""Modules out of one file: used where it speaks for the sources, passed by wherever it does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.conftest import ROOT
+
+from warmcell.cage import bundle
+
+PACKAGE = ROOT / "src/warmcell"
+
+_LOAD = f"""
+import importlib.util, sys, traceback
+spec = importlib.util.spec_from_file_location("bundle", {str(PACKAGE / "cage/bundle.py")!r})
+bundle = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bundle)
+sys.path.insert(0, sys.argv[1])
+import small
+bundle.use(sys.argv[1] + "/small", "small", "")
+import small.inner.leaf as leaf
+print(leaf.WHO, small.inner.leaf.__file__ == leaf.__file__, small.inner.__path__ == [sys.argv[1] + "/small/inner"])
+try:
+    leaf.fail()
+except ZeroDivisionError as error:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    print(place.filename == leaf.__file__, place.line)
+bundle.use_no_more()
+print(any(type(finder).__name__ == "Bundle" for finder in sys.meta_path))
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A package whose file was made from other words of the same length, so that what is loaded tells where from."""
+    package = tmp_path / "small"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "inner/__init__.py").touch()
+    source = "WHO = '{}'\n\ndef fail():\n    1 / 0\n"
+    leaf = package / "inner/leaf.py"
+    leaf.write_text(source.format("bundle"))
+    bundle.write(str(package / bundle.NAME), str(package), ["inner", "inner.leaf"])
+    leaf.write_text(source.format("source"))
+    return package
+
+
+def _loaded(small: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-I", "-S", *options, "-c", _LOAD, str(small.parent)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_module_is_the_same_but_for_where_its_code_comes_from(small: Path) -> None:
+    assert _loaded(small) == ["bundle True True", "True 1 / 0", "False"]
+
+
+def _edit(small: Path) -> None:
+    with (small / "inner/leaf.py").open("a") as file:
+        file.write("\n")
+
+
+def _edit_later(small: Path) -> None:
+    later = time.time() + 3600
+    os.utime(small / "inner/leaf.py", (later, later))
+
+
+def _from_another_interpreter(small: Path) -> None:
+    made = small / bundle.NAME
+    made.write_bytes(b"\0\0\0\0" + made.read_bytes()[4:])
+
+
+def _cut(small: Path) -> None:
+    os.truncate(small / bundle.NAME, (small / bundle.NAME).stat().st_size - 40)
+
+
+def _cut_short(small: Path) -> None:
+    os.truncate(small / bundle.NAME, 14)
+
+
+def _empty(small: Path) -> None:
+    os.truncate(small / bundle.NAME, 0)
+
+
+def _remove(small: Path) -> None:
+    (small / bundle.NAME).unlink()
+
+
+@pytest.mark.parametrize("change", [_edit, _edit_later, _from_another_interpreter, _cut, _cut_short, _empty, _remove])
+def test_a_file_that_does_not_speak_for_the_source_is_passed_by(small: Path, change: object) -> None:
+    assert callable(change)
+    change(small)
+    assert _loaded(small)[0] == "source True True"
+
+
+def test_an_interpreter_that_optimises_compiles_for_itself(small: Path) -> None:
+    assert _loaded(small, "-O")[0] == "source True True"
+
+
+@pytest.mark.needs("linux", "user namespaces")
+def test_the_command_and_its_manager_load_from_it_and_guests_do_not_see_it(tmp_path: Path) -> None:
+    """As in a wheel. What guests are called, and how a mistake is told, differs in the file alone."""
+    package = tmp_path / "warmcell"
+    shutil.copytree(
+        PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "*.wasm", "page", "ready_made", "*.bin")
+    )
+    changed = {
+        "cage/zygote/prepare.py": (r"\0main.py\0", r"\0mine.py\0"),
+        "interfaces/cli/parser.py": ("wrong usage", "WRONG USAGE"),
+    }
+    originals = {name: (package / name).read_text() for name in changed}
+    for name, (old, new) in changed.items():
+        assert old in originals[name], name
+        (package / name).write_text(originals[name].replace(old, new))
+    places = [path.relative_to(package).with_suffix("") for path in package.rglob("*.py")]
+    names = [".".join(place.parts).removesuffix(".__init__") for place in places if place.parts[0] != "guest"]
+    bundle.write(str(package / bundle.NAME), str(package), [name for name in names if name != "__init__"])
+    for name, text in originals.items():
+        (package / name).write_text(text)
+
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+
+    def told(*words: str) -> str:
+        command = [sys.executable, str(ROOT / "bin/warmcell"), "run", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    look = "import sys; print([type(finder).__name__ for finder in sys.meta_path])"
+    assert told("python", "-c", look) == "['type', 'type', 'type']\n"
+    assert told("python", "-c", "print(open('/proc/self/cmdline').read().split(chr(0))[1])") == "mine.py\n"
+    assert "WRONG USAGE" in told("--help")
