@@ -79,12 +79,11 @@ find_python() {
     exit 1
 }
 
-# make_venv PYTHON DIRECTORY: the package and its test extra (or another one: WARMCELL_TEST_EXTRA), editable.
+# make_venv PYTHON DIRECTORY: the package and its test extra (or another one: WARMCELL_TEST_EXTRA), editable. Needs uv.sh.
 make_venv() {
     # A venv whose interpreter is gone or older (a moved checkout, an upgraded Python) is made anew.
     is_usable_python "$2/bin/python" || "$1" -m venv --clear "$2"
-    # Most of what is installed is never imported, so nothing is compiled ahead.
-    "$2/bin/python" -m pip install -q --no-compile --disable-pip-version-check -e ".[${WARMCELL_TEST_EXTRA:-test}]"
+    install_fast "$2" -e ".[${WARMCELL_TEST_EXTRA:-test}]"
 }
 
 # How pip is set up here, by files and by the environment, as a file for somebody else: where the index is differs from

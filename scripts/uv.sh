@@ -19,12 +19,18 @@ as_pip_is_set() {
     env "$@"
 }
 
-# install_fast VENV ARGUMENT...: `pip install`, by pip itself where uv cannot.
+# install_fast VENV ARGUMENT...: `pip install`, by pip itself where uv cannot be had or does not manage.
 install_fast() {
     python=$1/bin/python uv=$1/bin/uv cache=$1/.uv-cache
     shift
-    "$python" -m pip install -q --no-compile --disable-pip-version-check uv
-    as_pip_is_set UV_CACHE_DIR="$cache" "$uv" pip install -q --python "$python" "$@" ||
-        "$python" -m pip install -q --no-compile --disable-pip-version-check "$@"
+    [ -x "$uv" ] || install_with_pip uv || true
+    # What is editable may have been moved with its environment, which uv would not notice.
+    as_pip_is_set UV_CACHE_DIR="$cache" "$uv" pip install -q --reinstall-package warmcell --python "$python" "$@" ||
+        install_with_pip "$@"
     rm -rf "$cache" # hard links to what is now in the environment
+}
+
+# Most of what is installed is never imported, so nothing is compiled ahead.
+install_with_pip() {
+    "$python" -m pip install -q --no-compile --disable-pip-version-check "$@"
 }
