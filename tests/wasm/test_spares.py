@@ -11,6 +11,10 @@ from tests.helpers import require
 from tests.wasm.conftest import Run, run_once
 from tests.wasm.guests import EXIT, PRINT, WRITE
 
+from warmcell.backends.wasm import launcher as launchers
+from warmcell.backends.wasm import pool as pools
+from warmcell.backends.wasm import worker as workers
+from warmcell.backends.wasm.launcher import PlainLauncher
 from warmcell.backends.wasm.module_source import source_from_code
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
@@ -32,6 +36,16 @@ GROWS = f"""(module {EXIT} (memory (export "memory") 1)
   (func (export "_start")
     (if (i32.eq (memory.grow (i32.const 1023)) (i32.const -1)) (then unreachable))
     (call $proc_exit (i32.const 0))))"""
+
+#: Prints the name of its first directory.
+NAMES_ITS_DIRECTORY = f"""(module {WRITE}
+  (import "wasi_snapshot_preview1" "fd_prestat_get" (func $prestat (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_prestat_dir_name" (func $name (param i32 i32 i32) (result i32)))
+  (memory (export "memory") 1) {PRINT}
+  (func (export "_start")
+    (drop (call $prestat (i32.const 3) (i32.const 128)))
+    (drop (call $name (i32.const 3) (i32.const 256) (i32.load (i32.const 132))))
+    (call $print (i32.const 1) (i32.const 256) (i32.load (i32.const 132)))))"""
 
 
 def settle() -> None:
@@ -76,6 +90,30 @@ def test_when_a_run_has_returned_its_directories_are_closed(supervisor: Supervis
     for _ in range(3):
         assert run_in(supervisor, COUNTER, preopens=[Preopen(tmp_path, "/work", True)]).exit_code == 11
         assert str(tmp_path) not in open_paths(supervisor)
+
+
+def test_a_worker_without_a_cage_opens_no_directory_ahead(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (launchers, pools, workers):
+        monkeypatch.setattr(module, "launcher", PlainLauncher)
+    pool = pools.WorkerPool()
+    plain = Supervisor(supervisor._cache, pool)
+    try:
+        for _ in range(2):
+            assert run_in(plain, COUNTER, preopens=[Preopen(tmp_path, "/work", True)]).exit_code == 11
+            settle()
+            assert str(tmp_path) not in open_paths(plain)
+    finally:
+        pool.close()
+
+
+def test_what_was_opened_ahead_is_used_for_the_same_directories_only(supervisor: Supervisor, tmp_path: Path) -> None:
+    places = [Preopen(tmp_path, "/work", True), Preopen(tmp_path, "/other", True), Preopen(tmp_path, "/work", False)]
+    for place in (*places, *places):
+        result = run_in(supervisor, NAMES_ITS_DIRECTORY, preopens=[place])
+        assert result.stdout == place.guest_path
+        settle()
 
 
 def run_in(supervisor: Supervisor, code: str, **fields: object) -> ExecResult:

@@ -46,10 +46,13 @@ class Load:
     source: ModuleSource
     needs_fuel: bool
     timeout: float = OWN_COMPILE_SECONDS
+    #: The name of the loaded module inside a worker, from the above.
+    key: str = ""
 
-    @property
-    def key(self) -> str:
-        return loaded_key(self.source, self.needs_fuel)
+    def __post_init__(self) -> None:
+        source = self.source
+        key = f"{source.digest}:{source.entry}:{source.is_own:d}:{self.needs_fuel:d}"
+        object.__setattr__(self, "key", key)
 
     @property
     def cache_key(self) -> str:
@@ -75,11 +78,6 @@ class Load:
             "drop": drop,
             "rehearsal": list(self.source.rehearsal),
         }
-
-
-def loaded_key(source: ModuleSource, needs_fuel: bool) -> str:
-    """The name of a loaded module inside a worker."""
-    return f"{source.digest}:{source.entry}:{source.is_own:d}:{needs_fuel:d}"
 
 
 class Loader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -14,6 +15,8 @@ from warmcell.core.records import dataclass
 MAGIC = b"\0asm"
 CORE_VERSION = b"\1\0\0\0"
 START = "_start"
+#: Programs run small modules again and again; larger ones are not kept alive for that.
+_SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,15 @@ class ModuleSource:
 
 def source_from_code(code: str | bytes) -> ModuleSource:
     """Tells the three forms apart, or raises `InvalidRequest` that says what was expected."""
+    return _remembered(code) if len(code) <= _SMALL_BYTES else _recognised(code)
+
+
+@functools.lru_cache(maxsize=64)
+def _remembered(code: str | bytes) -> ModuleSource:
+    return _recognised(code)
+
+
+def _recognised(code: str | bytes) -> ModuleSource:
     if isinstance(code, bytes):
         return _from_bytes(code)
     text = code.strip()

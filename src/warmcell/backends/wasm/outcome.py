@@ -15,6 +15,8 @@ from warmcell.runner.streams import Capture
 
 KINDS = frozenset({"exit", "trap", "timeout", "fuel", "memory", "failed"})
 _KILLED = 137
+_FIELDS = ("kind", "exit_code", "message", "memory_bytes", "cpu")
+_TYPES = (str, int, str, int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +38,19 @@ class Terms:
     #: What the caller waited before the guest could run, and what the guest itself took.
     queued: float
     seconds: float
-    isolation_class: str
-    wasmtime_version: str
+    enforced: Enforced
 
 
 def ending_from(message: dict[str, Any]) -> Ending:
     """Checks an answer: a worker whose guest took it over could say anything."""
-    ending = Ending(
-        _typed(message, "kind", str),
-        _typed(message, "exit_code", int),
-        _typed(message, "message", str),
-        _typed(message, "memory_bytes", int),
-        float(_typed(message, "cpu", float)),
-    )
+    values: tuple[Any, ...] = tuple(map(message.get, _FIELDS))
+    # The very types, of which JSON has no others: a truth value is no number.
+    if tuple(map(type, values)) != _TYPES:
+        raise ProtocolViolation("a field is missing or of the wrong type")
+    ending = Ending(*values)
     if message.get("op") != "done" or ending.kind not in KINDS or not 0 <= ending.exit_code <= 255:
         raise ProtocolViolation("impossible answer")
     return ending
-
-
-def _typed(message: dict[str, Any], name: str, kind: type) -> Any:
-    value = message.get(name)
-    if isinstance(value, bool) or not isinstance(value, (kind, int) if kind is float else kind):
-        raise ProtocolViolation(f"{name} is missing or of the wrong type")
-    return value
 
 
 def deliver(ending: Ending, stdout: Capture, stderr: Capture, terms: Terms) -> ExecResult:
@@ -95,21 +87,20 @@ def _result(ending: Ending, stdout: Capture, stderr: Capture, terms: Terms) -> E
         stdout_truncated=stdout.total > stdout.cap,
         stderr_truncated=stderr.total > stderr.cap,
         usage=Usage(ending.cpu, terms.seconds, ending.memory_bytes),
-        enforced=enforced(terms),
+        enforced=terms.enforced,
         queued=terms.queued,
     )
 
 
-def enforced(terms: Terms) -> Enforced:
-    """What held during the run, by name."""
-    request = terms.request
+def what_held(request: RunRequest, isolation_class: str, wasmtime_version: str) -> Enforced:
+    """By name, for any run that was asked for in this way."""
     cpu = "fuel" if request.fuel is not None else "watchdog" if request.cpu_seconds is not None else None
     is_writable = any(preopen.writable for preopen in request.preopens)
     per_file = "rlimit per file" if request.file_bytes is not None else None
     disk = per_file if is_writable else "nothing writable"
     files = "wasi preopens" if request.preopens else "no filesystem"
     network = "host call" if request.fetch is not None else "no sockets"
-    return _enforced(terms.isolation_class, terms.wasmtime_version, cpu, disk, files, network)
+    return _enforced(isolation_class, wasmtime_version, cpu, disk, files, network)
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable
 from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverCpu, OverMemory
@@ -13,7 +14,7 @@ from warmcell.backends.wasm.lease import Lease, keep_spare
 from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
 from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
-from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from
+from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from, what_held
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
 from warmcell.backends.wasm.run_request import Directories, Directory, Preopen, RunRequest, look_at_directories
@@ -105,9 +106,10 @@ class Supervisor:
         self.loader.look_ahead(load)
         with Lease(self.pool, wanted, run, self._queue_timeout) as lease:
             self.loader.ensure(lease, load, run)
-            questions = Questions(lease, self.loader, request, commands, run)
             message = _run_message(load.key, lease, request, directories, commands)
-            result = _carry_out(lease, questions, message, request, run)
+            result = _carry_out(
+                lease, lambda: Questions(lease, self.loader, request, commands, run), message, request, run
+            )
         if directories and source.is_own:
             keep_spare(self.pool, lambda spare: self.loader.warm(spare, load, request.memory_bytes))
         return result
@@ -147,28 +149,26 @@ def _run_message(
 
 
 def _carry_out(
-    lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest, run: Run
+    lease: Lease, make_questions: Callable[[], Questions], message: dict[str, Any], request: RunRequest, run: Run
 ) -> ExecResult:
     worker = lease.worker
     worker.is_clean = False
-    worker.start_streams(request.output_bytes, request.listener)
     started = time.monotonic()
-    ending = _converse(lease, questions, message, request)
+    is_asked = _ask(lease, message, request)
+    # The worker is waking up: whatever is not needed to ask it is made now, when nobody waits for it.
+    questions = make_questions()
+    held = what_held(request, launcher().isolation_class, wasmtime_version())
+    ending = _converse(lease, questions, message["key"], request) if is_asked else Ending("timeout")
     lease.is_reusable = ending.kind in _CLEAN_ENDINGS and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
     given = questions.time_given
-    terms = Terms(
-        request,
-        queued=started - run.asked + given,
-        seconds=time.monotonic() - started - given,
-        isolation_class=launcher().isolation_class,
-        wasmtime_version=wasmtime_version(),
-    )
-    for capture in worker.captures:
-        capture.finish()
-    result = deliver(ending, *worker.captures, terms)
-    _tell_note(request, worker.captures[1], result)
+    terms = Terms(request, started - run.asked + given, time.monotonic() - started - given, held)
+    stdout, stderr = worker.captures
+    stdout.finish()
+    stderr.finish()
+    result = deliver(ending, stdout, stderr, terms)
+    _tell_note(request, stderr, result)
     return result
 
 
@@ -178,15 +178,27 @@ def _tell_note(request: RunRequest, stderr: Capture, result: ExecResult) -> None
         request.listener.deliver("stderr", result.stderr_bytes[stderr.told :])
 
 
-def _converse(lease: Lease, questions: Questions, message: dict[str, Any], request: RunRequest) -> Ending:
+def _ask(lease: Lease, message: dict[str, Any], request: RunRequest) -> bool:
+    """Hands the run over; False when the worker did not even read it in all the run's time."""
+    try:
+        lease.send(message, request.stdin, seconds=request.timeout + GRACE_SECONDS)
+        return True
+    except Overstayed:
+        return False
+    except WorkerDied:
+        raise lease.explain_death("running the module") from None
+    finally:
+        lease.worker.start_streams(request.output_bytes, request.listener)
+
+
+def _converse(lease: Lease, questions: Questions, key: str, request: RunRequest) -> Ending:
     memory = request.memory_bytes + _OVERHEAD_BYTES + _STDIN_COPIES * len(request.stdin)
     bounds = Bounds(request.timeout + GRACE_SECONDS, memory, request.cpu_seconds)
     conversation = questions.conversation = Conversation(lease.worker, bounds, questions.answer, request.listener)
     try:
-        lease.send(message, request.stdin, seconds=bounds.seconds)
         answer = conversation.wait().message
         if answer.get("op") == "unknown":
-            lease.worker.loaded.pop(message["key"], None)
+            lease.worker.loaded.pop(key, None)
             lease.is_reusable = True
             raise WorkerUnusable
         return ending_from(answer)

@@ -70,7 +70,7 @@ class OutputPipe:
 
     def drain(self) -> bool:
         """Reads what is left after a run; False when it does not end. A read that is not filled emptied the pipe."""
-        return any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
+        return self.pump() < _READ_BYTES or any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
 
 
 class Worker:
@@ -131,7 +131,7 @@ class Worker:
         """Gives the worker its ends of the pipes; ours would keep them alive. Whether it took them shows later."""
         writers = [stream.writer for stream in (*self._streams, self._log)]
         with contextlib.suppress(WorkerDied, Overstayed):
-            self.channel.send({"op": "setup"}, b"", writers, timeout=_START_SECONDS)
+            self.channel.send({"op": "setup", "is_confined": launcher().confines}, b"", writers, timeout=_START_SECONDS)
         self._descriptors.close_only(*writers)
 
     def _open_status(self, name: str) -> int:
@@ -186,7 +186,9 @@ class Worker:
 
     def drain(self) -> bool:
         """Takes in the rest of the output; False when the worker goes on writing after it said that it was done."""
-        return all([stream.drain() for stream in self._streams])
+        stdout, stderr = self._streams
+        is_stdout_done, is_stderr_done = stdout.drain(), stderr.drain()
+        return is_stdout_done and is_stderr_done
 
     @property
     def captures(self) -> tuple[Capture, Capture]:

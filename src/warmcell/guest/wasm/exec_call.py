@@ -20,6 +20,7 @@ from wasm.memory import GuestMemory
 from wasm.open_files import open_files_limit
 from wasm.run import Outcome, Spec
 from wasm.run_stack import FuelGone, RunStack
+from wasm.world import World
 from wasmtime import _ffi as ffi
 
 TYPE_CHECKING = False
@@ -126,8 +127,7 @@ def _nested_spec(command: Command, outer: Spec, memory_bytes: int, capture: Capt
         argv=command.argv,
         env=command.env,
         stdin=command.stdin,
-        stdout=capture.stdout,
-        stderr=capture.stderr,
+        world=World(capture.stdout, capture.stderr, outer.world.preopens),
         memory_bytes=memory_bytes,
         fuel=None if outer.fuel is None else _fuel(caller),
         is_own_module=True,

@@ -7,15 +7,15 @@ never decides what the next one finds ready.
 
 from __future__ import annotations
 
-import ctypes
 from collections import OrderedDict
 from collections.abc import Callable
 
 import wasmtime
 from wasm.binary import MEMORY_NAME
 from wasm.engine import Loaded
-from wasm.memory import find_export, memory_bounds
+from wasm.memory import find_export, memory_address, memory_size
 from wasm.pages import Range, anonymous_bytes, images, make_ready, new_image
+from wasm.world import World
 from wasmtime import _ffi as ffi
 
 TYPE_CHECKING = False
@@ -35,7 +35,8 @@ class PreparedInstance:
         #: What a component made ahead holds before it runs; for modules nobody asks.
         self.own_bytes = 0
         self._instance: wasmtime.Instance | components.Instance | None = None
-        self._output = ("", "")
+        self._exports: dict[str, ffi.wasmtime_extern_t | None] = {}
+        self._world: World | None = None
         self._wasi = self._nothing = wasmtime.WasiConfig()
         self.store = wasmtime.Store(loaded.engine)
         self.store.set_epoch_deadline(1)
@@ -46,18 +47,25 @@ class PreparedInstance:
             self._instance = self.loaded.instantiate(self.store)
         return self._instance
 
-    def wasi_for(self, stdout: str, stderr: str) -> wasmtime.WasiConfig:
-        """What the guest will be given: an empty standard input and its output; all else is still to be added."""
-        if self._output != (stdout, stderr):
-            self._output, self._wasi = (stdout, stderr), wasmtime.WasiConfig()
-            self._wasi.stdout_file, self._wasi.stderr_file = stdout, stderr
-            give_stdin(self._wasi, b"")
+    def exported(self, name: str) -> ffi.wasmtime_extern_t | None:
+        """Of a module's instance. Looked for once: one that was made ahead has done so already."""
+        if name not in self._exports:
+            instance = self.instance()
+            is_module = isinstance(instance, wasmtime.Instance)
+            self._exports[name] = find_export(self.store, instance, name) if is_module else None
+        return self._exports[name]
+
+    def wasi_for(self, world: World) -> wasmtime.WasiConfig:
+        """What the guest will be given, all but what its caller says: arguments, environment, input."""
+        if self._world != world:
+            self._wasi, self._world = world.opened(), world
         return self._wasi
 
     def make_ahead(self, must_stop: Callable[[], bool] = lambda: True) -> Range | None:
         """Instantiates, and has memory ready until it must stop. Returns where the memory is, if that is known."""
         if not self.loaded.facts.is_component:
-            memory = _memory_of(self.store, self.instance()) if self.loaded.facts.has_visible_memory else None
+            self.exported(self.loaded.facts.entry)
+            memory = self._memory() if self.loaded.facts.has_visible_memory else None
             self._have_ready(memory, must_stop)
             return memory
         before, bytes_before = images(), anonymous_bytes()
@@ -66,6 +74,12 @@ class PreparedInstance:
         self._have_ready(memory, must_stop)
         self.own_bytes = max(0, anonymous_bytes() - bytes_before)
         return memory
+
+    def _memory(self) -> Range | None:
+        memory = self.exported(MEMORY_NAME)
+        return (
+            Range(memory_address(self.store, memory), memory_size(self.store, memory)) if memory is not None else None
+        )
 
     def _have_ready(self, memory: Range | None, must_stop: Callable[[], bool]) -> None:
         if memory is not None and self.loaded.touched is not None:
@@ -77,20 +91,6 @@ class PreparedInstance:
 
     def close(self) -> None:
         self.store.close()
-
-
-def give_stdin(wasi: wasmtime.WasiConfig, data: bytes) -> None:
-    """As bytes, never as a pipe: wasmtime reads pipes on threads of its own, and a read from one cannot be stopped."""
-    vector = ffi.wasm_byte_vec_t(0, None)
-    if data:
-        start = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
-        ffi.wasm_byte_vec_new(ctypes.byref(vector), len(data), start)
-    ffi.wasi_config_set_stdin_bytes(wasi.ptr(), ctypes.byref(vector))
-
-
-def _memory_of(store: wasmtime.Store, instance: wasmtime.Instance | components.Instance) -> Range | None:
-    memory = find_export(store, instance, MEMORY_NAME) if isinstance(instance, wasmtime.Instance) else None
-    return Range(*memory_bounds(store, memory)) if memory is not None else None
 
 
 class SpareInstances:

@@ -49,8 +49,10 @@ def find_export(store: wasmtime.Store, instance: wasmtime.Instance, name: str) -
     return item if is_there else None
 
 
-def memory_bounds(store: wasmtime.Store, memory: ffi.wasmtime_extern_t) -> tuple[int, int]:
-    """Address and size of a memory."""
+def memory_address(store: wasmtime.Store, memory: ffi.wasmtime_extern_t) -> int:
     address = ffi.wasmtime_memory_data(store._context(), ctypes.byref(memory.of.memory))
-    size = ffi.wasmtime_memory_data_size(store._context(), ctypes.byref(memory.of.memory))
-    return ctypes.cast(address, ctypes.c_void_p).value or 0, size
+    return ctypes.cast(address, ctypes.c_void_p).value or 0
+
+
+def memory_size(store: wasmtime.Store, memory: ffi.wasmtime_extern_t) -> int:
+    return int(ffi.wasmtime_memory_data_size(store._context(), ctypes.byref(memory.of.memory)))

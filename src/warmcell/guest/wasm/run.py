@@ -9,20 +9,20 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import wasmtime
 from wasm.binary import MEMORY_NAME, REFUSED_NAME
 from wasm.deadline import Deadline, DeadlineReached
 from wasm.engine import Facts
-from wasm.instances import PreparedInstance, give_stdin
-from wasm.memory import find_export, memory_bounds
+from wasm.instances import PreparedInstance
+from wasm.memory import memory_size
 from wasm.open_files import open_files_limit
 from wasm.pages import anonymous_bytes
 from wasm.wasi_calls import GuestExit, Wasi
+from wasm.world import Broken, World, give_stdin
 from wasmtime import _ffi as ffi
-from wasmtime._func import enter_wasm
+from wasmtime._func import maybe_raise_last_exn
 
 PAGE_BYTES = 65536
 _MAX_MESSAGE = 4000
@@ -41,27 +41,15 @@ _FEW_PREOPENS = 16
 _NEARLY_ALL = 0.5
 
 
-class Preopen(NamedTuple):
-    """A host directory as the supervisor saw it: the inode must still be the same when it is opened here."""
-
-    host_path: str
-    guest_path: str
-    is_writable: bool
-    device: int
-    inode: int
-
-
 class Spec(NamedTuple):
     """What one run gets."""
 
     argv: list[str]
     env: dict[str, str]
     stdin: bytes
-    stdout: str
-    stderr: str
+    world: World
     memory_bytes: int
     fuel: int | None
-    preopens: Sequence[Preopen] = ()
     #: For modules of our own: any failure after refused growth is a failure for lack of memory.
     is_own_module: bool = False
     #: Started by a guest, which may have opened all that it may.
@@ -77,10 +65,6 @@ class Outcome:
         self.message = message
         self.memory_bytes = 0
         self.fuel_left = 0
-
-
-class Broken(Exception):
-    """Something on the host's side is not as the supervisor said."""
 
 
 class Runner:
@@ -109,7 +93,7 @@ class Runner:
         instance = None
         try:
             instance = prepared.instance()
-            outcome = Outcome("exit", _call(store, instance, facts))
+            outcome = Outcome("exit", _call(prepared, facts))
         except GuestExit as leaving:
             outcome = Outcome("exit", min(leaving.code, 255))
         except DeadlineReached:
@@ -119,7 +103,7 @@ class Runner:
         except wasmtime.WasmtimeError as error:
             outcome = _judge_error(str(error), is_started=instance is not None)
         if instance is not None and facts.has_visible_memory:
-            _look_at_memory(store, instance, facts, spec, outcome)
+            _look_at_memory(prepared, facts, spec, outcome)
         outcome.fuel_left = store.get_fuel() if spec.fuel is not None else 0
         return outcome
 
@@ -182,7 +166,7 @@ def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
     if spec.fuel is not None:
         prepared.store.set_fuel(spec.fuel)
     try:
-        if spec.is_nested or len(spec.preopens) > _FEW_PREOPENS:
+        if spec.is_nested or len(spec.world.preopens) > _FEW_PREOPENS:
             with open_files_limit.raised():
                 _give_world(prepared, spec)
         else:  # what the limit leaves to the worker is enough
@@ -192,38 +176,28 @@ def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
 
 
 def _give_world(prepared: PreparedInstance, spec: Spec) -> None:
-    wasi = prepared.wasi_for(spec.stdout, spec.stderr)
+    wasi = prepared.wasi_for(spec.world)
     wasi.argv = spec.argv
     if spec.env:
         wasi.env = spec.env.items()
     if spec.stdin:
         give_stdin(wasi, spec.stdin)
-    for preopen in spec.preopens:
-        _give_directory(wasi, preopen)
     prepared.store.set_wasi(wasi)
 
 
-def _give_directory(wasi: wasmtime.WasiConfig, preopen: Preopen) -> None:
-    descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if (found.st_dev, found.st_ino) != (preopen.device, preopen.inode):
-            raise Broken(f"the directory for {preopen.guest_path} was replaced while the run was starting")
-        wasi.preopen_dir(f"/proc/self/fd/{descriptor}", preopen.guest_path, preopen.is_writable)
-    finally:
-        os.close(descriptor)
-
-
-def _call(store: wasmtime.Store, instance: wasmtime.Instance, facts: Facts) -> int:
-    entry = find_export(store, instance, facts.entry)
+def _call(prepared: PreparedInstance, facts: Facts) -> int:
+    entry = prepared.exported(facts.entry)
     if entry is None:
         raise Broken(f"the compiled module has no {facts.entry!r}")
     count = int(facts.has_exit_code)
-    results = (ffi.wasmtime_val_t * count)()
-    with enter_wasm(store) as trap:
-        error = ffi.wasmtime_func_call(store._context(), ctypes.byref(entry.of.func), None, 0, results, count, trap)
-        if error:
-            raise wasmtime.WasmtimeError._from_ptr(error)
+    results, trap = (ffi.wasmtime_val_t * count)(), ctypes.POINTER(ffi.wasm_trap_t)()
+    error = ffi.wasmtime_func_call(
+        prepared.store._context(), ctypes.byref(entry.of.func), None, 0, results, count, ctypes.byref(trap)
+    )
+    if error or trap:
+        ended = wasmtime.WasmtimeError._from_ptr(error) if error else wasmtime.Trap._from_ptr(trap)
+        maybe_raise_last_exn()  # what a host call of ours raised comes first: it is why the guest ended
+        raise ended
     return min(results[0].of.i32 & 0xFFFFFFFF, 255) if count else 0
 
 
@@ -236,15 +210,13 @@ def _judge_error(message: str, is_started: bool) -> Outcome:
     raise Broken(_NO_MEMORY if any(words in message for words in _OUT_OF_HOST_MEMORY) else _NOT_INSTANTIATED)
 
 
-def _look_at_memory(
-    store: wasmtime.Store, instance: wasmtime.Instance, facts: Facts, spec: Spec, outcome: Outcome
-) -> None:
-    memory = find_export(store, instance, MEMORY_NAME)
+def _look_at_memory(prepared: PreparedInstance, facts: Facts, spec: Spec, outcome: Outcome) -> None:
+    memory = prepared.exported(MEMORY_NAME)
     if memory is not None:
-        outcome.memory_bytes = memory_bounds(store, memory)[1]
+        outcome.memory_bytes = memory_size(prepared.store, memory)
     if outcome.kind not in ("trap", "exit") or not facts.counts_refusals:
         return
-    if _died_of(outcome, facts, spec) and _refused_bytes(store, instance) > spec.memory_bytes:
+    if _died_of(outcome, facts, spec) and _refused_bytes(prepared) > spec.memory_bytes:
         outcome.kind = "memory"
 
 
@@ -255,10 +227,10 @@ def _died_of(outcome: Outcome, facts: Facts, spec: Spec) -> bool:
     return outcome.exit_code != 0 if spec.is_own_module else facts.is_go and outcome.exit_code == _GO_FATAL
 
 
-def _refused_bytes(store: wasmtime.Store, instance: wasmtime.Instance) -> int:
-    counter = find_export(store, instance, REFUSED_NAME)
+def _refused_bytes(prepared: PreparedInstance) -> int:
+    counter = prepared.exported(REFUSED_NAME)
     if counter is None:
         return 0
     value = ffi.wasmtime_val_t()
-    ffi.wasmtime_global_get(store._context(), ctypes.byref(counter.of.global_), ctypes.byref(value))
+    ffi.wasmtime_global_get(prepared.store._context(), ctypes.byref(counter.of.global_), ctypes.byref(value))
     return int(value.of.i64) * PAGE_BYTES

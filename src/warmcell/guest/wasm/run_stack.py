@@ -12,6 +12,7 @@ from wasm.host_calls import HostCalls
 from wasm.instances import PreparedInstance, SpareInstances
 from wasm.pages import anonymous_bytes, look_at
 from wasm.run import Outcome, Runner, Spec
+from wasm.world import Broken, World
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class RunStack:
                 prepared.close()
             else:
                 self._used.append(prepared)
-                if spec.preopens:
+                if spec.world.preopens:
                     prepared.let_go()
 
     def _run_in(self, prepared: PreparedInstance, spec: Spec) -> Outcome:
@@ -85,8 +86,7 @@ class RunStack:
         self,
         loaded: Loaded | LoadedComponent,
         memory_bytes: int,
-        stdout: str,
-        stderr: str,
+        world: World,
         must_stop: Callable[[], bool],
     ) -> None:
         """The instance for the next run of the same module, if there is one, in case it has the same limits."""
@@ -94,10 +94,10 @@ class RunStack:
             return
         spare = PreparedInstance(loaded, memory_bytes)
         try:
-            spare.wasi_for(stdout, stderr)
+            spare.wasi_for(world)
             spare.make_ahead(must_stop)
             self._spares.put(spare)
-        except (wasmtime.WasmtimeError, wasmtime.Trap, OSError):
+        except (wasmtime.WasmtimeError, wasmtime.Trap, OSError, Broken):
             spare.close()  # the run that tries it will say what is wrong
 
     def forget(self, loaded: Loaded | LoadedComponent) -> None:
@@ -109,7 +109,8 @@ class RunStack:
         self._deadline.start(_REHEARSAL_SECONDS)
         try:
             memory = prepared.make_ahead()
-            self._run_in(prepared, Spec(argv, {"PWD": "/"}, b"", os.devnull, os.devnull, _REHEARSAL_BYTES, None))
+            spec = Spec(argv, {"PWD": "/"}, b"", World(os.devnull, os.devnull), _REHEARSAL_BYTES, None)
+            self._run_in(prepared, spec)
             loaded.touched = look_at(memory) if memory is not None else None
         except (wasmtime.WasmtimeError, wasmtime.Trap, OSError, DeadlineReached):
             loaded.touched = None

@@ -24,9 +24,10 @@ from wasm.fetch_call import parse_fetch  # noqa: E402
 from wasm.frames import Channel, SupervisorGone  # noqa: E402
 from wasm.host_calls import HostCalls  # noqa: E402
 from wasm.open_files import open_files_limit  # noqa: E402
-from wasm.run import Outcome, Preopen, Runner, Spec  # noqa: E402
+from wasm.run import Outcome, Runner, Spec  # noqa: E402
 from wasm.run_stack import RunStack  # noqa: E402
 from wasm.wasi_calls import Wasi  # noqa: E402
+from wasm.world import Preopen, World  # noqa: E402
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:  # its half in C: the rest takes longer to load
@@ -55,6 +56,9 @@ class Worker:
         self._modules: dict[str, Loaded | LoadedComponent] = {}
         self._commands: dict[tuple[str, bool], str] = {}
         self._rehearsals: dict[str, list[str]] = {}
+        #: What the next run will find, if it is one like the last.
+        self._world = World("", "")
+        self._is_confined = False
         self._may_fetch = False
         self._file_bytes: int | None = None
 
@@ -81,8 +85,10 @@ class Worker:
             if reply["op"] == "done" and message["fuel"] is None and not self._channel.has_more():
                 self._get_ready(message["key"], message["memory_bytes"])
 
-    def _setup(self, _message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
-        self._stdout, self._stderr, log = self._channel.take_descriptors()
+    def _setup(self, message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
+        stdout, stderr, log = self._channel.take_descriptors()
+        self._world = World(f"/proc/self/fd/{stdout}", f"/proc/self/fd/{stderr}")
+        self._is_confined = message["is_confined"]
         os.dup2(log, 2)
         os.close(log)
         return {"op": "ready"}
@@ -156,23 +162,20 @@ class Worker:
         self._may_fetch = self._exec.is_allowed = False
         if rehearsal:
             self._runs.rehearse(loaded, rehearsal)
-        self._runs.make_spare(loaded, memory_bytes, *self._output_paths, self._channel.has_more)
-
-    @property
-    def _output_paths(self) -> tuple[str, str]:
-        return f"/proc/self/fd/{self._stdout}", f"/proc/self/fd/{self._stderr}"
+        self._runs.make_spare(loaded, memory_bytes, self._world, self._channel.has_more)
 
     def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
-        stdout, stderr = self._output_paths
+        stdout, stderr, _ = self._world
+        world = World(stdout, stderr, [Preopen(*item) for item in message["preopens"]])
+        if self._is_confined:  # what was shown to this worker is its own; of the host it keeps nothing open
+            self._world = world
         return Spec(
             argv=message["argv"],
             env=message["env"],
             stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
+            world=world,
             memory_bytes=message["memory_bytes"],
             fuel=message["fuel"],
-            preopens=[Preopen(*item) for item in message["preopens"]],
             is_own_module=message["exec"],
         )
 

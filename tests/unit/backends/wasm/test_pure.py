@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
 
 import pytest
 
 from warmcell.backends.wasm.frames import Frame, ProtocolViolation
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from, enforced
+from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from, what_held
 from warmcell.backends.wasm.questions import fetch_request
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, InvalidRequest, MemoryExceeded
@@ -18,7 +17,8 @@ from warmcell.core.types import ExecResult, Usage
 from warmcell.runner.streams import Capture
 
 MODULE = b"\0asm\1\0\0\0"
-TERMS = Terms(RunRequest(("x",), 7, 64, fuel=9, cpu_seconds=2), 0.25, 1.0, "wasm", "50")
+REQUEST = RunRequest(("x",), 7, 64, fuel=9, cpu_seconds=2)
+TERMS = Terms(REQUEST, 0.25, 1.0, what_held(REQUEST, "wasm", "50"))
 ANSWER = {"op": "done", "kind": "exit", "exit_code": 3, "message": "", "memory_bytes": 65536, "cpu": 0.5}
 
 
@@ -102,7 +102,7 @@ def test_a_limit_raises_with_the_partial_result(kind: str, error: type[Exception
         queued=0.25,
         stdout_bytes=b"so far",
         usage=Usage(2.5, 1.0, 0),
-        enforced=enforced(TERMS),
+        enforced=TERMS.enforced,
     )
 
 
@@ -118,10 +118,10 @@ def test_the_note_of_a_trap_comes_after_what_the_guest_said() -> None:
 
 
 def test_what_held_is_said() -> None:
-    closed = enforced(replace(TERMS, request=RunRequest(("x",), 1, 64)))
+    closed = what_held(RunRequest(("x",), 1, 64), "wasm", "50")
     assert (closed.filesystem_read, closed.network, closed.disk) == ("no filesystem", "no sockets", "nothing writable")
     request = RunRequest(("x",), 1, 64, preopens=[Preopen("/a", "/a", True)], fetch=lambda raw: raw)
-    opened = enforced(replace(TERMS, request=request))
+    opened = what_held(request, "wasm", "50")
     assert (opened.filesystem_read, opened.network, opened.disk) == ("wasi preopens", "host call", None)
     assert (opened.isolation_class, opened.enforcer) == ("wasm", "wasmtime 50")
 
