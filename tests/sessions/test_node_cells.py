@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.sessions.bare import LIVE, Cells, node_worker
@@ -93,6 +94,26 @@ def test_a_crash_ends_the_session() -> None:
     cells.close()
 
 
+def test_cells_begin_with_imports_as_modules_do(cells: Cells, tmp_path: Path) -> None:
+    (tmp_path / "own.mjs").write_text("export default 1; export const two = 2, three = 3; globalThis.ran = 'it ran'")
+    url = tmp_path.as_uri()
+    many = (
+        f"// first\nimport eins, {{\n  two as zwei,\n  three as drei,\n}} from '{url}/own.mjs'; /* then */ "
+        f"import * as all from '{url}/own.mjs'\nimport\"{url}/own.mjs\"\nimport also, * as rest from '{url}/own.mjs'\n"
+        "const poem = `\nimport nothing from 'this'\n`;\n"
+        "[eins, zwei, drei, all.two, also, rest.three, ran, poem.split('\\n')[1]].join()"
+    )
+    assert cells(many).value == "\"1,2,3,2,1,3,it ran,import nothing from 'this'\""
+    assert cells("eins + zwei + poem.length").value == "31"
+    assert cells("import { existsSync } from 'node:fs'\nexistsSync('/')").value == "true"
+    failed = cells("import fs from 'fs'\n\nthrow new Error('third line')").error
+    assert failed is not None and "<cell" in failed.traceback and ":3" in failed.traceback
+    missing = cells("import none from 'there-is-no-such-package'").error
+    assert missing is not None and "there-is-no-such-package" in missing.message
+    late = cells("1\nimport fs from 'fs'").error
+    assert late is not None and late.name == "SyntaxError"
+
+
 def test_names_of_deno_as_e2bs_contexts_are_given_them(cells: Cells) -> None:
     from warmcell.interfaces.serve.e2b.contexts import DENO
 
@@ -105,12 +126,15 @@ def test_names_of_deno_as_e2bs_contexts_are_given_them(cells: Cells) -> None:
     assert cells("Deno.cwd() === process.cwd()").value == "true"
 
 
-def test_types_are_taken_out_of_cells() -> None:
+def test_types_are_taken_out_of_cells(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text("[4]")
     cells = Cells(node_worker("typescript"))
     try:
         assert cells("const less = (x: number, y: number): number => x - y").error is None
         found = cells("enum Kind { One = 4 }\nless(1, Kind.One) as number")
         assert (found.value, found.stderr) == ("-3", "")
+        read = f"import type {{ Stats }} from 'fs'\nimport data from '{tmp_path}/data.json' with {{ type: 'json' }}"
+        assert cells(f"{read}\nconst four: number = data[0]; four").value == "4"
         wrong = cells("const x: = 3").error
         assert wrong is not None and wrong.name == "SyntaxError"
     finally:

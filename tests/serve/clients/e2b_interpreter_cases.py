@@ -107,6 +107,7 @@ def test_javascript(sandbox: Sandbox, language: str) -> None:
     assert sandbox.run_code("console.log('hi')", context=context).logs.stdout == ["hi\n"]
     sandbox.run_code("const kept = (x, y) => x + y", context=context)
     assert sandbox.run_code("kept(1, 2)", context=context).text == "3"
+    assert sandbox.run_code("import { basename } from 'node:path'\nbasename('/a/b')", context=context).text == "b"
     assert sandbox.run_code("async function f() { return 'waited' }\nawait f()", context=context).text == "waited"
     assert sandbox.run_code("throw new TypeError('no')", context=context).error.name == "TypeError"
 

@@ -123,12 +123,43 @@ function runCell(request) {
   if (request.isInterrupted) return request.done({ code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED' });
   process.removeAllListeners('SIGINT');
   try {
-    server.eval(plainScript(request.code) + '\n', server.context, name, request.done);
+    server.eval(importing(plainScript(request.code)) + '\n', server.context, name, request.done);
   } catch (error) {
     request.done(error);
   }
   process.removeAllListeners('SIGINT');
   process.on('SIGINT', onInterrupt);
+}
+
+// What no script can have and modules begin with: `import`s, as far as nothing but comments stands before them. Each
+// becomes what a script can have, on the same line. Where there is none, a script stays as it is.
+const BETWEEN = /(?:\s|;|\/\/.*|\/\*[^]*?\*\/)*/y;
+const IMPORT = new RegExp(
+  String.raw`import\b\s*(?:(?<own>[\w$]+)\s*(?:,\s*|(?=from\b)))?` +
+    String.raw`(?:\*\s*as\s+(?<all>[\w$]+)\s*|\{(?<names>[^}]*)\}\s*)?` +
+    String.raw`(?:from\s*)?(?<from>'[^'\n]+'|"[^"\n]+")(?:\s*with\s*(?<with>\{[^}]*\}))?`,
+  'y',
+);
+
+function importing(script) {
+  let done = '';
+  let at = 0;
+  for (;;) {
+    BETWEEN.lastIndex = at;
+    const gap = BETWEEN.exec(script)[0];
+    IMPORT.lastIndex = at + gap.length;
+    const found = IMPORT.exec(script);
+    if (!found) return done + script.slice(at);
+    done += gap + imported(found.groups) + found[0].replace(/[^\n]/g, '');
+    at = IMPORT.lastIndex;
+  }
+}
+
+function imported({ own, all, names, from, with: kind }) {
+  const module = `await import(${from}${kind ? `, { with: ${kind} }` : ''})`;
+  if (all) return `var ${all} = ${module}${own ? `, ${own} = ${all}.default` : ''};`;
+  const wanted = [own && `default: ${own}`, names?.replace(/\bas\b/g, ':')].filter((part) => part?.trim());
+  return wanted.length ? `var { ${wanted.join(', ').replace(/\s*\n\s*/g, ' ')} } = ${module};` : `void ${module};`;
 }
 
 function plainScript(code) {
