@@ -15,6 +15,7 @@ else:
     from operator import attrgetter
 
     _NEEDED = object()
+    _FEW = 4
 
     def _no_values(record):
         return ()
@@ -46,8 +47,8 @@ else:
             **{name: method for name, method in methods.items() if name not in body},
             "__slots__": tuple(fields),
             "__qualname__": kind.__qualname__,
-            "__init__": _first_use,
-            "__record_was_made__": False,
+            "__init__": _early_use,
+            "__record_uses__": 0,
             "__match_args__": positional,
             "__record_fields__": fields,
             "__record_values__": attrgetter(*fields) if fields else _no_values,
@@ -60,11 +61,11 @@ else:
     def _described(default):
         return default if isinstance(default, field) else field(default=default)
 
-    def _first_use(self, *args, **kwargs):
-        """The first is filled in as it comes: in a short life most kinds have no second, and compiling takes longer."""
-        kind = next(kind for kind in type(self).__mro__ if kind.__dict__.get("__init__") is _first_use)
-        values = None if kind.__record_was_made__ else _bound(kind, args, kwargs)
-        kind.__record_was_made__ = True
+    def _early_use(self, *args, **kwargs):
+        """The first few are filled in as they come: in a short life there are no more, and compiling takes longer."""
+        kind = next(kind for kind in type(self).__mro__ if kind.__dict__.get("__init__") is _early_use)
+        values = _bound(kind, args, kwargs) if kind.__record_uses__ < _FEW else None
+        kind.__record_uses__ += 1
         if values is None:
             kind.__init__ = _initialiser(kind)
             kind.__init__(self, *args, **kwargs)

@@ -206,6 +206,6 @@ def runtime_paths(executable: str, prefixes: tuple[str, ...], libraries: tuple[s
 def _parts_of(prefix: str) -> list[str]:
     """The mark of a virtual environment, and the directories of modules; on some systems `lib64` leads to `lib`."""
     libraries = [os.path.join(prefix, name) for name in ("lib", "lib64")]
-    versions = [os.path.join(place, name) for place in libraries if os.path.isdir(place) for name in os.listdir(place)]
-    modules = [path for path in versions if os.path.basename(path).startswith("python") and os.path.isdir(path)]
-    return [os.path.join(prefix, "pyvenv.cfg"), *modules]
+    names = [(place, name) for place in libraries if os.path.isdir(place) for name in os.listdir(place)]
+    versions = [os.path.join(place, name) for place, name in names if name.startswith("python")]
+    return [os.path.join(prefix, "pyvenv.cfg"), *filter(os.path.isdir, versions)]

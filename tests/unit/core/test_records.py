@@ -57,6 +57,19 @@ def test_it_is_shown_compared_and_matched_the_same() -> None:
     assert Ours(1).tags is not Ours(1).tags
 
 
+def test_the_first_and_the_tenth_are_made_the_same() -> None:
+    @records.dataclass(frozen=True, slots=True)
+    class Fresh:
+        x: int
+        y: list[int] = records.field(default_factory=list, kw_only=True)
+
+    made = [Fresh(1) for _ in range(10)]
+    assert all(each == made[0] for each in made) and len({id(each.y) for each in made}) == 10
+    assert [Fresh(x=2, y=[3]) == Fresh(2, y=[3]) for _ in range(3)] == [True] * 3
+    with pytest.raises(TypeError):
+        Fresh(1, [2])  # type: ignore[misc]
+
+
 def test_the_standard_functions_work_on_it() -> None:
     ours, theirs = Ours(1, tags=["a"]), Theirs(1, tags=["a"])
     assert dataclasses.is_dataclass(ours) and dataclasses.is_dataclass(Ours)
