@@ -292,7 +292,9 @@ def test_what_e2bs_kernel_does_is_done_where_that_is_said(cells: Cells, tmp_path
         assert failed.error is not None and not failed.outputs
         dates = said("import datetime\n[{'day': datetime.date(2026, 1, 2), 3: (None, float('nan'))}]")
         assert dates.outputs[0].mime[data] == {"value": [{"day": "2026-01-02", "3": [None, None]}]}
-        for other in ("[object()]", "{(1, 2): 3}", "(1, 2)", "'text'", "loop = []; loop.append(loop); loop"):
+        said("class Odd:\n    def tolist(self): raise RuntimeError('odd')")
+        texts = ("[object()]", "[Odd()]", "{(1, 2): 3}", "(1, 2)", "'text'", "loop = []; loop.append(loop); loop")
+        for other in (*texts, "[0] * 500_000"):
             assert list(said(other).outputs[0].mime) == ["text/plain"], other
     finally:
         said.close()

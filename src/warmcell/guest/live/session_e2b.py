@@ -7,6 +7,8 @@ from . import session_display
 
 #: A list or a dict as data, in an object of its own: JSON at the top of which is a list is a text to everybody else.
 VALUE = "application/vnd.warmcell.value+json"
+#: What is longer as a text is nothing but that: nobody wants it twice.
+_LONGEST = 1 << 20
 
 
 def install(screen, adapting):
@@ -16,10 +18,10 @@ def install(screen, adapting):
 
 def _with_data(value):
     found = session_display.bundle(value)
-    if isinstance(value, (list, dict)):
+    if isinstance(value, (list, dict)) and 0 < len(found.get("text/plain", "")) <= _LONGEST:
         try:
             found[VALUE] = json.dumps({"value": value}, default=_plainer)
-        except (TypeError, ValueError, RecursionError):
+        except Exception:
             return found  # what JSON cannot have is a text only
     return found
 
