@@ -184,6 +184,14 @@ def test_contexts_are_there_before_they_are_used_and_begin_anywhere(box: Box) ->
     assert refused.status_code == 400 and "no cells in ruby here, only in python, " in refused.text
 
 
+@pytest.mark.needs("node")
+def test_contexts_of_deno_have_its_names(box: Box) -> None:
+    said = _cell(box, "const found: string = Deno.env.get('A'); found", language="deno", env_vars={"A": "for one"})
+    assert [item["text"] for item in said if item["type"] == "result"] == ["for one"], said
+    again = _cell(box, "import { env } from 'node:process'\n[env.A, Deno.cwd()]", language="deno")
+    assert [item["text"] for item in again if item["type"] == "result"] == ["[ 'b', '/home/user' ]"], again
+
+
 def test_variables_of_one_cell_are_undone(box: Box) -> None:
     """To what they were, which may be something."""
     for env in ({"A": "for one"}, None):
