@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -65,12 +64,12 @@ def test_closed_it_leaves_no_process_and_no_descriptor(name: str) -> None:
 async def test_who_waits_for_a_place_is_not_out_of_time(fresh: Any, kind: Kind) -> None:
     backend = fresh(max_concurrency=1)
     await backend.execute(kind.request(Say("warm")))
-    first = asyncio.create_task(backend.execute(kind.request(Sleep(2), timeout=60)))
+    first = asyncio.create_task(backend.execute(kind.request(Sleep(2.5), timeout=60)))
     await asyncio.sleep(0.3)
-    result = await backend.execute(kind.request(Say("second"), timeout=1))
+    result = await backend.execute(kind.request(Say("second"), timeout=2))
     assert (result.stdout, (await first).exit_code) == ("second", 0)
     assert result.queued >= 1
-    assert result.duration < 1
+    assert result.duration < result.queued
 
 
 async def test_who_waits_too_long_is_told_that_we_are_busy(fresh: Any, kind: Kind) -> None:
@@ -104,16 +103,15 @@ async def test_places_are_given_in_the_order_of_asking(fresh: Any, kind: Kind) -
 async def test_a_cancelled_wait_gives_its_place_to_the_next(fresh: Any, kind: Kind) -> None:
     backend = fresh(max_concurrency=1)
     await backend.execute(kind.request(Say("warm")))
-    first = asyncio.create_task(backend.execute(kind.request(Sleep(1.5), Say("first"), timeout=60)))
+    first = asyncio.create_task(backend.execute(kind.request(Sleep(2.5), Say("first"), timeout=60)))
     await asyncio.sleep(0.3)
     waiting = asyncio.create_task(backend.execute(kind.request(Spin(), timeout=60)))
     last = asyncio.create_task(backend.execute(kind.request(Say("last"), timeout=60)))
     await asyncio.sleep(0.1)
-    at = time.monotonic()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert time.monotonic() - at < 1
+    assert not first.done()
     assert ((await first).stdout, (await last).stdout) == ("first", "last")
 
 

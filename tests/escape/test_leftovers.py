@@ -43,7 +43,7 @@ def test_what_stays_is_killed_soon(cage: Cage, policy: SandboxPolicy | None, lef
     started = time.monotonic()
     outcome = cage.run(f"{left} & {left} & echo done; exit 3", "command", backend=backend)
     assert (outcome.stdout, outcome.result.exit_code) == ("done\n", 3)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 6
 
 
 @pytest.mark.claim("WC-RX-5")

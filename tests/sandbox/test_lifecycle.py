@@ -317,7 +317,7 @@ async def test_runs_of_one_sandbox_overlap(factory: Factory) -> None:
         factory.guest.delay = 0.2
         started = time.monotonic()
         results = await asyncio.gather(*(sandbox.exec("job", [str(number)]) for number in range(20)))
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 3.5  # one after another they take four
         assert [result.stdout for result in results] == [f"command ['job', '{number}']" for number in range(20)]
 
 

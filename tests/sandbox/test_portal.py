@@ -34,14 +34,14 @@ def test_a_result_and_an_error_come_back() -> None:
 def test_there_is_one_thread_however_many_call() -> None:
     own = Portal()
     results: list[int] = []
-    callers = [threading.Thread(target=lambda: results.append(own.call(double, 1, wait=0.1))) for _ in range(20)]
+    callers = [threading.Thread(target=lambda: results.append(own.call(double, 1, wait=0.3))) for _ in range(20)]
     started = time.monotonic()
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
     assert results == [2] * 20
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 4
 
 
 async def test_it_works_from_within_a_running_loop() -> None:

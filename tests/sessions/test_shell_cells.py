@@ -50,7 +50,7 @@ def test_output_errors_and_input(cells: Cells) -> None:
 def test_a_cell_past_its_time_is_interrupted_and_the_state_stays(cells: Cells, code: str) -> None:
     cells("n=6")
     with pytest.raises(errors.ExecutionTimeout) as caught:
-        cells(f"echo so far; {code}", timeout=0.5)
+        cells(f"echo so far; {code}", timeout=1.5)
     assert caught.value.result is not None and caught.value.result.stdout == "so far\n"
     assert cells("echo $n").stdout == "6\n"
 

@@ -42,7 +42,7 @@ def _timed_out(run: Run, code: str, timeout: float = 1.0) -> float:
 @pytest.mark.parametrize("guest", ["LOOP", "HUGE_LOOP", "START_LOOP"])
 def test_endless_code_ends_at_its_deadline(run: Run, guest: str) -> None:
     run(HELLO)  # a warm worker: the figure is about the deadline, not about starting processes
-    assert 0.7 <= _timed_out(run, getattr(guests, guest)) <= 3
+    assert 0.7 <= _timed_out(run, getattr(guests, guest)) <= 10
     assert run(HELLO).stdout == "hello\n"
 
 
@@ -60,7 +60,7 @@ def test_endless_code_is_interrupted_before_its_worker_has_to_be_killed(run: Run
 def test_a_long_sleep_ends_at_the_deadline_and_leaves_no_thread(run: Run, clock: int) -> None:
     run(HELLO)
     threads = set(threading.enumerate())
-    assert 0.7 <= _timed_out(run, guests.sleeps(60_000_000_000, clock)) <= 3
+    assert 0.7 <= _timed_out(run, guests.sleeps(60_000_000_000, clock)) <= 10
     assert set(threading.enumerate()) <= threads
 
 

