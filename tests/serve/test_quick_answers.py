@@ -190,6 +190,37 @@ async def test_who_starts_late_or_never_is_not_waited_for(monkeypatch: pytest.Mo
     assert starts.is_idle
 
 
+async def test_a_first_program_comes_before_others_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts_module.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(starts_module, "_FIRST_SECONDS", 3600)
+    starts = Starts()
+    async with asyncio.timeout(30):
+        given = [await starts.new_sandbox("a") for _ in range(2)]
+        waiting = [asyncio.ensure_future(starts.new_sandbox("a")) for _ in range(2)]
+        other = await starts.new_sandbox("b")  # to whom one is left
+        (await starts.turn("a")).end()
+        assert not any(wait.done() for wait in waiting) and not starts.is_idle
+        given[0].end()  # its program has started
+        third = await waiting[0]
+        assert not waiting[1].done()
+        monkeypatch.setattr(starts_module, "_FIRST_SECONDS", 0.01)
+        given[1].end()
+        await waiting[1]
+        await starts.new_sandbox("a")  # whoever asks for no program is not waited for
+        other.end()
+        third.end()
+        while not starts.is_idle:
+            await asyncio.sleep(0.01)
+
+
+def test_who_asks_for_no_program_keeps_nobody_from_getting_a_sandbox(server: Server) -> None:
+    count = 6 * len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(count) as threads:
+        boxes = list(threads.map(lambda _: Box(server.client), range(count)))
+        assert [box.run("echo 1") for box in boxes[:2]] == [(0, "1\n", "")] * 2
+        assert list(threads.map(Box.kill, boxes)) == [204] * count
+
+
 def test_programs_that_stay_keep_nobody_from_starting(server: Server) -> None:
     box, asked = Box(server.client), {"cmd": "/bin/sleep", "args": ["60"]}
     count = 3 * len(os.sched_getaffinity(0))

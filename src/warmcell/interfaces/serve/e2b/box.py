@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.resources import files as package_files
 from typing import Any
@@ -137,6 +137,7 @@ class Box:
 
     def __init__(self, held: Held, asked: dict[str, Any], starts: Starts) -> None:
         self.starts = starts
+        self.on_first_start: Callable[[], None] = _nothing
         self.held, self.template = held, str(asked.get("templateID") or "base")
         self.token, self.traffic_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.auto_pause = asked.get("autoPause") is True
@@ -175,6 +176,10 @@ class Box:
     def running(self) -> list[tuple[int, dict[str, Any], str | None]]:
         self.started = {pid: item for pid, item in self.started.items() if item[2].is_running}
         return [(pid, config, tag) for pid, (config, tag, _) in self.started.items()]
+
+
+def _nothing() -> None:
+    """Nobody waits for its first program."""
 
 
 def box_of(held: Held | None) -> Box | None:

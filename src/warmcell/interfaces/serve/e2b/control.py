@@ -84,17 +84,28 @@ class Named(BaseModel):
 async def create(request: Request, tenant: Tenant) -> Response:
     service = service_of(request)
     body = parsed(await read_body(request, service.settings.max_body), Create)
+    turn = await starts_of(service).new_sandbox(tenant.id)
+    try:
+        held = await _made(service, tenant, body, await _found(service, tenant, body))
+    except BaseException:
+        turn.end()
+        raise
+    _box(held).on_first_start = turn.end
+    return answer(_handle(held), 201)
+
+
+async def _found(service: Service, tenant: Tenant, body: Create) -> Housed:
+    """One that was made ahead, or a new one."""
     snapshot = templates.snapshot_for(service, tenant, body.templateID)
     _seconds(body.timeout, tenant)
     service.held.check_room(tenant)
-    housed = None
     if snapshot is None and not body.envVars and not (body.is_offline and service.has_network):
-        housed = spares_of(service).take(tenant)
-    if housed is None:
-        with service.held.place(tenant):
-            home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
-        housed = _housed(service, tenant, body, home)
-    return answer(_handle(await _made(service, tenant, body, housed)), 201)
+        spare = spares_of(service).take(tenant)
+        if spare is not None:
+            return spare
+    with service.held.place(tenant):
+        home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
+    return _housed(service, tenant, body, home)
 
 
 def _housed(service: Service, tenant: Tenant, body: Create, home: PrivateDirectory) -> Housed:

@@ -39,6 +39,8 @@ async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> Async
     except BaseException:
         turn.end()
         raise
+    finally:
+        box.on_first_start()
     turn.end_soon()
     tag = asked.get("tag")
     box.started[process.pid] = (config, str(tag) if tag is not None else None, process)
