@@ -6,12 +6,12 @@ descriptor is ever accepted from it.
 
 from __future__ import annotations
 
-import json
 import select
 import struct
 import time
 from collections.abc import Sequence
 
+from warmcell.cage.light import read_json, write_json
 from warmcell.cage.wire import rights_to
 from warmcell.core.records import dataclass
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEADER = struct.Struct(">II")
-_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every frame
-_FROM_JSON = json.JSONDecoder().raw_decode
 #: Of what a worker may send. Text is parsed here, so it is small; bytes are only ever passed on.
 MAX_TEXT_BYTES = 64 << 10
 MAX_BLOB_BYTES = 16 << 20
@@ -51,7 +49,7 @@ class Frame:
 
 def encode(message: dict[str, Any], blob: bytes = b"") -> bytes:
     """One frame, ready to send."""
-    text = _TO_JSON(message).encode()
+    text = write_json(message).encode()
     return b"".join((HEADER.pack(len(text), len(blob)), text, blob))
 
 
@@ -81,11 +79,10 @@ class Decoder:
 
 def _parse(encoded: bytearray) -> dict[str, Any]:
     try:
-        text = encoded.decode()
-        message, end = _FROM_JSON(text)
+        message = read_json(encoded.decode())
     except (ValueError, RecursionError):
         raise ProtocolViolation("frame is not JSON") from None
-    if not isinstance(message, dict) or end != len(text):
+    if not isinstance(message, dict):
         raise ProtocolViolation("frame is not an object")
     return message
 
