@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import sys
 from importlib.util import find_spec
 
 from warmcell.core.errors import BackendUnavailable
@@ -33,6 +35,44 @@ def wasmtime_version() -> str:
     beside = os.listdir(os.path.dirname(wasmtime_directory()))
     installed = sorted(name for name in beside if name.startswith("wasmtime-") and name.endswith(".dist-info"))
     return installed[-1].removeprefix("wasmtime-").removesuffix(".dist-info") if installed else "unknown"
+
+
+@functools.cache
+def write_bytecode() -> None:
+    """Of what workers load, where an installer left that to Python: in their cage they cannot, and would compile it
+    each time anew, for as long as all the rest of their start takes.
+    """
+    if sys.dont_write_bytecode:
+        return
+    wasmtime = wasmtime_directory()
+    for directory in (_WORKER, wasmtime, os.path.join(wasmtime, "component")):
+        for source, bytecode in _without_bytecode(directory):
+            _compile(source, bytecode)
+
+
+def _without_bytecode(directory: str) -> list[tuple[str, str]]:
+    """Sources that have none or were written after it, each with the place for it; nothing where we may not write."""
+    found = []
+    for name in os.listdir(directory) if os.access(directory, os.W_OK) else ():
+        source, (stem, suffix) = os.path.join(directory, name), os.path.splitext(name)
+        bytecode = os.path.join(directory, "__pycache__", f"{stem}.{sys.implementation.cache_tag}.pyc")
+        if suffix == ".py" and _written(bytecode) < _written(source):
+            found.append((source, bytecode))
+    return found
+
+
+def _written(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return -math.inf
+
+
+def _compile(source: str, bytecode: str) -> None:
+    import py_compile
+
+    with contextlib.suppress(OSError, py_compile.PyCompileError):  # a full disk: workers then do without
+        py_compile.compile(source, bytecode, doraise=True)
 
 
 def interpreter() -> str:

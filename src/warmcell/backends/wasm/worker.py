@@ -15,7 +15,7 @@ from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.runner.listening import STREAMS, HeardCapture, Listener
 from warmcell.runner.streams import Capture
-from warmcell.toolbox.runtime import READY_MADE, WORKER_SCRIPT, interpreter, wasmtime_directory
+from warmcell.toolbox.runtime import READY_MADE, WORKER_SCRIPT, interpreter, wasmtime_directory, write_bytecode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class Worker:
 
     def _started(self) -> WorkerProcess:
         wasmtime = wasmtime_directory()
+        write_bytecode()
         argv = [interpreter(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
         shown = [path for path in (os.path.dirname(WORKER_SCRIPT), wasmtime, READY_MADE) if os.path.isdir(path)]
         process = launcher()(argv, self._theirs, shown, self._places)
