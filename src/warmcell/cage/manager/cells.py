@@ -207,7 +207,6 @@ def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
     """A user namespace, kept by descriptor, in which the owner of a path on disk is the guest's id on the host."""
     pid, pidfd = namespaces.clone(namespaces.CLONE_NEWUSER)
     if pid == 0:
-        signal.set_wakeup_fd(-1)
         signal.pause()
         os._exit(0)
     try:

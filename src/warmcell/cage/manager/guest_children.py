@@ -77,6 +77,8 @@ class GuestChild:
         #: Its number with the watcher.
         self.watch: Optional[int] = None
         self._ending: Optional[Ending] = None
+        #: Whether init has been ended.
+        self.is_ending = False
         self._limits: Set[str] = set()
         self.leftovers: Optional[Leftovers] = None
 
@@ -210,7 +212,7 @@ class GuestChild:
     def is_over(self) -> bool:
         """Whether nothing is left in the cell that deserves more time."""
         assert self.leftovers is not None
-        return not self.leftovers.deserve_time(below_init(self._init.pid))
+        return self.is_ending or not self.leftovers.deserve_time(below_init(self._init.pid))
 
     def hold_mounts(self) -> List[int]:
         """Its mount namespace, for somebody to close when there is time.
@@ -228,6 +230,7 @@ class GuestChild:
 
     def end_all(self) -> None:
         """Whatever is left ends with init. The last look at what it wrote comes after that."""
+        self.is_ending = True
         self._limits = self._met_limits()
         self._init.end()
 

@@ -10,13 +10,14 @@ import errno
 import gc
 import os
 import select
+import struct
 import time
 
 from ..failure import CageError, tell
 from ..light import signal, socket
 from ..linux.owned import close_all
 from ..linux.processes import children, kill_tree
-from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
 from ..plan import PlanError, decode_binds
 from ..watching.watcher import LOST, NO_VERDICT, Watcher
 from ..wire import PacketCut, new_inbox, receive_packet, send_packet
@@ -35,6 +36,14 @@ _LINGER_MS, _MOST_LINGERING = 3, 2
 #: is being made for that long is told of, so that it can be ended.
 _SELDOM_MS = 1000
 _WALL = 0x40000000  # those too whose end is not signalled
+_SIGNAL_BYTES = 128
+
+
+def _ends_of_children() -> int:
+    """A descriptor that is readable when some have ended. A handler would have Python run it, and poll begin again."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    wanted = struct.pack("=Q", 1 << (signal.SIGCHLD - 1))
+    return call("signalfd4", -1, wanted, len(wanted), os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 class Manager:
@@ -77,11 +86,9 @@ class Manager:
     def serve(self) -> None:
         """Until the supervisor closes the control socket or dies; runs that are under way are seen to their end."""
         gc.enable()
-        wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        ends = _ends_of_children()
         assert self._control is not None
-        for descriptor in (wake, self._control.fileno(), self._supervisor):
+        for descriptor in (ends, self._control.fileno(), self._supervisor):
             self._poll.register(descriptor, select.POLLIN)
         while self._control is not None or self._guests or self._ended or self._asked_for:
             ready = dict(self._poll.poll(self._pause_ms()))
@@ -91,9 +98,9 @@ class Manager:
                 if not self._ended and not self._maker.is_complete:
                     self._maker.complete()
                 continue
-            if wake in ready:
+            if ends in ready:
                 # Emptied before anybody is reaped: who ends in between makes it readable again.
-                os.read(wake, 4096)
+                os.read(ends, _SIGNAL_BYTES)
                 self._reap()
             if self._supervisor in ready:
                 self._kill_cells()
@@ -216,6 +223,7 @@ class Manager:
                 guest.attend(self._watcher)
             else:  # nobody is left at the other end, which poll would tell for ever
                 self._poll.unregister(guest.listens_to)
+                self._end_init(guest)
 
     def _attend_while_made(self, guest: GuestChild) -> None:
         """What it listens to may be closed meanwhile, and the number be another's: so it is let go of first."""
@@ -260,12 +268,20 @@ class Manager:
         except (KeyError, ValueError):  # not all of them are listened to any more
             pass
 
-    def _finish(self, guest: GuestChild) -> None:
+    def _end_init(self, guest: GuestChild) -> None:
+        """When its guest was reaped, or before, as soon as all who had the guest's filter have begun to end: none of
+        them runs again, and while they let go of their memory the rest of the cell can end as well.
+        """
+        if guest.is_ending:
+            return
         if len(self._lingering) < _MOST_LINGERING:
             self._lingering += guest.hold_mounts()
         guest.end_all()
         self._ending_inits.add(guest.init_pid)
         self._reap_ms = _LINGER_MS
+
+    def _finish(self, guest: GuestChild) -> None:
+        self._end_init(guest)
         if guest.watch is None:
             guest.finish(NO_VERDICT)
             return

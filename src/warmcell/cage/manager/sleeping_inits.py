@@ -112,7 +112,6 @@ def _start(flags: int, prepared: Prepared, awake: int) -> Spawned:
 
 def _run_plainly(prepared: Prepared, awake: int) -> NoReturn:
     """In a clone with a copy of our memory: what goes wrong is told on the pipe that sleeping closes."""
-    signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         prepared.run()

@@ -13,7 +13,7 @@ import select
 import time
 
 from ..cell import CODE_DIRECTORY, PROCESSES
-from ..light import signal, socket
+from ..light import socket
 from ..linux.fds import close_all_but
 from ..plan import LaunchPlan, Watch
 from ..records import NamedTuple
@@ -185,7 +185,6 @@ class Watcher:
 def _be_watcher(channel: socket.socket) -> NoReturn:
     """In the new process. Whatever happens to it, nothing that is its manager's is closed or run a second time."""
     try:
-        signal.set_wakeup_fd(-1)
         close_all_but(channel.fileno())
         from .loop import Loop
 
