@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from warmcell.core.types import ExecRequest, ExecResult
 
 LOGGER = "warmcell"
+#: Looking it up takes a lock and ten calls; by the module, which somebody may load anew.
+_known_logger: dict[object, Any] = {}
 
 
 class RunRecord:
@@ -52,7 +54,7 @@ class RunRecord:
         logging = sys.modules.get("logging")
         if logging is None:
             return
-        logger = logging.getLogger(LOGGER)
+        logger = _known_logger.get(logging) or _known_logger.setdefault(logging, logging.getLogger(LOGGER))
         if logger.isEnabledFor(logging.INFO):
             fields = self._fields(error)
             said = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)

@@ -131,14 +131,22 @@ def find_interpreter(config: ProcessConfig) -> Interpreter:
     else:
         path = base_executable()
     has_site = config.python_path is not None or bool(config.preload)
-    if not path or not is_program(path):
-        raise BackendUnavailable(f"there is no Python interpreter at {path!r}", hint=REMEDIES["python"])
-    return _interpreter(stamp(path), has_site)
+    try:
+        identity = stamp(path)
+    except (OSError, ValueError):
+        raise _no_interpreter(path) from None
+    return _interpreter(identity, has_site)
+
+
+def _no_interpreter(path: str) -> BackendUnavailable:
+    return BackendUnavailable(f"there is no Python interpreter at {path!r}", hint=REMEDIES["python"])
 
 
 @lru_cache(maxsize=32)
 def _interpreter(identity: FileStamp, has_site: bool) -> Interpreter:
     path = identity[0]
+    if not is_program(path):
+        raise _no_interpreter(path)
     facts = _own_facts() if _is_base(path) else _facts(path)
     if facts.version < OLDEST:
         raise BackendUnavailable(

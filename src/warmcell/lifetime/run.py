@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from warmcell.lifetime.descriptors import Descriptors
 
@@ -55,16 +54,9 @@ class Run:
         with self._lock:
             self._ends.remove(end)
 
-    @contextmanager
-    def descriptor(self) -> Iterator[int]:
+    def descriptor(self) -> _Descriptor:
         """`on_cancel` for who waits with poll: a descriptor that is readable once the run was cancelled (Linux)."""
-        owned = Descriptors()
-        eventfd = owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        try:
-            with self.on_cancel(lambda: os.eventfd_write(eventfd, 1)):
-                yield eventfd
-        finally:
-            owned.close()
+        return _Descriptor(self)
 
 
 class _Ending:
@@ -80,3 +72,36 @@ class _Ending:
 
     def __exit__(self, *_: object) -> None:
         self._run._remove(self._end)
+
+
+class _Descriptor:
+    """`with run.descriptor() as cancelled`, for the same reason."""
+
+    __slots__ = ("_eventfd", "_owned", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._owned = Descriptors()
+        self._eventfd = -1
+
+    def __enter__(self) -> int:
+        self._eventfd = self._owned.opened(_new_eventfd)
+        try:
+            self._run._add(self._tell)
+        except BaseException:
+            self._owned.close()
+            raise
+        return self._eventfd
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._run._remove(self._tell)
+        finally:
+            self._owned.close()
+
+    def _tell(self) -> None:
+        os.eventfd_write(self._eventfd, 1)
+
+
+def _new_eventfd() -> int:
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

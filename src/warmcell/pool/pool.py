@@ -50,9 +50,7 @@ class CellKind:
     stdin: int | None = None
 
     def __hash__(self) -> int:
-        return hash(
-            (self.zygote, self.plan, self.group, self.execs, self.is_program, self.prelude and self.prelude.argv)
-        )
+        return hash((self.plan, self.execs, self.is_program))  # in which nearly all of them differ
 
 
 class Pool:
@@ -85,15 +83,15 @@ class Pool:
         self._idle_since = self._pause = 0.0
         self._is_making = False
 
-    def lease(self, kind: CellKind, run: Run) -> Cell:
-        """A standing cage of that kind, for one run. The caller closes it and calls `done`, which it must in any case.
-
-        Cancelling the run ends the waiting for it.
-        """
+    def begin(self) -> None:
+        """Before anything is leased for a run. Who has called it calls `done`, in any case."""
         with self._changed:
             if not self._leased:
                 self._pause = time.monotonic() - self._idle_since
             self._leased += 1
+
+    def lease(self, kind: CellKind, run: Run) -> Cell:
+        """A standing cage of that kind, for one run, which the caller closes. Cancelling the run ends the waiting."""
         cell = self._take(kind) if kind.is_pooled and self._largest else None
         if events.listeners and (subject := events.current_run()):
             events.emit("cell", subject, {"was_ready": cell is not None})
@@ -103,7 +101,10 @@ class Pool:
             return self._make(kind, run, cancelled)
 
     def done(self) -> None:
-        """What was leased was closed: a good moment to make others."""
+        """What was leased was closed: a good moment to make others.
+
+        The last thing that a run does: whoever makes them is awake then, and wants the interpreter's lock.
+        """
         with self._changed:
             self._leased -= 1
             self._idle_since = time.monotonic()

@@ -35,6 +35,9 @@ class WayOut:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+_NO_WAY_OUT = WayOut()
+
+
 class Egress:
     """Belongs to a backend. Imports the networking code only when a run really has a way out."""
 
@@ -79,7 +82,7 @@ class Egress:
         """Starts the proxy on the listener that the cell opened in its own network; it ends with `cleanup`."""
         listener = cell.give_listener()
         if listener is None:
-            return WayOut()
+            return _NO_WAY_OUT
         from warmcell.net.proxy.egress_proxy import EgressProxy
         from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cache, partial
 
 from warmcell.backends.process.building import MOST_SENT, bare, compiling, with_artefact
@@ -241,13 +241,16 @@ class Launcher:
             cell.close()
             launch.run.check()
             kernel = _kernel_usage(cell)
-            for denial in explain(end, kernel, limits, tuple(bind.target for bind in world.visible)):
+            shown = tuple(bind.target for bind in world.visible) if end.denials else ()
+            for denial in explain(end, kernel, limits, shown):
                 denials.add(denial)
             return judge(end, _terms(launch, world), kernel, denials.all())
 
     def _begun(self, launch: Launch, world: World) -> _Begun:
         """All that a run opens; nothing is left open where it fails."""
         with ExitStack() as cleanup:
+            self.pool.begin()
+            cleanup.callback(self.pool.done)
             cancelled = cleanup.enter_context(launch.run.descriptor())
             prepared = world.prepare(cleanup)
             denials = DenialCollector()
@@ -260,15 +263,16 @@ class Launcher:
         """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
         kind = self._kind(launch, world, prepared)
         for _ in range(_ATTEMPTS):
-            cleanup.callback(self.pool.done)
             cell = self.pool.lease(kind, launch.run)
             cleanup.callback(cell.close)
             way_out = self.egress.open(cell, denials.add, cleanup)
             policy = BUILD_POLICY if launch.is_build else self._policy
             job = job_for(launch, world, prepared.directories, way_out, policy)
-            with suppress(CellLost):
+            try:
                 cell.start(job)
                 return cell
+            except CellLost:
+                continue
         raise EnforcerFailed(world.zygote.enforcer, "cells die before they can be used")
 
     def live_cage(self, limits: EffectiveLimits, terms: LiveTerms, run: Run) -> LiveCage:
@@ -329,10 +333,18 @@ class Launcher:
         return world
 
     def _kind(self, launch: Launch, world: World, prepared: PreparedWorld) -> CellKind:
+        """Of runs in the warm interpreter, which are most, all have the same where they have the same world."""
+        warm = warm_worker(launch, world)
+        if warm != "python" or not world.is_shared:
+            return self._kind_for(launch, world, prepared, warm)
+        if world.python_kind is None:
+            world.python_kind = self._kind_for(launch, world, prepared, warm)
+        return world.python_kind
+
+    def _kind_for(self, launch: Launch, world: World, prepared: PreparedWorld, warm: str | None) -> CellKind:
         limits = launch.limits
         most_processes = limits.processes + (1 if world.has_keeper else 0)
         group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._group_parent else None
-        warm = warm_worker(launch, world)
         return CellKind(
             world.zygote,
             prepared.plan,
@@ -341,7 +353,7 @@ class Launcher:
             has_keeper=world.has_keeper,
             execs=warm != "python",
             is_program=warm is None and "/" in launch.program.argv[0],
-            prelude=prelude_for(launch, world),
+            prelude=prelude_for(launch, world) if warm == "node" else None,
         )
 
     def close(self) -> None:
@@ -371,10 +383,13 @@ def _terms(launch: Launch, world: World) -> Terms:
     )
 
 
+_NOTHING_COUNTED = KernelUsage()
+
+
 def _kernel_usage(cell: Cell) -> KernelUsage:
     used = cell.group_usage
     if used is None:
-        return KernelUsage()
+        return _NOTHING_COUNTED
     return KernelUsage(
         used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
     )

@@ -125,6 +125,7 @@ def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, terms:
         cleanup.callback(owned.close)
         control, theirs = owned.socketpair(socket.SOCK_STREAM)
         with ExitStack() as leasing:
+            pool.begin()
             leasing.callback(pool.done)
             cell = pool.lease(replace(kind, stdin=theirs), run)
             cleanup.callback(cell.close)

@@ -24,6 +24,7 @@ from warmcell.pool.zygote import ZygoteKey
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.pool.pool import CellKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class World:
         self.keeps_cells = config.pool_size > 0
         self._plan = self._compile()
         self.zygote = _zygote_key(effective, config, self._plan)
+        #: Of cells for runs in its warm interpreter: whoever leases one knows.
+        self.python_kind: CellKind | None = None
         self._prepared = PreparedWorld(encode(self._plan), Directories(effective.work))
 
     def _compile(self) -> LaunchPlan:
