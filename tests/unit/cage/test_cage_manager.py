@@ -28,17 +28,22 @@ class _Guest:
     def __init__(self, watch: int | None) -> None:
         self.watch = watch
         self.verdicts: list[Verdict] = []
-        self.is_lost = self.is_being_made = self.is_introduced = False
+        self.is_lost = self.is_being_made = self.is_introduced = self.is_ending = False
+        self.listens_to = -1
 
     def introduce(self) -> None:
         self.is_introduced = True
+
+    def attend(self, watcher: Watcher) -> None:
+        """It has something to say."""
 
     def hold_mounts(self) -> list[int]:
         return [os.open(os.devnull, os.O_RDONLY)]
 
     def end_all(self) -> None:
         """What it left behind has to be gone before anybody says what it used."""
-        assert not self.verdicts
+        assert not self.verdicts and not self.is_ending
+        self.is_ending = True
 
     def finish(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
@@ -99,6 +104,22 @@ def test_no_more_than_a_few_wait_for_their_mounts_to_be_taken_down(talk: _Talk) 
     for _ in range(5):
         talk.manager._finish(_Guest(None))
     assert len(talk.manager._lingering) == 2 and talk.manager._pause_ms() == 3
+
+
+def test_init_ends_as_soon_as_nobody_is_left_who_could_run(talk: _Talk) -> None:
+    """The kernel says so by an end that poll tells of; the guest itself is reaped later."""
+    guest, busy = _Guest(None), _Guest(None)
+    for each, event in ((guest, select.POLLHUP), (busy, select.POLLIN)):
+        reader, writer = os.pipe()
+        os.close(writer)
+        each.listens_to = reader
+        talk.manager._poll.register(reader, select.POLLIN)
+        talk.manager._guests[reader] = each
+        talk.manager._attend({reader: event})
+        os.close(reader)
+    assert guest.is_ending and not busy.is_ending and guest.verdicts == []
+    talk.manager._finish(guest)
+    assert guest.verdicts == [NO_VERDICT] and len(talk.manager._lingering) == 1
 
 
 def test_ends_of_which_there_is_nothing_to_say_are_told_together(talk: _Talk) -> None:
