@@ -120,16 +120,15 @@ def compile_reactor(modfile: Path, output: Path) -> bytes:
     return output.read_bytes()
 
 
-def build() -> tuple[bytes, list[str]]:
-    """Return the snapshotted module and the names of its commands."""
+def build() -> bytes:
+    """Return the snapshotted module."""
     try:
         from snapshot import snapshot
     except ImportError as problem:
         raise BuildError(f"the snapshot needs the Python package wasmtime ({problem})") from None
     with tempfile.TemporaryDirectory(prefix="toolbox-") as scratch:
         plain = compile_reactor(write_modfile(Path(scratch)), Path(scratch) / "plain.wasm")
-    module = snapshot(plain, ("_initialize", "rehearse"), "run")
-    return module, command_names(module)
+    return snapshot(plain, ("_initialize", "rehearse"), "run")
 
 
 def command_names(module: bytes) -> list[str]:
@@ -203,11 +202,11 @@ def main() -> int:
                 )
         elif options.rebuild_check:
             check()
-            module, _ = build()
-            if module != ARTEFACT.read_bytes():
+            if build() != ARTEFACT.read_bytes():
                 raise BuildError("a rebuild gives other bytes than the committed toolbox.wasm")
         else:
-            module, commands = build()
+            module = build()
+            commands = command_names(module)
             ARTEFACT.parent.mkdir(parents=True, exist_ok=True)
             ARTEFACT.write_bytes(module)
             MANIFEST.write_text(manifest(module, commands))

@@ -170,7 +170,7 @@ def test_the_same_sources_give_the_same_bytes() -> None:
 def test_the_go_packages_pass_their_own_tests(tmp_path: Path) -> None:
     build = [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--modfile", str(tmp_path)]
     subprocess.run(build, check=True, capture_output=True)
-    command = ["go", "test", f"-modfile={tmp_path / 'go.mod'}", "./internal/..."]
+    command = ["go", "test", "-vet=off", "-ldflags=-s -w", f"-modfile={tmp_path / 'go.mod'}", "./internal/..."]
     done = subprocess.run(command, cwd=harness.ROOT / "toolbox", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
