@@ -214,7 +214,7 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def settled(condition: Callable[[], bool], seconds: float = 2.0) -> bool:
+def settled(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
     """Whether it comes true soon: the kernel frees a group or a zombie a moment after the last process."""
     until = time.monotonic() + seconds
     while not condition():
