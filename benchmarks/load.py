@@ -10,46 +10,82 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 
-class Connection:
+class Connection(asyncio.Protocol):
     """One kept connection, one request at a time: a real client's own work would be measured as the server's."""
 
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = str(parts.hostname), parts.port
         self._common = f"Host: {self._host}:{self._port}\r\nX-API-KEY: {token}\r\n"
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: Any = None
+        self._received = b""
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
 
     async def ask(self, method: str, path: str, body: bytes = b"", headers: str = "") -> tuple[int, bytes]:
         """The status and the whole body."""
-        if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
-        assert self._reader is not None
+        loop = asyncio.get_running_loop()
+        if self._transport is None:
+            self._transport, _ = await loop.create_connection(lambda: self, self._host, self._port)
+        self._received, self._answer = b"", loop.create_future()
         kind = "" if "Content-Type" in headers else "Content-Type: application/json\r\n"
         length = f"Content-Length: {len(body)}\r\n"
-        self._writer.write(f"{method} {path} HTTP/1.1\r\n{self._common}{kind}{headers}{length}\r\n".encode() + body)
-        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        status = int(head[9:12])
-        if b"transfer-encoding: chunked" in head:
-            return status, b"".join([chunk async for chunk in _chunks(self._reader)])
-        size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
-        return status, await self._reader.readexactly(size)
+        self._transport.write(f"{method} {path} HTTP/1.1\r\n{self._common}{kind}{headers}{length}\r\n".encode() + body)
+        return await self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        found = whole_answer(self._received)
+        if found is not None and self._answer is not None and not self._answer.done():
+            self._answer.set_result(found)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error or ConnectionError("the server has hung up"))
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._reader = self._writer = None
+        if self._transport is not None:
+            self._transport.close()
 
 
-async def _chunks(reader: asyncio.StreamReader) -> Any:
-    while size := int(await reader.readline(), 16):
-        yield (await reader.readexactly(size + 2))[:-2]
-    await reader.readline()
+def whole_answer(received: bytes) -> tuple[int, bytes] | None:
+    """Status and body of an HTTP response, when all of it is there."""
+    head, found, rest = received.partition(b"\r\n\r\n")
+    if not found:
+        return None
+    head = head.lower()
+    status = int(head[9:12])
+    if b"transfer-encoding: chunked" in head:
+        body = _joined(rest) if rest.endswith(b"0\r\n\r\n") else None
+        return None if body is None else (status, body)
+    size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+    return (status, rest) if len(rest) >= size else None
+
+
+def _joined(rest: bytes) -> bytes | None:
+    """The chunks of a body; None where the last is not there."""
+    parts = []
+    while rest:
+        line, _, rest = rest.partition(b"\r\n")
+        size = int(line, 16)
+        if not size:
+            return b"".join(parts)
+        parts.append(rest[:size])
+        rest = rest[size + 2 :]
+    return None
+
+
+@cache
+def start_message(line: str) -> bytes:
+    asked = {"process": {"cmd": "/bin/bash", "args": ["-l", "-c", line], "envs": {}}, "stdin": False}
+    data = json.dumps(asked).encode()
+    return b"\0" + len(data).to_bytes(4, "big") + data
 
 
 class Box:
@@ -70,11 +106,8 @@ class Box:
 
     async def command(self, line: str = "echo hello") -> bool:
         """Whether it was carried out to its end, with status 0."""
-        asked = {"process": {"cmd": "/bin/bash", "args": ["-l", "-c", line], "envs": {}}, "stdin": False}
-        data = json.dumps(asked).encode()
         headers = self._headers + "Content-Type: application/connect+json\r\n"
-        sent = b"\0" + len(data).to_bytes(4, "big") + data
-        status, body = await self._connection.ask("POST", "/process.Process/Start", sent, headers)
+        status, body = await self._connection.ask("POST", "/process.Process/Start", start_message(line), headers)
         return status == 200 and b'"exitCode": 0' in body
 
     async def kill(self) -> bool:

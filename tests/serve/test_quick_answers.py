@@ -17,9 +17,12 @@ from tests.serve.conftest import Server
 from tests.serve.test_e2b import Box
 from tests.serve.test_workers import until
 
+from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.output_events import OutputEvent
+from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve import server as server_module
 from warmcell.interfaces.serve.doors import Doors, door
+from warmcell.interfaces.serve.e2b import process as process_module
 from warmcell.interfaces.serve.e2b import starts as starts_module
 from warmcell.interfaces.serve.e2b.connect import MessageStream
 from warmcell.interfaces.serve.e2b.spares import Spares, spares_of
@@ -283,6 +286,50 @@ async def test_a_server_collects_its_garbage_in_small_pieces(monkeypatch: pytest
         gc.unfreeze()
         await service.aclose()
     assert found["frozen"] > 10_000 and found["threshold"][0] < 10_000
+
+
+class Ending:
+    """A process that has written something and then ends, both in one moment."""
+
+    pid = 7
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def follow(self) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    async def take(self, timeout: float) -> tuple[list[OutputEvent], bool]:
+        return [OutputEvent("stdout", b"hello")], True
+
+    def result(self) -> ExecResult:
+        if self._error is not None:
+            raise self._error
+        return ExecResult(stdout="", stderr="", exit_code=0)
+
+
+@pytest.mark.parametrize("error", [None, ExecutionTimeout(1.0)])
+async def test_what_comes_last_goes_with_the_end_and_is_not_lost(error: Exception | None) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def begun() -> Any:
+        process: Any = Ending(error)
+        return process_module._events(Box.__new__(Box), process, None)  # type: ignore[arg-type]
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await MessageStream(begun())({}, asyncio.Event().wait, send)
+    bodies = [message["body"] for message in sent if message["type"] == "http.response.body"]
+    assert b"aGVsbG8=" in bodies[1] and bodies[-1].count(b"\x02\0\0") == 1
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]
+    assert (len(bodies), b"deadline_exceeded" in bodies[-1]) == ((2, False) if error is None else (3, True))
 
 
 async def test_a_follower_is_woken_once_until_it_looks() -> None:

@@ -131,6 +131,8 @@ class LiveProcess:
 
     def unfollow(self, follower: Follower) -> None:
         """For any thread: nobody takes what it has."""
+        if follower.was_let_go:  # by the end of the process: the loop need not be woken for it
+            return
 
         def leave() -> None:
             self._let_go(follower)

@@ -35,6 +35,11 @@ class Follower:
     def is_full(self) -> bool:
         return self._bytes >= _MOST_WAITING
 
+    @property
+    def was_let_go(self) -> bool:
+        """It hears no more; what it has can still be taken."""
+        return self._is_last
+
     def add(self, event: OutputEvent) -> None:
         with self._lock:
             self._waiting.append(event)

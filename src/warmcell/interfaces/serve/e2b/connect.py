@@ -106,6 +106,10 @@ def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
     return bytes([flags]) + len(data).to_bytes(4, "big") + data
 
 
+class LastMessages(list[Mapping[str, Any]]):
+    """After which there are no more: they go together with the end of the stream."""
+
+
 class MessageStream(Response):
     """Always a 200; how it went is in the last envelope. `begun` gives messages, several at a time."""
 
@@ -138,7 +142,7 @@ class MessageStream(Response):
     async def _send(self, send: Any) -> None:
         """The head goes with the first of it."""
         last: dict[str, Any] = {}
-        is_begun = False
+        data, is_begun = b"", False
         try:
             async with aclosing(await self._begun) as batches:  # type: ignore[type-var]
                 async for batch in batches:
@@ -146,13 +150,16 @@ class MessageStream(Response):
                         is_begun = True
                         await self._send_head(send)
                     data = b"".join(map(envelope, batch))
+                    if isinstance(batch, LastMessages):
+                        break
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+                    data = b""
         except Exception as error:
             told = as_rpc_error(error)
             last = {"error": {"code": told.code, "message": told.message}}
         if not is_begun:
             await self._send_head(send)
-        await send({"type": "http.response.body", "body": envelope(last, END_OF_STREAM)})
+        await send({"type": "http.response.body", "body": data + envelope(last, END_OF_STREAM)})
 
     async def _send_head(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

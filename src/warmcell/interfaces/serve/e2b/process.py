@@ -9,7 +9,7 @@ from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.interfaces.serve.e2b.box import HOME, Box, FileError
-from warmcell.interfaces.serve.e2b.connect import RpcError
+from warmcell.interfaces.serve.e2b.connect import LastMessages, RpcError
 from warmcell.interfaces.serve.v1.processes import written
 from warmcell.sandbox.processes import AsyncProcess, PtySize
 
@@ -64,10 +64,15 @@ async def _events(
         while not is_last:
             events, is_last = await following.take(KEEPALIVE_SECONDS)
             told: list[Message] = [_data(channel or event.stream, event.data) for event in events]
-            if is_last:
-                on_end()
-                told.append({"event": {"end": _end(process)}})
-            yield told or [{"event": {"keepalive": {}}}]
+            if not is_last:
+                yield told or [{"event": {"keepalive": {}}}]
+        on_end()
+        try:
+            end = {"event": {"end": _end(process)}}
+        except RpcError:
+            yield told  # what it wrote until then
+            raise
+        yield LastMessages([*told, end])
 
 
 def _data(channel: str, data: bytes) -> Message:
