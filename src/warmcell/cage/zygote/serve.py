@@ -38,6 +38,7 @@ _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 
 _PR_GET_TID_ADDRESS = 40
 _ASTRAY = 70
 _MOST_KNOWN = 64
+_FEW_BIRTHS, _ENOUGH_REHEARSALS = 4, 10
 _MSG_NOSIGNAL = 0x4000
 
 
@@ -86,9 +87,7 @@ class _Zygote:
         call_list.load()
         if not order.get("once"):
             # Whatever is done here, no guest does again, with pages to copy for it.
-            rehearse()
-            if self._worker is not None:
-                self._worker.warm_up()
+            self._rehearse()
         if not self._is_caging:
             from ..keeper import start as keeper  # with all that it takes to watch a guest
             from ..watching.patterns import compile_all
@@ -116,13 +115,33 @@ class _Zygote:
     def run(self) -> Becoming:
         """Most orders are the same as one before, to the byte, descriptors included: those are looked up, not read."""
         known, channel, inbox = self._known, self._channel, self._inbox
+        births = 0
         while True:
             order, descriptors = receive_order(channel, inbox)
             birth = known.get((order, descriptors)) or self._read(order, descriptors)
-            if birth is not None and self._is_born(birth):
+            if birth is None:
+                continue
+            if self._is_born(birth):
                 channel.detach()
                 _kept.append((self, birth))
                 return birth.become
+            if births < _FEW_BIRTHS:
+                births += 1
+                if births == _FEW_BIRTHS:
+                    self._rehearse_for_many()
+
+    def _rehearse_for_many(self) -> None:
+        """The interpreter rewrites what it has run a few times for what it does, and so would every guest. That takes
+        some milliseconds, which one who has few guests is better off without.
+        """
+        for _ in range(_ENOUGH_REHEARSALS):
+            self._rehearse()
+        gc.freeze()
+
+    def _rehearse(self) -> None:
+        rehearse()
+        if self._worker is not None:
+            self._worker.warm_up()
 
     def _is_born(self, birth: _Birth) -> bool:
         """Forks, by two lists of calls. True in the new process; here the manager has been told."""
