@@ -26,7 +26,7 @@ HELLO = ExecRequest(Language.PYTHON, "print(1)", 60)
 NOTHING = ExecRequest(Language.COMMAND, ":", 60)
 MOST_SYSTEM_CALLS = 475 if is_root() else 425  # 425 with a control group, 380 without
 MOST_PROCESSES = 2  # the guest and its init
-MOST_FAULTS = {"guests and inits": 560, "zygote": 90, "manager": 20}  # 390 (630 for those that rehearse), 64, 2
+MOST_FAULTS = {"guests and inits": 540, "zygote": 90, "manager": 20}  # 335 (510 for those that rehearse), 60, 2
 #: Of a guest that has rehearsed, from its job to its end, and of its init: nearly all was copied while it waited.
 MOST_FAULTS_WITH_THE_JOB = 50  # 17
 MOST_FAULTS_OF_AN_INIT = 150
