@@ -105,16 +105,17 @@ run_tests() {
     steadily -q -n "$(workers)" --dist loadgroup "$@"
 }
 
-# steadily ARGUMENT...: pytest with these. Where a few fail they are tried once more, one after another with nothing beside
-# them. Who then passes is unsteady: that is printed, and something to mend, but does not keep a change from landing.
-most_unsteady=3
+# steadily ARGUMENT...: pytest of $venv, or of .venv, with these. Where a few fail they are tried once more, one after
+# another. Who then passes is unsteady: that is printed, and something to mend, but does not keep a change from landing.
+# When the host stands still, that meets the tests of all workers at once.
+most_unsteady=6
 steadily() {
     ended=0
-    .venv/bin/python -m pytest --cache-clear "$@" || ended=$?
+    "${venv:-.venv}/bin/python" -m pytest --cache-clear "$@" || ended=$?
     [ "$ended" = 1 ] || return "$ended"
     names=$(last_failed)
     [ "$(echo "$names" | wc -l)" -le $most_unsteady ] || return 1
-    .venv/bin/python -m pytest "$@" --lf --lfnf=none -n 0 || return 1
+    "${venv:-.venv}/bin/python" -m pytest "$@" --lf --lfnf=none -n 0 || return 1
     # Who was not found, and so not tried, is still among them.
     [ -z "$(last_failed)" ] || return 1
     echo "$names" | sed 's/^/unsteady: /'
@@ -123,7 +124,7 @@ steadily() {
 # The names that pytest remembers, one a line. Its workers write a test's group behind its name, by which nobody who runs
 # the tests without workers would find it.
 last_failed() {
-    .venv/bin/python - <<'END'
+    "${venv:-.venv}/bin/python" - <<'END'
 import json, pathlib, re
 file = pathlib.Path(".pytest_cache/v/cache/lastfailed")
 names = {re.sub(r"@[^]@]*$", "", name): True for name in (json.loads(file.read_text()) if file.exists() else {})}

