@@ -86,11 +86,11 @@ make_venv() {
     install_fast "$2" -e ".[${WARMCELL_TEST_EXTRA:-test}]"
 }
 
-# How pip is set up here, by files and by the environment, as a file for somebody else: where the index is differs from
-# host to host, and is nothing to be written down in a repository.
+# pip_settings [PYTHON]: how pip is set up here, by files and by the environment, as a file for somebody else: where the
+# index is differs from host to host, and is nothing to be written down in a repository.
 pip_settings() {
     echo '[global]'
-    "$(find_python)" -m pip config list | sed -nE "s/^[a-z:]+\.([a-z-]+)='(.*)'\$/\1 = \2/p" |
+    "${1:-$(find_python)}" -m pip config list | sed -nE "s/^[a-z:]+\.([a-z-]+)='(.*)'\$/\1 = \2/p" |
         awk '!seen[$1]++' | sed 's/\\n/\n    /g'
 }
 

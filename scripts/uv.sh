@@ -10,7 +10,7 @@ pip_setting() {
 
 # as_pip_is_set COMMAND...: uv reads no settings of pip's, and the index or its certificate may be named there alone.
 as_pip_is_set() {
-    settings=$(pip_settings)
+    settings=$(pip_settings "$python") # the system's own Python may have no pip
     for pair in index-url=UV_DEFAULT_INDEX extra-index-url=UV_EXTRA_INDEX_URL find-links=UV_FIND_LINKS \
         cert=SSL_CERT_FILE trusted-host=UV_INSECURE_HOST default-timeout=UV_HTTP_TIMEOUT timeout=UV_HTTP_TIMEOUT; do
         value=$(pip_setting "${pair%=*}")
