@@ -46,3 +46,10 @@ def test_and_not_behind_one_that_lacks_a_call(name: str, tmp_path: Path) -> None
     file = tmp_path / "less.json"
     file.write_text(json.dumps(profile))
     assert behind(file, EVERYTHING).returncode != 0
+
+
+def test_an_image_is_built_of_the_checkout_alone() -> None:
+    """`docker build` would send what git leaves out as well: virtual environments, half a gigabyte of them."""
+    ours = [line for line in (ROOT / ".gitignore").read_text().split() if not line.startswith("#")]
+    said = (ROOT / ".dockerignore").read_text().splitlines()
+    assert said[1:] == [".git", *(f"**/{line.rstrip('/')}" for line in ours)]
