@@ -19,6 +19,7 @@ from tests.serve.conftest import ROOT, Server, make_token
 from warmcell import Client
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.settings import Settings, check_reach
+from warmcell.interfaces.serve.tokens import add_token
 
 RUN = {"language": "python", "code": "print(1)", "timeout": 30}
 Start = Callable[..., Any]
@@ -91,6 +92,12 @@ def test_tokens_scopes_and_reload(start_server: Start, tmp_path: Path) -> None:
         file.write_text("{")
         server.reload()  # says that it is not JSON, and goes on as before
         assert post(headers={"x-api-key": looker}).status_code == 403
+
+
+def test_a_place_where_no_token_can_be_kept_is_named() -> None:
+    """As in a container whose root is read-only; here somewhere that root cannot write either."""
+    with pytest.raises(InvalidRequest, match=r"cannot write '/proc/here/tokens.json'.*--tokens FILE"):
+        add_token("/proc/here/tokens.json", "alice")
 
 
 def test_the_policy_file_and_the_longest_time_are_the_ceiling(start_server: Start, tmp_path: Path) -> None:

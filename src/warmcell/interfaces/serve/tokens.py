@@ -117,13 +117,23 @@ def remove_token(path: str, name_or_id: str) -> Tenant:
 @contextmanager
 def _changing(path: str) -> Iterator[list[Tenant]]:
     """The list, written back whole when the block ends: a server that reads meanwhile sees the old file or the new."""
+    try:
+        with _locked(path):
+            tenants = list(read_tokens(path)) if os.path.exists(path) else []
+            yield tenants
+            _replace(path, to_json(TokenFile(tuple(tenants))) + "\n")
+    except OSError as error:
+        hint = "say with --tokens FILE where it may be kept (in a container with a read-only root: on a volume)"
+        raise InvalidRequest(f"cannot write {path!r}: {(error.strerror or str(error)).lower()}", hint=hint) from error
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
     os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
     lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        tenants = list(read_tokens(path)) if os.path.exists(path) else []
-        yield tenants
-        _replace(path, to_json(TokenFile(tuple(tenants))) + "\n")
+        yield
     finally:
         os.close(lock)
 
