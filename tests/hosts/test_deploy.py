@@ -1,4 +1,4 @@
-"""The profile in deploy/: what it allows is enough, and is what the cage's own lists say. The rest: scripts/test-deploy, test-docker."""
+"""The profile in deploy/: enough, and what the cage's own lists say. The rest: scripts/test-deploy, scripts/test-docker."""
 
 from __future__ import annotations
 
