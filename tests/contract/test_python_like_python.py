@@ -42,7 +42,7 @@ PROGRAMS = {
     "atexit after exit": "import atexit, sys\natexit.register(print, 'bye')\nsys.exit(2)",
     "atexit after exception": "import atexit\natexit.register(print, 'bye')\n1/0",
     "thread": "import threading\nt = threading.Thread(target=print, args=('in thread',)); t.start(); t.join(); print('end')",
-    "thread outlives main": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\nprint('main')",
+    "thread outlives main": "import threading\nthreading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start()\nprint('main')",
     "daemon thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(5), print('never')), daemon=True).start()\nprint('main')",
     "thread exception": "import threading\nt = threading.Thread(target=lambda: 1/0, name='T'); t.start(); t.join()",
     "thread pool": "from concurrent.futures import ThreadPoolExecutor as P\nwith P(2) as p: print(list(p.map(abs, [-1, -2])))",
