@@ -80,4 +80,4 @@ def test_help_loads_no_backend() -> None:
     assert ended.returncode == 0
     assert {name.partition(".")[0] for name in heavy(loaded)} <= HELP_NEEDS
     own = {name for name in loaded if name.startswith(("warmcell.backends", "warmcell.runner", "warmcell.cage"))}
-    assert own == {"warmcell.cage", "warmcell.cage.bundle"}
+    assert own == {"warmcell.cage", "warmcell.cage.bundle", "warmcell.cage.environment"}

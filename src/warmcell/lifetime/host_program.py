@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from warmcell.cage.environment import CHILD_MARK as CHILD_MARK
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
@@ -16,9 +18,6 @@ if TYPE_CHECKING:
 
     from warmcell.core.errors import BackendUnavailable
 
-#: In the environment of whatever we start as an interpreter. Who finds it when importing `warmcell` was started in an
-#: interpreter's place, and ends (see `warmcell/__init__.py`).
-CHILD_MARK = "WARMCELL_CHILD"
 #: What such a child says last.
 NOT_AN_INTERPRETER = "this program is no Python interpreter, and was started as one by Warmcell"
 

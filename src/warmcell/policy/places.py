@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from warmcell.cage.environment import HOME_DIR as HOME_DIR
 from warmcell.core.errors import PolicyViolation
-from warmcell.policy.guest_environment import HOME_DIR as HOME_DIR
 
 WORK_DIR = "/work"
 CODE_DIR = "/code"

@@ -7,9 +7,7 @@ import os
 from _socket import AF_UNIX, SOCK_SEQPACKET, socketpair  # without the classes around it, which take longer to load
 
 import warmcell.cage
-from warmcell.languages.base import base_executable
-from warmcell.lifetime.host_program import CHILD_MARK
-from warmcell.policy.guest_environment import CAGED_ENV
+from warmcell.cage.environment import CAGED_ENV, CHILD_MARK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,11 +95,11 @@ class Early:
         _close((self.control, self.complaints, *self.others))
 
 
-def start_early() -> Early | None:
-    """One of the interpreter that guests get unless told otherwise. None: what was wrong is told when it is needed."""
+def start_early(interpreter: str) -> Early | None:
+    """None: what was wrong is told when it is needed."""
     try:
-        return Early(base_executable())
-    except Exception:
+        return Early(interpreter)
+    except OSError:
         return None
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import warmcell.guest
 from warmcell.backends.process.egress import WayOut
 from warmcell.backends.process.world import Directories, World
+from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
 from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import EffectiveLimits
 from warmcell.languages.program import Program
 from warmcell.lifetime.run import Run
-from warmcell.policy.guest_environment import CAGED_ENV
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import ResolvedPath

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.plan import Bind, LaunchPlan, encode, is_shared
 from warmcell.core.records import dataclass
 from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.policy.compile import compile_open_plan, compile_plan
-from warmcell.policy.guest_environment import CAGED_ENV
 from warmcell.policy.places import CODE_DIR, COMMON_PLACES, OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.zygote import ZygoteKey

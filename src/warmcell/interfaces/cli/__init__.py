@@ -104,9 +104,10 @@ def _start_ahead(early: Early | None, *, has_worker: bool = True) -> None:
     With or without the worker that Python programs run in.
     """
     if early is None:
+        from warmcell.languages.base import base_executable
         from warmcell.pool.spawn import start_early
 
-        early = start_early()
+        early = start_early(base_executable())
     if early is not None:
         from warmcell.pool.start import start_ahead
 
