@@ -21,9 +21,8 @@ _MOST_BLOCKS = 300_000  # more than this is not worth listing: freeing it is wha
 _HAS_COLLECTOR = 1 << 14  # Py_TPFLAGS_HAVE_GC
 _exit_process = ctypes.PyDLL(None).exit  # unlike os._exit, lets libraries say their last word
 _write_buffers_of_c = ctypes.PyDLL(None).fflush
-_leave = ctypes.PyDLL(
-    None
-)._exit  # looked up here: `os._exit` has the loader look for it in each guest, on a dozen pages
+#: Looked up here: `os._exit` has the loader look for it in each guest, on a dozen pages.
+_leave = ctypes.PyDLL(None)._exit
 #: Where no preload brought any: the place where the loader notes the next library.
 _plain_end = []
 _mro_of = type.__dict__["__mro__"].__get__  # a metaclass may have its own ideas about attributes
