@@ -53,14 +53,8 @@ def write_bundle() -> Path:
     assert spec is not None and spec.loader is not None
     bundle = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bundle)
-    places = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
-    names = [
-        ".".join(place.with_suffix("").parts).removesuffix(".__init__")
-        for place in places
-        if not str(place).startswith(ELSEWHERE)
-    ]
     path = scratch_directory("bundle") / bundle.NAME
-    bundle.write(str(path), str(package), [name for name in names if name != "__init__"])
+    bundle.write(str(path), str(package), ELSEWHERE)
     return path
 
 

@@ -80,4 +80,12 @@ def test_help_loads_no_backend() -> None:
     assert ended.returncode == 0
     assert {name.partition(".")[0] for name in heavy(loaded)} <= HELP_NEEDS
     own = {name for name in loaded if name.startswith(("warmcell.backends", "warmcell.runner", "warmcell.cage"))}
-    assert own == {"warmcell.cage", "warmcell.cage.bundle", "warmcell.cage.environment"}
+    assert own == {"warmcell.cage", "warmcell.cage.bundle"}
+
+
+def test_elsewhere_than_on_linux_nothing_is_started_ahead() -> None:
+    """There is no `fcntl` on Windows, and no `os.pipe2` on macOS."""
+    program = "import os, runpy, sys; sys.platform = 'darwin'; sys.modules['fcntl'] = None; del os.pipe2; "
+    program += f"sys.argv = ['warmcell', 'run', 'no-such-language', '-c', '1']; runpy.run_path({str(SCRIPT)!r})"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stderr.startswith("error: unknown language"), ended.stderr[-2000:]

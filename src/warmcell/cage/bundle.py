@@ -17,7 +17,7 @@ from _frozen_importlib_external import MAGIC_NUMBER, SourceFileLoader
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
-    from typing import Dict, List, Optional, Sequence, Tuple
+    from typing import Dict, List, Optional, Tuple
 
     #: Where a module's code begins, how long it is, the size of its source, and whether it is a package.
     Entry = Tuple[int, int, int, bool]
@@ -29,22 +29,33 @@ _PACKAGE = "/__init__.py"
 _INDEX_AT = len(MAGIC_NUMBER) + 8
 
 
-def write(path: str, directory: str, names: Sequence[str]) -> None:
-    """Compiles the modules (`pool.start`, a package by its own name) below `directory` into the file `path`."""
+def write(path: str, directory: str, but: Tuple[str, ...] = ()) -> None:
+    """Compiles all modules below `directory` into the file `path`, `but` for those whose paths from there begin so."""
     entries: Dict[str, Entry] = {}
     codes: List[bytes] = []
     at = 0
-    for name in names:
-        is_package = os.path.exists(os.path.join(directory, _place(name, is_package=True)))
-        place = _place(name, is_package)
+    for place in _modules_below(directory):
+        if place.startswith(but):
+            continue
         with open(os.path.join(directory, place), "rb") as file:
             source = file.read()
         codes.append(marshal.dumps(compile(source, place, "exec", dont_inherit=True, optimize=0)))
+        is_package = place.endswith(_PACKAGE)
+        name = place[: -len(_PACKAGE if is_package else ".py")].replace("/", ".")
         entries[name] = (at, len(codes[-1]), len(source), is_package)
         at += len(codes[-1])
     index = marshal.dumps(entries)
     with open(path, "wb") as file:
         file.write(MAGIC_NUMBER + len(index).to_bytes(8, "little") + index + b"".join(codes))
+
+
+def _modules_below(directory: str) -> List[str]:
+    """By their paths from there. Without the directory's own, which is loaded before anybody can ask for it."""
+    found = []
+    for base, _, names in os.walk(directory):
+        inside = os.path.relpath(base, directory).replace(os.sep, "/")
+        found += [f"{inside}/{name}"[2 if inside == "." else 0 :] for name in names if name.endswith(".py")]
+    return sorted(place for place in found if place != "__init__.py")
 
 
 def use(directory: str, package: str, known_as: str) -> None:
@@ -70,12 +81,9 @@ class Bundle:
     def __init__(self, directory: str, package: str, known_as: str) -> None:
         self._directory, self._prefix, self._known_as = directory, f"{package}.", known_as
         self._path = f"{directory}/{NAME}"
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._latest = os.fstat(descriptor).st_mtime + _INSTALLED_WITHIN
-            self._view = memoryview(mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ))
-        finally:
-            os.close(descriptor)
+        with open(self._path, "rb") as file:
+            self._latest = os.fstat(file.fileno()).st_mtime + _INSTALLED_WITHIN
+            self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         if self._view[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:
             raise ValueError("made by another interpreter")
         self._codes_at = _INDEX_AT + int.from_bytes(self._view[len(MAGIC_NUMBER) : _INDEX_AT], "little")

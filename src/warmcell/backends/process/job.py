@@ -18,6 +18,7 @@ from warmcell.lifetime.run import Run
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import ResolvedPath
+from warmcell.runner.outcome import Terms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -160,3 +161,17 @@ def _paths_of_the_run(launch: Launch, directories: Directories, policy: SandboxP
     ]
     merged = {path.target: path for path in (*read_only, *extra, *policy.allowed_paths)}
     return tuple(merged.values())
+
+
+def terms_of(launch: Launch, world: World) -> Terms:
+    """What its end is judged by."""
+    return Terms(
+        timeout=launch.timeout,
+        memory_mb=launch.limits.memory_mb,
+        enforced=world.effective.enforced,
+        open_files=launch.limits.open_files,
+        cpu_seconds=launch.limits.cpu_seconds,
+        asked=launch.run.asked + launch.spent,  # waiting for the compiler is not queueing
+        phase="build" if launch.is_build else "run",
+        is_wrapped=world.wrapper is not None,
+    )

@@ -10,7 +10,7 @@ from functools import cache, partial
 from warmcell.backends.process.building import MOST_SENT, bare, compiling, with_artefact
 from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
 from warmcell.backends.process.egress import Egress
-from warmcell.backends.process.job import Launch, job_for, prelude_for, warm_worker
+from warmcell.backends.process.job import Launch, job_for, prelude_for, terms_of, warm_worker
 from warmcell.backends.process.named_programs import check_programs
 from warmcell.backends.process.world import PreparedWorld, World, world_for
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, PolicyViolation
@@ -30,7 +30,7 @@ from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
 from warmcell.runner.denials import DenialCollector, explain
-from warmcell.runner.outcome import JobUnread, KernelUsage, Terms, judge
+from warmcell.runner.outcome import JobUnread, KernelUsage, judge
 from warmcell.runner.pump import Bounds, Pump
 
 TYPE_CHECKING = False
@@ -244,7 +244,7 @@ class Launcher:
             shown = tuple(bind.target for bind in world.visible) if end.denials else ()
             for denial in explain(end, kernel, limits, shown):
                 denials.add(denial)
-            return judge(end, _terms(launch, world), kernel, denials.all())
+            return judge(end, terms_of(launch, world), kernel, denials.all())
 
     def _begun(self, launch: Launch, world: World) -> _Begun:
         """All that a run opens; nothing is left open where it fails."""
@@ -370,29 +370,11 @@ def _sweep_leftovers() -> None:
         sweep_once()
 
 
-def _terms(launch: Launch, world: World) -> Terms:
-    return Terms(
-        timeout=launch.timeout,
-        memory_mb=launch.limits.memory_mb,
-        enforced=world.effective.enforced,
-        open_files=launch.limits.open_files,
-        cpu_seconds=launch.limits.cpu_seconds,
-        asked=launch.run.asked + launch.spent,  # waiting for the compiler is not queueing
-        phase="build" if launch.is_build else "run",
-        is_wrapped=world.wrapper is not None,
-    )
-
-
 _NOTHING_COUNTED = KernelUsage()
 
 
 def _kernel_usage(cell: Cell) -> KernelUsage:
-    used = cell.group_usage
-    if used is None:
-        return _NOTHING_COUNTED
-    return KernelUsage(
-        used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
-    )
+    return KernelUsage(*cell.group_usage) if cell.group_usage is not None else _NOTHING_COUNTED
 
 
 def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from warmcell.cage.records import NamedTuple
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass, field
-from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, FrozenMapping, check_env, check_text, check_timeout
+from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, check_env, check_text, check_timeout
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.runner.listening import Listener
 
@@ -63,8 +63,7 @@ class RunRequest:
             raise InvalidRequest("is empty", field="argv")
         for argument in self.argv:
             check_text("argv", argument)
-        if not isinstance(self.env, FrozenMapping):  # else it comes from a request, which has checked it
-            check_env(self.env)
+        check_env(self.env)
         check_timeout(self.timeout)
         check_fuel(self.fuel)
         for preopen in self.preopens:

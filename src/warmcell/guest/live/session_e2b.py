@@ -22,7 +22,7 @@ def _with_data(value):
         try:
             found[VALUE] = json.dumps({"value": value}, default=_plainer)
         except Exception:
-            return found  # what JSON cannot have is a text only
+            return found  # what JSON cannot have is a text only, and so is what fails to say what it is
     return found
 
 

@@ -101,9 +101,9 @@ def _sh(script: SimpleNamespace, early: Early | None) -> int:
 def _start_ahead(early: Early | None, *, has_worker: bool = True) -> None:
     """A zygote takes as long to load as we do: it can do so beside us.
 
-    With or without the worker that Python programs run in.
+    With or without the worker that Python programs run in. Elsewhere than on Linux there are none.
     """
-    if early is None:
+    if early is None and sys.platform == "linux":
         from warmcell.languages.base import base_executable
         from warmcell.pool.spawn import start_early
 
