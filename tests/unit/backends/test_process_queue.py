@@ -15,9 +15,8 @@ import pytest
 from tests.helpers import share_no_zygotes
 
 from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
-from warmcell.backends.process import launcher
 from warmcell.backends.process.builds import Artefacts
-from warmcell.backends.process.job import Launch
+from warmcell.backends.process.job import Launch, terms_of
 from warmcell.backends.process.launcher import Launcher
 from warmcell.cage.linux.processes import children
 from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionTimeout, InvalidRequest
@@ -111,9 +110,9 @@ class TestTheClock:
             build, after = launches
             assert (build.is_build, build.spent, after.is_build, after.spent) == (True, 0.0, False, 2.0)
             world = SimpleNamespace(effective=SimpleNamespace(enforced=Enforced()), wrapper=None)
-            terms = launcher._terms(after, world)  # type: ignore[arg-type]
+            terms = terms_of(after, world)  # type: ignore[arg-type]
             assert (terms.timeout, terms.asked, terms.phase) == (5.0, run.asked + 2.0, "run")
-            assert launcher._terms(build, world).phase == "build"  # type: ignore[arg-type]
+            assert terms_of(build, world).phase == "build"  # type: ignore[arg-type]
             with pytest.raises(ExecutionTimeout, match="build timed out after 2 s"):
                 backend._launcher.run(replace(launch, timeout=2.0))
 
