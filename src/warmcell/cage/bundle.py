@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _imp
 import marshal
-import mmap
 import os
 import sys
 from _frozen_importlib import ModuleSpec
@@ -72,22 +71,31 @@ def use(directory: str, package: str, known_as: str) -> None:
 
 def use_no_more() -> None:
     """A new interpreter would not have it."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Bundle)]
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, Bundle)]:
+        sys.meta_path.remove(finder)
+        finder.close()
 
 
 class Bundle:
-    """Finds modules in the file, which it has mapped: whatever becomes of the name, this stays what it was."""
+    """Finds modules in the file, which it keeps open: whatever becomes of the name, this stays what it was.
+
+    Not mapped: a mapping would be every guest's, and tell it the path.
+    """
 
     def __init__(self, directory: str, package: str, known_as: str) -> None:
         self._directory, self._prefix, self._known_as = directory, f"{package}.", known_as
         self._path = f"{directory}/{NAME}"
-        with open(self._path, "rb") as file:
-            self._latest = os.fstat(file.fileno()).st_mtime + _INSTALLED_WITHIN
-            self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        if self._view[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:
+        self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+        self._latest = os.fstat(self._file.fileno()).st_mtime + _INSTALLED_WITHIN
+        head = self._file.read(_INDEX_AT)
+        if head[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:
             raise ValueError("made by another interpreter")
-        self._codes_at = _INDEX_AT + int.from_bytes(self._view[len(MAGIC_NUMBER) : _INDEX_AT], "little")
-        self._entries: Dict[str, Entry] = marshal.loads(self._view[_INDEX_AT : self._codes_at])
+        index_length = int.from_bytes(head[len(MAGIC_NUMBER) :], "little")
+        self._codes_at = _INDEX_AT + index_length
+        self._entries: Dict[str, Entry] = marshal.loads(self._file.read(index_length))
+
+    def close(self) -> None:
+        self._file.close()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Optional[ModuleSpec]:
         if not name.startswith(self._prefix):
@@ -110,9 +118,8 @@ class Bundle:
         source = os.stat(path)
         if source.st_size != size or source.st_mtime > self._latest:
             return None
-        at += self._codes_at
         try:
-            code: CodeType = marshal.loads(self._view[at : at + length])
+            code: CodeType = marshal.loads(os.pread(self._file.fileno(), length, self._codes_at + at))
         except (ValueError, EOFError, TypeError):  # cut or overwritten
             return None
         _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]

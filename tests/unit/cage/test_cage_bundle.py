@@ -130,4 +130,5 @@ def test_the_command_and_its_manager_load_from_it_and_guests_do_not_see_it(tmp_p
     look = "import sys; print([type(finder).__name__ for finder in sys.meta_path])"
     assert told("python", "-c", look) == "['type', 'type', 'type']\n"
     assert told("python", "-c", "print(open('/proc/self/cmdline').read().split(chr(0))[1])") == "mine.py\n"
+    assert str(tmp_path) not in told("python", "-c", "print(open('/proc/self/maps').read())")
     assert "WRONG USAGE" in told("--help")
