@@ -85,7 +85,7 @@ class Bundle:
     def __init__(self, directory: str, package: str, known_as: str) -> None:
         self._directory, self._prefix, self._known_as = directory, f"{package}.", known_as
         self._path = f"{directory}/{NAME}"
-        self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+        self._file = open(self._path, "rb", buffering=0)
         self._latest = os.fstat(self._file.fileno()).st_mtime + _INSTALLED_WITHIN
         head = self._file.read(_INDEX_AT)
         if head[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:

@@ -1,7 +1,7 @@
 """Named tuples that cost little to define: what `typing.NamedTuple` makes, without loading it and all that it brings.
 
-Type checkers see the real thing. The constructor is compiled when the second one is made: a manager defines two dozen
-kinds, and a short life of it uses half of them, most once.
+Type checkers see the real thing. No constructor is compiled for any of them, but to tell what is wrong: a manager
+defines two dozen kinds, and most of them are made a few times in its life.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ else:
     from _collections import _tuplegetter
 
     _MISSING = object()
+    _new = tuple.__new__
 
     class _Kind(type):
         """Of such classes: annotated names become their fields, and values those fields' defaults."""
@@ -20,7 +21,6 @@ else:
         def __new__(mcs, name, bases, body):
             kind = super().__new__(mcs, name, bases, {"__slots__": (), **body})
             if bases != (tuple,):
-                kind._was_made = False
                 kind._fields = kind.__match_args__ = tuple(kind.__annotations__)
                 kind._field_defaults = {name: body[name] for name in kind._fields if name in body}
                 for place, field in enumerate(kind._fields):
@@ -31,13 +31,9 @@ else:
         """Compares, unpacks and prints as any named tuple does."""
 
         def __new__(cls, *values, **named):
-            if not cls._was_made:
-                cls._was_made = True
-                rest = [named.pop(name, cls._field_defaults.get(name, _MISSING)) for name in cls._fields[len(values) :]]
-                if not named and _MISSING not in rest and len(values) + len(rest) == len(cls._fields):
-                    return tuple.__new__(cls, (*values, *rest))
-            cls.__new__ = staticmethod(_constructor(cls))
-            return cls.__new__(cls, *values, **named)
+            if named or len(values) != len(cls._fields):
+                values = _completed(cls, values, named)
+            return _new(cls, values)
 
         @classmethod
         def _make(cls, values):
@@ -57,10 +53,17 @@ else:
         def __getnewargs__(self):
             return tuple(self)
 
-    def _constructor(kind):
-        """Written out and compiled, so that wrong arguments are told as for any function, and calls are quick."""
+    def _completed(kind, values, named):
+        rest = [named.get(name, kind._field_defaults.get(name, _MISSING)) for name in kind._fields[len(values) :]]
+        complete = (*values, *rest)
+        if len(complete) != len(kind._fields) or _MISSING in rest or not named.keys() <= {*kind._fields[len(values) :]}:
+            _refuse(kind, values, named)
+        return complete
+
+    def _refuse(kind, values, named):
+        """Wrong arguments are told as for any function: by one that is written out and called with them."""
         names = ", ".join(kind._fields)
-        made = eval(f"lambda _cls, {names}: _new(_cls, ({names},))", {"_new": tuple.__new__})  # noqa: S307  # our own
-        made.__name__, made.__qualname__ = "__new__", f"{kind.__qualname__}.__new__"
-        made.__defaults__ = tuple(kind._field_defaults.values())
-        return made
+        written = eval(f"lambda _cls, {names}: None")  # noqa: S307  # our own
+        written.__name__, written.__qualname__ = "__new__", f"{kind.__qualname__}.__new__"
+        written.__defaults__ = tuple(kind._field_defaults.values())
+        written(kind, *values, **named)

@@ -15,7 +15,7 @@ else:
     from operator import attrgetter
 
     _NEEDED = object()
-    _FEW = 4
+    _FEW = 40
 
     def _no_values(record):
         return ()

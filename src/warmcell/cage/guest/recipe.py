@@ -6,14 +6,13 @@ So the order is all in one place, and what differs from cell to cell is which de
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, Shape
 from ..failure import CageError, tell
 from ..light import socket, write_json
-from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp
+from ..linux import capabilities, cgroups, fds, foreign, landlock, namespaces, rlimits, seccomp
 from ..linux.call_list import CallList, Field, Prepared, Value
 from ..linux.list_program import Ends, ListProgram
 from ..linux.syscalls import PR_SET_DUMPABLE
@@ -58,7 +57,7 @@ class Steps(NamedTuple):
     """All that is to be done to one guest, and where an init that did not fall asleep says why."""
 
     calls: Prepared
-    trouble: "ctypes.Array[ctypes.c_char]"
+    trouble: "foreign.Array[foreign.c_char]"
 
 
 class Recipe:
@@ -163,7 +162,7 @@ def _new_session(calls: CallList) -> None:
     calls.call("umask", 0o022)
 
 
-def _await_sleep(calls: CallList, trouble: "ctypes.Array[ctypes.c_char]") -> None:
+def _await_sleep(calls: CallList, trouble: "foreign.Array[foreign.c_char]") -> None:
     """Init must be out of the guest's reach before the guest is there: its pipe ends when it has gone to sleep."""
     calls.part("start init")
     calls.call("read", _ASLEEP, trouble, _TROUBLE_BYTES - 1, wanted=0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
+
+from . import foreign
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,10 +16,10 @@ _FIRST, _PLACES, _SIZE = 0x10_0000_0000, 64, 1 << 20
 _FIXED_NOREPLACE = 0x100000
 _ALIGNED = 16
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc = foreign.CDLL(None, use_errno=True)
+_libc.mmap.restype = foreign.c_void_p
+_libc.mmap.argtypes = [foreign.c_void_p, foreign.c_size_t, *[foreign.c_int] * 3, foreign.c_long]
+_libc.munmap.argtypes = [foreign.c_void_p, foreign.c_size_t]
 
 
 class Arena:
@@ -28,18 +29,18 @@ class Arena:
         self.base = base
         self._used = 0
 
-    def take(self, content: bytes) -> Optional["ctypes.Array[ctypes.c_char]"]:
+    def take(self, content: bytes) -> Optional["foreign.Array[foreign.c_char]"]:
         """A copy of the content, with a zero after it; None: there is no room left."""
         start = (self._used + _ALIGNED - 1) // _ALIGNED * _ALIGNED
         if start + len(content) + 1 > _SIZE:
             return None
         self._used = start + len(content) + 1
-        buffer = (ctypes.c_char * (len(content) + 1)).from_address(self.base + start)
+        buffer = (foreign.c_char * (len(content) + 1)).from_address(self.base + start)
         buffer.raw = content + b"\0"
         return buffer
 
     def content(self) -> bytes:
-        return ctypes.string_at(self.base, self._used)
+        return foreign.read_memory(self.base, self._used)
 
     def close(self) -> None:
         _libc.munmap(self.base, _SIZE)
@@ -53,6 +54,6 @@ def reserve() -> Optional[Arena]:
         found = _libc.mmap(base, _SIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
         if found == base:
             return Arena(base)
-        if found not in (None, ctypes.c_void_p(-1).value):  # a kernel that takes it for a wish
+        if found not in (None, foreign.c_void_p(-1).value):  # a kernel that takes it for a wish
             _libc.munmap(found, _SIZE)
     return None

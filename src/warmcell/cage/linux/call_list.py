@@ -8,7 +8,6 @@ the same list.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import struct
@@ -16,6 +15,7 @@ import struct
 from ..failure import CageError
 from ..light import lru_cache, signal
 from ..records import NamedTuple
+from . import foreign
 from .syscalls import MACHINE, NUMBERS
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .arena import Arena
 
-    Word = Union[int, bytes, "Value", "ctypes.Array[ctypes.c_char]", None]
+    Word = Union[int, bytes, "Value", "foreign.Array[foreign.c_char]", None]
 
 _WORDS = 11
 _ANY = -1
@@ -65,7 +65,7 @@ class Value(NamedTuple):
 class Field(NamedTuple):
     """Four bytes of a buffer into which a result is put, for a later call to find."""
 
-    buffer: "ctypes.Array[ctypes.c_char]"
+    buffer: "foreign.Array[foreign.c_char]"
     offset: int
 
 
@@ -90,7 +90,7 @@ class CallList:
         self._parts: List[Part] = []
         self._kept: List[object] = []
         self._count = 0
-        self._memory: Optional["ctypes.Array[ctypes.c_char]"] = None
+        self._memory: Optional["foreign.Array[foreign.c_char]"] = None
 
     def part(self, step: str, what: str = "") -> None:
         """Names the step of the cage that the following calls carry out."""
@@ -118,27 +118,27 @@ class CallList:
         place = 0
         if into is not None:
             self._kept.append(into.buffer)
-            place = ctypes.addressof(into.buffer) + into.offset
+            place = foreign.addressof(into.buffer) + into.offset
         self._words += [number, *words, references, wanted & _WORD_MASK, -tolerated & _WORD_MASK, place]
         self._count += 1
         self._memory = None
         return Value(self._given + self._count - 1)
 
-    def buffer(self, content: bytes) -> "ctypes.Array[ctypes.c_char]":
+    def buffer(self, content: bytes) -> "foreign.Array[foreign.c_char]":
         """A copy of the content, with a zero after it, that lives as long as the list."""
         buffer = self.arena.take(content) if self.arena is not None else None
         if buffer is None:
             self.arena = None
-            buffer = ctypes.create_string_buffer(content)
+            buffer = foreign.create_string_buffer(content)
         self._kept.append(buffer)
         return buffer
 
     @staticmethod
-    def address(buffer: "ctypes.Array[ctypes.c_char]") -> int:
+    def address(buffer: "foreign.Array[foreign.c_char]") -> int:
         """For another buffer that refers to it."""
-        return ctypes.addressof(buffer)
+        return foreign.addressof(buffer)
 
-    def _word(self, argument: Union[int, bytes, "ctypes.Array[ctypes.c_char]", None]) -> int:
+    def _word(self, argument: Union[int, bytes, "foreign.Array[foreign.c_char]", None]) -> int:
         if argument is None:
             return 0
         if isinstance(argument, int):
@@ -146,7 +146,7 @@ class CallList:
         if isinstance(argument, bytes):
             argument = self.buffer(argument)
         self._kept.append(argument)
-        return ctypes.addressof(argument)
+        return foreign.addressof(argument)
 
     def __len__(self) -> int:
         return self._count
@@ -167,15 +167,15 @@ class CallList:
         if len(given) != self._given:
             raise ValueError(f"{len(given)} words given instead of {self._given}")
         if self._memory is None:
-            self._memory = ctypes.create_string_buffer(self.steps())
-        values = (ctypes.c_int64 * (self._given + self._count))(*given)
+            self._memory = foreign.create_string_buffer(self.steps())
+        values = (foreign.c_int64 * (self._given + self._count))(*given)
         return Prepared(self, self._memory, self._count, values, self._given, self._bound(self._memory, values))
 
-    def _bound(self, memory: "ctypes.Array[ctypes.c_char]", values: "ctypes.Array[ctypes.c_int64]") -> _Bound:
+    def _bound(self, memory: "foreign.Array[foreign.c_char]", values: "foreign.Array[foreign.c_int64]") -> _Bound:
         run = _machine_code().run
         if run is None:
             return _run_plainly, (memory, self._count, values, self._given)
-        return run, (ctypes.addressof(memory), self._count, ctypes.addressof(values), self._given)
+        return run, (foreign.addressof(memory), self._count, foreign.addressof(values), self._given)
 
     def failure(self, done: int, result: int) -> CageError:
         """What it means that only `done` calls were carried out."""
@@ -188,9 +188,9 @@ class Prepared(NamedTuple):
     """A list with the words of one run."""
 
     calls: CallList
-    steps: "ctypes.Array[ctypes.c_char]"
+    steps: "foreign.Array[foreign.c_char]"
     length: int
-    values: "ctypes.Array[ctypes.c_int64]"
+    values: "foreign.Array[foreign.c_int64]"
     given: int
     #: A function and its arguments: it carries out the list, and returns how many of the calls it came to.
     bound: _Bound
@@ -219,19 +219,19 @@ class Prepared(NamedTuple):
 
 
 def _run_plainly(
-    steps: "ctypes.Array[ctypes.c_char]", length: int, values: "ctypes.Array[ctypes.c_int64]", given: int
+    steps: "foreign.Array[foreign.c_char]", length: int, values: "foreign.Array[foreign.c_int64]", given: int
 ) -> int:
     """The same as the machine code, by Python."""
     step = struct.Struct(f"={_WORDS}q")
     for index in range(length):
         number, *words, references, wanted, tolerated, place = step.unpack_from(steps, index * step.size)
         words = [values[word] if references >> bit & 1 else word for bit, word in enumerate(words)]
-        result = int(_libc.syscall(*(ctypes.c_long(word) for word in (number, *words))))
+        result = int(_libc.syscall(*(foreign.c_long(word) for word in (number, *words))))
         if result == -1:
-            result = -ctypes.get_errno()
+            result = -foreign.get_errno()
         values[given + index] = result
         if place:
-            ctypes.memmove(place, struct.pack("=i", result), 4)
+            foreign.write_memory(place, struct.pack("=i", result))
         if result != tolerated if result < 0 else wanted not in (_ANY, result):
             return index
     return length
@@ -267,15 +267,15 @@ def spawn(flags: int, prepared: Prepared, with_pidfd: bool = True, exit_signal: 
     """
     start = _machine_code().spawn
     assert start is not None
-    stack = ctypes.create_string_buffer(_STACK)
-    top = (ctypes.addressof(stack) + _STACK) & ~15
-    pidfd = ctypes.c_int(-1)
-    steps, values = ctypes.addressof(prepared.steps), ctypes.addressof(prepared.values)
-    arguments = (ctypes.c_int64 * 4)(steps, prepared.length, values, prepared.given)
+    stack = (foreign.c_char * _STACK)()
+    top = (foreign.addressof(stack) + _STACK) & ~15
+    pidfd = foreign.c_int(-1)
+    steps, values = foreign.addressof(prepared.steps), foreign.addressof(prepared.values)
+    arguments = (foreign.c_int64 * 4)(steps, prepared.length, values, prepared.given)
     before = signal.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS)
     try:
         flags |= _CLONE_VM | exit_signal | (_CLONE_PIDFD if with_pidfd else 0)
-        pid = start(flags, top, ctypes.addressof(pidfd), ctypes.addressof(arguments))
+        pid = start(flags, top, foreign.addressof(pidfd), foreign.addressof(arguments))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid < 0:
@@ -286,8 +286,8 @@ def spawn(flags: int, prepared: Prepared, with_pidfd: bool = True, exit_signal: 
 _STACK = 4096
 _CLONE_VM, _CLONE_PIDFD = 0x100, 0x1000
 _ALL_SIGNALS = signal.valid_signals()
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+_libc = foreign.CDLL(None, use_errno=True)
+_libc.syscall.restype = foreign.c_long
 
 
 class _MachineCode(NamedTuple):
@@ -308,11 +308,11 @@ def _machine_code() -> _MachineCode:
         return _MachineCode(None, None)
     memory.write(code())
     _keep_mapped.append(memory)
-    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    if _libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
+    place = foreign.addressof(foreign.c_char.from_buffer(memory))
+    if _libc.mprotect(foreign.c_void_p(place), foreign.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
         return _MachineCode(None, None)  # SELinux and others forbid it
     # PYFUNCTYPE: the interpreter's lock is kept, as there is nobody else in a zygote or its child to give it to.
-    function = ctypes.PYFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 4)
+    function = foreign.PYFUNCTYPE(foreign.c_long, *[foreign.c_long] * 4)
     return _MachineCode(function(place), function(place + int(MACHINE_CODE[MACHINE][0])))
 
 

@@ -7,11 +7,11 @@ own. Where that is looked at here, it is done here as well: nothing can change b
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import stat
 
+from . import foreign
 from .syscalls import call
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
     """Where the path leads for the guest: every link on the way is one of its own root's, and none leads out of it."""
     base = os.readlink(b"/proc/%d/cwd" % thread)
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
-    how = (ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    how = (foreign.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     root = os.open(b"/proc/%d/root" % thread, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return call("openat2", root, os.path.join(base, path), how, 24)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
 from ..failure import CageError, step
 from ..plan import Bind
+from . import foreign
 from .call_list import CallList, Value
 from .syscalls import call
 
@@ -85,7 +85,7 @@ def is_full(place: Union[str, int]) -> bool:
 
 def open_without_links(path: str) -> int:
     """Opens an already resolved path for reference only; a link anywhere on the way is an error."""
-    how = ctypes.create_string_buffer(
+    how = foreign.create_string_buffer(
         struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     )
     return call("openat2", AT_FDCWD, os.fsencode(path), how, 24)
@@ -147,6 +147,6 @@ def _restrict(tree: int, bind: Bind, idmap: Optional[int]) -> None:
 
 
 def _set_attributes(tree: int, attributes: int, userns: int, recursive: bool) -> None:
-    request = ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns))
+    request = foreign.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns))
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     call("mount_setattr", tree, b"", flags, request, 32)

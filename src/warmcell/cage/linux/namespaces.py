@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
 from ..light import signal, socket
-from . import kernel_files
+from . import foreign, kernel_files
 from .call_list import CallList, Value
 from .syscalls import call
 
@@ -33,8 +32,8 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 
 def clone(flags: int) -> tuple[int, int]:
     """Forks into new namespaces. Returns (pid, pidfd) in the parent and (0, -1) in the child."""
-    pidfd = ctypes.c_int(-1)
-    pid = call("clone", flags | CLONE_PIDFD | signal.SIGCHLD, 0, ctypes.byref(pidfd), 0, 0)
+    pidfd = foreign.c_int(-1)
+    pid = call("clone", flags | CLONE_PIDFD | signal.SIGCHLD, 0, foreign.byref(pidfd), 0, 0)
     return (pid, pidfd.value) if pid else (0, -1)
 
 

@@ -5,9 +5,9 @@ Calls are made with nonsense, which the kernel refuses before it does anything: 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 
+from . import foreign
 from .syscalls import call
 
 #: `move_mount` came with `open_tree`, and asks for privileges before it looks.
@@ -38,9 +38,9 @@ def has_call(name: str) -> bool:
 
 def refusal_of_seccomp() -> int:
     """The error with which filters that notify, which a cage is locked with, are refused; 0: they are to be had."""
-    action = ctypes.c_uint32(_USER_NOTIFICATION)
+    action = foreign.c_uint32(_USER_NOTIFICATION)
     try:
-        call("seccomp", _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action))
+        call("seccomp", _SECCOMP_GET_ACTION_AVAIL, 0, foreign.byref(action))
     except OSError as error:
         return error.errno or errno.EIO
     return 0

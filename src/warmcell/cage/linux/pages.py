@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from . import foreign
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 _MADV_DONTNEED = 4
 
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_madvise = foreign.CDLL(None).madvise
+_madvise.argtypes = [foreign.c_void_p, foreign.c_size_t, foreign.c_int]
 
 
 def of_files() -> List[Tuple[int, int]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 
+from . import foreign
 from .syscall_numbers import AARCH64, X86_64
 
 MACHINE = os.uname().machine  # not platform.machine(): that would remember the host's name for every guest
 NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+_libc = foreign.CDLL(None, use_errno=True)
+_libc.syscall.restype = foreign.c_long
 
 
 def call(name: str, *arguments: object) -> int:
@@ -19,16 +19,16 @@ def call(name: str, *arguments: object) -> int:
     number = NUMBERS.get(name)
     if number is None:
         raise OSError(38, f"{name} is not known on {MACHINE}")
-    words = [ctypes.c_long(item) if isinstance(item, int) else item for item in arguments]
-    result = int(_libc.syscall(ctypes.c_long(number), *words))
+    words = [foreign.c_long(item) if isinstance(item, int) else item for item in arguments]
+    result = int(_libc.syscall(foreign.c_long(number), *words))
     if result < 0:
-        errno = ctypes.get_errno()
+        errno = foreign.get_errno()
         raise OSError(errno, f"{name}: {os.strerror(errno)}")
     return result
 
 
 _prctl = _libc.prctl
-_prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+_prctl.argtypes = [foreign.c_int, *[foreign.c_ulong] * 4]
 
 
 def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
@@ -39,7 +39,7 @@ def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
 
 
 def _prctl_error() -> OSError:
-    errno = ctypes.get_errno()
+    errno = foreign.get_errno()
     return OSError(errno, f"prctl: {os.strerror(errno)}")
 
 

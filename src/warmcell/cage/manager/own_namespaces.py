@@ -7,12 +7,11 @@ whatever ends it ends every cell. The process that was started clones it, as a s
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 from ..failure import step
 from ..light import signal, socket
-from ..linux import host_root, mounts, namespaces
+from ..linux import foreign, host_root, mounts, namespaces
 from ..linux.syscalls import call
 from ..wire import send_packet
 from .host_ids import IDS_OF_A_MANAGER
@@ -24,12 +23,12 @@ def enter(control: socket.socket) -> int:
     """Returns in the new process: the first of those that guests are to be on the host, as it is seen from in there."""
     is_root = host_root.is_root_of_host()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
-    pidfd = ctypes.c_int(-1)
+    pidfd = foreign.c_int(-1)
     flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID | (0 if is_root else namespaces.CLONE_NEWUSER)
     uid, gid = os.geteuid(), os.getegid()
     with step("create namespaces"):
         flags |= _CLONE_PARENT | namespaces.CLONE_PIDFD | signal.SIGCHLD
-        pid = call("clone", flags, 0, ctypes.byref(pidfd), 0, 0)
+        pid = call("clone", flags, 0, foreign.byref(pidfd), 0, 0)
     if pid:
         with step("map own user"):
             if not is_root:

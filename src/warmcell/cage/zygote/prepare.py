@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _imp
-import ctypes
 import sys
 from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
 from types import ModuleType
@@ -11,6 +10,7 @@ from types import ModuleType
 from ..bundle import use_no_more
 from ..failure import CageError, step
 from ..light import signal
+from ..linux import foreign
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _loaded(directory: str, name: str) -> ModuleType:
 
 def load_what_many_import() -> None:
     """Modules of the standard library that programs begin with, and that we ourselves do without."""
-    for name in ("importlib.machinery", "typing", "socket", "json", "threading"):
+    for name in ("importlib.machinery", "typing", "socket", "json", "threading", "ctypes"):
         __import__(name)
 
 
@@ -65,7 +65,7 @@ def hide_command_line() -> None:
     start, end = int(fields[45]), int(fields[46])
     title = b"python3\0main.py\0"
     if end - start > len(title):
-        ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
+        foreign.write_memory(start, title.ljust(end - start, b"\0"))
 
 
 def forget_callers_signals() -> None:

@@ -6,7 +6,6 @@ touches as little of its own memory as it can: every page that it writes to betw
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import struct
@@ -18,7 +17,7 @@ from ..failure import CageError
 from ..guest import recipe
 from ..guest.job import await_job, rehearse
 from ..light import partial, read_json, signal, socket
-from ..linux import call_list, fds, namespaces, pages
+from ..linux import call_list, fds, foreign, namespaces, pages
 from ..linux.call_list import CallList, Field, Prepared
 from ..linux.syscalls import MACHINE, prctl
 from ..records import NamedTuple
@@ -40,6 +39,8 @@ _ASTRAY = 70
 _MOST_KNOWN = 64
 _FEW_BIRTHS, _ENOUGH_REHEARSALS = 4, 10
 _MSG_NOSIGNAL = 0x4000
+
+_python = foreign.PyDLL(None)
 
 
 def serve(channel: socket.socket, order: Dict[str, Any]) -> Becoming:
@@ -146,13 +147,13 @@ class _Zygote:
     def _is_born(self, birth: _Birth) -> bool:
         """Forks, by two lists of calls. True in the new process; here the manager has been told."""
         if self._tells_modules:
-            ctypes.pythonapi.PyOS_BeforeFork()
+            _python.PyOS_BeforeFork()
         function, arguments = birth.fork.bound
         is_done = function(*arguments) == birth.fork.length
         pid = birth.fork.values[birth.pid]
         is_born = is_done and pid == 0
         if self._tells_modules:
-            (ctypes.pythonapi.PyOS_AfterFork_Child if is_born else ctypes.pythonapi.PyOS_AfterFork_Parent)()
+            (_python.PyOS_AfterFork_Child if is_born else _python.PyOS_AfterFork_Parent)()
         if is_born:
             return True
         if not is_done:
@@ -200,7 +201,7 @@ class _Zygote:
         return partial(_be_guest, self._recipes[number].prepare(given), given, wait)
 
     def _birth(self, number: int, become: Becoming, descriptors: List[int]) -> _Birth:
-        answer = ctypes.create_string_buffer(FORK_ANSWER.pack(0, False), FORK_ANSWER.size)
+        answer = foreign.create_string_buffer(FORK_ANSWER.pack(0, False), FORK_ANSWER.size)
         fork = CallList()
         fork.part("fork guest")
         if self._is_caging:
@@ -277,10 +278,10 @@ def _clone_arguments() -> Tuple[int, ...]:
     of forks, and where any were loaded that we do not know, they are told as Python does it.
     """
     # libc remembers its thread by number, and the kernel can put the new one where it looks.
-    place = ctypes.c_void_p()
+    place = foreign.c_void_p()
     flags = signal.SIGCHLD | _CLONE_PARENT
     try:
-        prctl(_PR_GET_TID_ADDRESS, ctypes.addressof(place))
+        prctl(_PR_GET_TID_ADDRESS, foreign.addressof(place))
         flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
     except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: a guest's abort() is then a plain crash
         pass

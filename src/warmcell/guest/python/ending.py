@@ -5,24 +5,40 @@ frees, and so copies, every page that the fork shares. So it is left out where n
 replaced, and nothing that is still alive does anything when it goes.
 """
 
-import _signal  # without the Python around it, which takes long to load, and which a new interpreter does not have
+import _signal  # and `_ctypes`: without the Python around them, which takes long to load, and a new interpreter has not
 import _weakref
 import atexit
-import ctypes
 import gc
 import io
 import os
 import sys
+from _ctypes import FUNCFLAG_CDECL, FUNCFLAG_PYTHONAPI, CFuncPtr, _SimpleCData, dlopen, sizeof
 from itertools import compress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 INTERRUPTED = -_signal.SIGINT
 _MOST_BLOCKS = 300_000  # more than this is not worth listing: freeing it is what takes the time
 _HAS_COLLECTOR = 1 << 14  # Py_TPFLAGS_HAVE_GC
-_exit_process = ctypes.PyDLL(None).exit  # unlike os._exit, lets libraries say their last word
-_write_buffers_of_c = ctypes.PyDLL(None).fflush
+
+
+class _Pointer(_SimpleCData):
+    _type_ = "P"
+
+
+class _Function(CFuncPtr):
+    _flags_ = FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI
+
+
+class _Program:
+    """All that is loaded, where functions are looked for by their names."""
+
+    _handle = dlopen(None, 0)
+
+
+_exit_process = _Function(("exit", _Program))  # unlike os._exit, lets libraries say their last word
+_write_buffers_of_c = _Function(("fflush", _Program))
 #: Looked up here: `os._exit` has the loader look for it in each guest, on a dozen pages.
-_leave = ctypes.PyDLL(None)._exit
+_leave = _Function(("_exit", _Program))
 #: Where no preload brought any: the place where the loader notes the next library.
 _plain_end = []
 _mro_of = type.__dict__["__mro__"].__get__  # a metaclass may have its own ideas about attributes
@@ -37,10 +53,9 @@ def note_libraries():
 
 def _place_of_next_library():
     """Behind the last one in the loader's list, which <link.h> describes: address, name, section, next, previous."""
-    pointer = ctypes.sizeof(ctypes.c_void_p)
-    library = ctypes.PyDLL(None)._handle
+    library = _Program._handle
     while True:
-        place = ctypes.c_void_p.from_address(library + 3 * pointer)
+        place = _Pointer.from_address(library + 3 * sizeof(_Pointer))
         if place.value is None:
             return place
         library = place.value
