@@ -33,6 +33,9 @@ def find_in_wheel(package: str, *parts: str) -> str | None:
     """A program that an installed package carries, found without importing the package."""
     from importlib.util import find_spec
 
+    from warmcell.lifetime.late_site import run_site
+
+    run_site()
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):

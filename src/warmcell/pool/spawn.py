@@ -19,6 +19,9 @@ else:
 CAGE_DIR = str(warmcell.cage.__path__[0])
 _CONTROL = 3
 LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
+ENVIRONMENT = {**CAGED_ENV, CHILD_MARK: "1"}  # what most of its guests are to have: they need not change it
+#: The environment variable by which a manager is handed over that was started before this program was (`bin/front.c`).
+HANDED_OVER = "WARMCELL_MANAGER"
 
 #: By which `warmcell top` knows a manager.
 MANAGER_MARK = "from cage.manager.start import main"
@@ -50,7 +53,7 @@ def spawn(command: list[str], descriptors: Sequence[int]) -> int:
     return os.posix_spawnp(
         command[0],
         command,
-        {**CAGED_ENV, CHILD_MARK: "1"},  # what most of its guests are to have: they need not change it
+        ENVIRONMENT,
         file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(descriptors)],
         setsid=True,
         setsigmask=[],
@@ -64,6 +67,9 @@ class Early:
     For a program that has just begun: no other thread is there that could fork, and what it has as 0, 1 and 2 may be
     nothing at all.
     """
+
+    #: Whether it knows what it is to become.
+    was_told = False
 
     def __init__(self, interpreter: str) -> None:
         self.interpreter = interpreter
@@ -88,15 +94,53 @@ class Early:
         _close(pair)
         return moved
 
+    @classmethod
+    def handed_over(cls, interpreter: str, words: str) -> Early:
+        """One that was started by the program that became this one, in its words. ValueError: it will not do."""
+        numbers, started, package = words.split("\n")
+        pid, control, complaints, stdin, stdout, was_told = map(int, numbers.split())
+        if started != interpreter or not os.path.samefile(package, os.path.dirname(CAGE_DIR)):
+            raise ValueError("of another installation")
+        early = cls.__new__(cls)
+        early.interpreter, early.pid, early.was_told = interpreter, pid, bool(was_told)
+        early.control, early.complaints, early.others = control, complaints, (stdin, stdout)
+        os.waitid(os.P_PID, early.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # ours, and not somebody else's
+        for descriptor in (early.control, early.complaints, *early.others):
+            os.set_inheritable(descriptor, False)
+        return early
+
     def discard(self) -> None:
         """Where it is not needed after all."""
+        if self.was_told:
+            self._await_clone()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         _close((self.control, self.complaints, *self.others))
 
+    def _await_clone(self) -> None:
+        """It becomes another process, a child of ours as it was, which is the first that it says."""
+        from warmcell.cage.wire import packets_at, receive_packet
+
+        control = packets_at(self.control)
+        try:
+            message, _ = receive_packet(control)
+        except OSError:
+            message = {}
+        finally:
+            control.detach()
+        if "pid" in message:
+            os.waitpid(self.pid, 0)
+            self.pid = message["pid"]
+
 
 def start_early(interpreter: str) -> Early | None:
-    """None: what was wrong is told when it is needed."""
+    """The one that was handed over, or a new one. None: what was wrong is told when it is needed."""
+    words = os.environ.pop(HANDED_OVER, "")
+    try:
+        if words:
+            return Early.handed_over(interpreter, words)
+    except (OSError, ValueError):
+        pass  # whoever it is ends when its channel does, which is with us
     try:
         return Early(interpreter)
     except OSError:

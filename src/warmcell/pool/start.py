@@ -188,8 +188,12 @@ def start_ahead(interpreter: str, early: Early | None = None, *, has_worker: boo
         return
     with suppress(OSError):  # told when it is needed
         start = Start(interpreter, early=early)
+        order = first_order("namespaces", has_worker=has_worker)
         try:
-            start.tell(first_order("namespaces", has_worker=has_worker), once=True)
+            if early is not None and early.was_told:
+                start.order = order
+            else:
+                start.tell(order, once=True)
         except OSError:
             start.discard()
             raise

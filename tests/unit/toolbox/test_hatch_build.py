@@ -13,11 +13,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERFACE = "hatchling.builders.hooks.plugin.interface"
+SCRIPT_ALONE = {"bin/warmcell": "warmcell"}
 
 
 @pytest.fixture
 def hook_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for name in ("WARMCELL_NO_PRECOMPILE", "WARMCELL_NO_PRECOMPILE_PYTHON"):
+    for name in ("WARMCELL_NO_PRECOMPILE", "WARMCELL_NO_PRECOMPILE_PYTHON", "WARMCELL_PURE"):
         monkeypatch.delenv(name, raising=False)
     interface = ModuleType(INTERFACE)
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
@@ -36,6 +37,7 @@ def hook(hook_module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hook_module, "precompiler", lambda: compiler)
     monkeypatch.setattr(hook_module, "scratch_directory", lambda _name: tmp_path)
     monkeypatch.setattr(hook_module, "write_bundle", lambda: tmp_path / "modules.bin")
+    monkeypatch.setattr(hook_module, "compiled_front", lambda: None)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
     made = hook_module.CompileModules()
     made.compiler = compiler
@@ -66,12 +68,12 @@ def test_a_wheel_with_compiled_modules_is_for_one_platform(hook: Any, tmp_path: 
 def test_on_request_it_is_pure_and_needs_nothing(hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMCELL_NO_PRECOMPILE", "1")
     bundle = {str(tmp_path / "modules.bin"): "warmcell/modules.bin"}
-    assert build(hook) == {"force_include": bundle, "pure_python": True}
+    assert build(hook) == {"force_include": bundle, "pure_python": True, "shared_scripts": SCRIPT_ALONE}
     assert hook.dependencies() == []
 
 
 def test_an_editable_install_compiles_when_it_is_used(hook: Any) -> None:
-    assert build(hook, "editable") == {"force_include": {}, "pure_python": True}
+    assert build(hook, "editable") == {"force_include": {}, "pure_python": True, "shared_scripts": SCRIPT_ALONE}
 
 
 def test_without_wasmtime_or_a_target_it_is_pure(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +101,23 @@ def test_the_interpreter_is_in_it_unless_somebody_or_the_platform_says_no(
     monkeypatch.delenv("WARMCELL_NO_PRECOMPILE_PYTHON")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))  # musl, for which its builder has no wheels
     assert not is_python_compiled(hook)
+
+
+def test_with_a_compiler_the_command_has_a_program_in_front_of_it(
+    hook: Any, hook_module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which makes it a wheel for one platform, whatever else it brings."""
+    front = tmp_path / "warmcell"
+    monkeypatch.setattr(hook_module, "compiled_front", lambda: front)
+    monkeypatch.setenv("WARMCELL_NO_PRECOMPILE", "1")
+    made = build(hook)
+    assert made["shared_scripts"] == {"bin/warmcell": "warmcell-python", str(front): "warmcell"}
+    assert made["pure_python"] is False and made["tag"] != "py3-none-any"
+    assert build(hook, "editable")["shared_scripts"] == SCRIPT_ALONE
+    monkeypatch.setenv("WARMCELL_PURE", "1")
+    assert build(hook) | {"force_include": {}} == {
+        "force_include": {},
+        "pure_python": True,
+        "shared_scripts": SCRIPT_ALONE,
+    }
+    assert hook.dependencies() == []

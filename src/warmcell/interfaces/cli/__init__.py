@@ -9,6 +9,9 @@ import atexit
 import gc
 import os
 import sys
+from contextlib import suppress
+
+from warmcell.lifetime import late_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,10 +24,11 @@ if TYPE_CHECKING:
 _RARELY = 100_000
 
 
-def main(argv: Sequence[str] | None = None, early: Early | None = None) -> int:
+def main(argv: Sequence[str] | None = None, early: Early | None = None, is_site_due: bool = False) -> int:
     """Entry point; returns the exit status. Without `argv` the whole process is this command, and ends here.
 
-    `early` is a manager's process that was started before this was loaded.
+    `early` is a manager's process that was started before this was loaded. `is_site_due`: this interpreter was started
+    without `site`, which takes a quarter of its start, for those who have no use for it.
 
     What such a process loads stays until its end: the collector need not look at it again and again, and nobody has to
     take it apart.
@@ -32,10 +36,19 @@ def main(argv: Sequence[str] | None = None, early: Early | None = None) -> int:
     if argv is not None:
         return _status(list(argv), early)
     gc.set_threshold(_RARELY)
+    if is_site_due:
+        late_site.is_due = True
+        _be_called_warmcell()
     status = _status(sys.argv[1:], early)
     atexit._run_exitfuncs()
     _flush_or_silence()
     os._exit(status)
+
+
+def _be_called_warmcell() -> None:
+    """By `ps` and `pkill`, as whoever was started by its script is."""
+    with suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write("warmcell")
 
 
 def _status(argv: list[str], early: Early | None) -> int:
@@ -65,9 +78,11 @@ def _status_of(error: BaseException, argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str], early: Early | None) -> int:
-    from warmcell.interfaces.cli.quick import read_run, read_sh
+    from warmcell.interfaces.cli.quick import needs_no_packages, read_run, read_sh
 
     plain = read_run(argv)
+    if plain is None or not needs_no_packages(plain):
+        late_site.run_site()
     if plain is not None and plain.enforcer in ("auto", "native"):
         _start_ahead(early)
     elif (script := read_sh(argv)) is not None:

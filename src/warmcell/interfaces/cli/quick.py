@@ -27,6 +27,11 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
     return found
 
 
+def needs_no_packages(run: SimpleNamespace) -> bool:
+    """Whether it will do with the standard library: other languages, and the network, can bring others."""
+    return run.target == "python" and not (run.policy or run.allow_domain or run.audit)
+
+
 def read_sh(argv: list[str]) -> SimpleNamespace | None:
     """The arguments of `warmcell sh`, or None where argparse has to look."""
     if argv[:1] != ["sh"] or "--" in argv:

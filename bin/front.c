@@ -1,0 +1,190 @@
+/* The `warmcell` command of a wheel that was built with a C compiler.
+ *
+ * A command and its manager are two interpreters, which take the same time to load. This starts the manager's, tells it
+ * what it is to become, and then becomes the command's: `warmcell-python` beside it, so that both load at the same time. It
+ * decides nothing. Where something is not as it expects, the script starts the manager itself, as it does without this.
+ *
+ * What the manager is given is the same as in src/warmcell/pool/spawn.py, from which modules/front.py writes front.h:
+ * BOOT, its program; ENVIRONMENT, its variables; ORDER_BEGINS and ORDER_ENDS, around the path of the worker.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "front.h"
+
+enum { LOWEST_OWN = 10, PATH_ROOM = PATH_MAX };
+
+/* Where the script is, which interpreter its first line names, and where the package is that it will import. */
+static char script[PATH_ROOM], interpreter[PATH_ROOM], package[PATH_ROOM];
+static char real_interpreter[PATH_ROOM];
+
+static bool has_room(int length) { return length > 0 && length < PATH_ROOM; }
+
+/* The first line, as the installer wrote it: "#!" and the path of an interpreter, without arguments. */
+static bool read_interpreter(void)
+{
+    FILE *file = fopen(script, "re");
+    char line[PATH_ROOM];
+    bool is_read = file != NULL && fgets(line, sizeof line, file) != NULL;
+    if (file != NULL)
+        fclose(file);
+    size_t length = is_read ? strlen(line) : 0;
+    if (length < 4 || strncmp(line, "#!/", 3) != 0 || line[length - 1] != '\n' || strpbrk(line, " \t\r") != NULL)
+        return false;
+    line[length - 1] = '\0';
+    strcpy(interpreter, line + 2);
+    return realpath(interpreter, real_interpreter) != NULL;
+}
+
+/* Below what the directory of commands is in, as pip installs for an interpreter that is called "python3.11", say. */
+static bool find_package(const char *prefix)
+{
+    static const char *const places[] = {"site-packages", "dist-packages"};
+    const char *name = strrchr(real_interpreter, '/') + 1;
+    if (strncmp(name, "python3.", 8) != 0)
+        return false;
+    for (size_t place = 0; place < sizeof places / sizeof *places; place++) {
+        int length = snprintf(package, PATH_ROOM, "%s/lib/%s/%s/warmcell/cage/manager/start.py", prefix, name,
+                              places[place]);
+        if (has_room(length) && access(package, R_OK) == 0) {
+            package[length - (int)strlen("/cage/manager/start.py")] = '\0';
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A pair of descriptors out of the way of the numbers that the child's get. */
+static bool raise_both(int pair[2])
+{
+    for (int end = 0; end < 2; end++) {
+        int raised = fcntl(pair[end], F_DUPFD_CLOEXEC, LOWEST_OWN);
+        close(pair[end]);
+        pair[end] = raised;
+    }
+    return pair[0] >= 0 && pair[1] >= 0;
+}
+
+static bool make_pipe(int pair[2]) { return pipe2(pair, O_CLOEXEC) == 0 && raise_both(pair); }
+
+static bool make_channel(int pair[2])
+{
+    return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0 && raise_both(pair);
+}
+
+/* In a session of its own, with these descriptors as 0, 1, 2 and 3, and nothing of ours in its environment. */
+static pid_t spawn_manager(const int descriptors[4])
+{
+    char cage[PATH_ROOM];
+    if (!has_room(snprintf(cage, PATH_ROOM, "%s/cage", package)))
+        return -1;
+    char *words[] = {real_interpreter, "-I", "-S", "-c", (char *)BOOT, cage, NULL};
+    static char *const environment[] = {ENVIRONMENT, NULL};
+
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    sigset_t none, plain;
+    sigemptyset(&none);
+    sigemptyset(&plain);
+    sigaddset(&plain, SIGPIPE);
+    sigaddset(&plain, SIGXFSZ);
+    sigaddset(&plain, SIGCHLD);
+    pid_t pid = -1;
+    if (posix_spawn_file_actions_init(&actions) != 0 || posix_spawnattr_init(&attributes) != 0)
+        return -1;
+    for (int number = 0; number < 4; number++)
+        if (posix_spawn_file_actions_adddup2(&actions, descriptors[number], number) != 0)
+            return -1;
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setsigdefault(&attributes, &plain);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    if (posix_spawn(&pid, real_interpreter, &actions, &attributes, words, environment) != 0)
+        return -1;
+    return pid;
+}
+
+/* As JSON, for which the path must need no escaping. */
+static bool tell_order(int channel, bool has_worker)
+{
+    char order[2 * PATH_ROOM];
+    for (const char *place = package; *place != '\0'; place++)
+        if (*place < ' ' || *place > '~' || *place == '"' || *place == '\\')
+            return false;
+    int length = has_worker ? snprintf(order, sizeof order, "%s%s/guest/python%s", ORDER_BEGINS, package, ORDER_ENDS)
+                            : snprintf(order, sizeof order, "%s%s", ORDER_BEGINS, ORDER_ENDS);
+    return length > 0 && (size_t)length < sizeof order && send(channel, order, (size_t)length, MSG_NOSIGNAL) == length;
+}
+
+static void keep_open(int descriptor) { fcntl(descriptor, F_SETFD, 0); }
+
+/* True: it is on its way, and the script is told by an environment variable where its ends of the channels are. */
+static bool start_manager(bool has_worker)
+{
+    int in[2], out[2], complaints[2], control[2];
+    if (!make_pipe(in) || !make_pipe(out) || !make_pipe(complaints) || !make_channel(control))
+        return false;
+    const int descriptors[] = {in[0], out[1], complaints[1], control[1]};
+    pid_t pid = spawn_manager(descriptors);
+    for (size_t each = 0; each < sizeof descriptors / sizeof *descriptors; each++)
+        close(descriptors[each]);
+    if (pid < 0)
+        return false;
+    char told[2 * PATH_ROOM + 128];
+    int length = snprintf(told, sizeof told, "%d %d %d %d %d %d\n%s\n%s", (int)pid, control[0], complaints[0], in[1],
+                          out[0], tell_order(control[0], has_worker), real_interpreter, package);
+    if (length < 0 || (size_t)length >= sizeof told || setenv(HANDED_OVER, told, 1) != 0)
+        return false;
+    keep_open(control[0]);
+    keep_open(complaints[0]);
+    keep_open(in[1]);
+    keep_open(out[0]);
+    return true;
+}
+
+static bool asks_for_help(char **words)
+{
+    for (; *words != NULL; words++)
+        if (strcmp(*words, "--help") == 0)
+            return true;
+    return false;
+}
+
+int main(int count, char **words)
+{
+    char own[PATH_ROOM];
+    if (realpath((const char *)getauxval(AT_EXECFN), own) == NULL) {
+        perror("warmcell: where it is installed");
+        return 126;
+    }
+    *strrchr(own, '/') = '\0';
+    if (!has_room(snprintf(script, PATH_ROOM, "%s/warmcell-python", own)))
+        return 126;
+    *strrchr(own, '/') = '\0';
+    bool is_run = count > 1 && strcmp(words[1], "run") == 0, is_sh = count > 1 && strcmp(words[1], "sh") == 0;
+    unsetenv(HANDED_OVER);
+    if ((is_run || is_sh) && !asks_for_help(words) && read_interpreter() && find_package(own) && start_manager(is_run)
+        && is_run) {
+        /* Without `site`: most runs need none of what it does, and the script makes up for it in those that do. */
+        char **with_options = calloc((size_t)count + 3, sizeof *with_options);
+        if (with_options != NULL) {
+            with_options[0] = interpreter;
+            with_options[1] = "-S";
+            with_options[2] = script;
+            memcpy(with_options + 3, words + 1, (size_t)count * sizeof *words); /* and the NULL at the end */
+            execv(interpreter, with_options);
+        }
+    }
+    execv(script, words);
+    perror(script);
+    return 126;
+}

@@ -1,0 +1,260 @@
+"""The program in front of the command: what it starts is what the command would have, and it stands in nobody's way."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import ROOT
+
+from warmcell.cage.environment import CAGED_ENV
+from warmcell.lifetime import late_site
+from warmcell.pool.spawn import BOOT, ENVIRONMENT
+from warmcell.pool.start import first_order
+
+pytestmark = pytest.mark.needs("linux", "gcc", "user namespaces")
+
+BASE = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+SCRIPT = (ROOT / "bin/warmcell").read_text().partition("\n")[2]
+
+#: In the interpreter's place: as a manager's it writes down how it was started, and as the command's it tells both.
+STAND_IN = """
+import json, os, signal, socket, sys, time
+heard = os.path.dirname(sys.argv[0]) + "/heard"
+if sys.argv[1:2] == ["-I"]:
+    told = {
+        "argv": sys.argv,
+        "environ": dict(os.environ),
+        "leads session": os.getsid(0) == os.getpid(),
+        "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "order": json.loads(socket.socket(fileno=3).recv(4096) or "null"),
+    }
+    with open(heard + ".new", "w") as file:
+        json.dump(told, file)
+    os.rename(heard + ".new", heard)
+    sys.exit()
+handed = os.environ.get("WARMCELL_MANAGER")
+told = {"argv": sys.argv[1:], "handed": handed, "manager": None}
+if handed:
+    numbers = list(map(int, handed.split("\\n")[0].split()))
+    told |= {"was_told": numbers[5], "interpreter": handed.split("\\n")[1], "package": handed.split("\\n")[2]}
+    if not numbers[5]:
+        os.close(numbers[1])
+    os.waitpid(numbers[0], 0)
+    with open(heard) as file:
+        told["manager"] = json.load(file)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = importlib.util.spec_from_file_location("front", ROOT / "modules/front.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    directory = tmp_path_factory.mktemp("front")
+    made: Path | None = module.compile_front(directory)
+    assert made is not None, (directory / "complaints").read_text()
+    return made
+
+
+def installed(compiled: Path, prefix: Path, script: str = SCRIPT, first_line: str = f"#!{sys.executable}") -> Path:
+    """As an installer lays it out: both commands, and the package where the interpreter's name says."""
+    (prefix / "bin").mkdir(parents=True)
+    packages = prefix / "lib" / os.path.basename(BASE) / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "warmcell").symlink_to(ROOT / "src/warmcell")
+    behind = prefix / "bin/warmcell-python"
+    behind.write_text(f"{first_line}\n{script}")
+    behind.chmod(0o755)
+    shutil.copy(compiled, prefix / "bin/warmcell")
+    return prefix / "bin/warmcell"
+
+
+def run(command: Path, *words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **environment}
+    argv = [os.fsencode(command), *map(os.fsencode, words)]
+    return subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+def witnessed(command: Path, *words: str | bytes, **environment: str) -> dict[str, Any]:
+    ended = run(command, *words, **environment)
+    assert ended.returncode == 0, ended.stderr
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Path:
+    stand_in = tmp_path / os.path.basename(BASE)
+    stand_in.write_text(f"#!{BASE}\n{STAND_IN}")
+    stand_in.chmod(0o755)
+    return stand_in
+
+
+@pytest.fixture
+def witness(compiled: Path, interpreter: Path, tmp_path: Path) -> Path:
+    return installed(compiled, tmp_path / "prefix", "", f"#!{interpreter}")
+
+
+@pytest.mark.parametrize("word", ["run", "sh"])
+def test_the_manager_is_what_the_command_itself_would_start(witness: Path, interpreter: Path, word: str) -> None:
+    package = f"{witness.parents[1]}/lib/{interpreter.name}/site-packages/warmcell"
+    told = witnessed(witness, word, "x", SECRET="of the caller")
+    manager = told["manager"]
+    assert manager["argv"] == [str(interpreter), "-I", "-S", "-c", BOOT, f"{package}/cage"]
+    assert manager["environ"] == ENVIRONMENT and ENVIRONMENT.items() >= CAGED_ENV.items()
+    assert (manager["leads session"], manager["descriptors"], manager["blocked"]) == (True, [0, 1, 2, 3], [])
+    assert (told["interpreter"], told["package"], told["was_told"]) == (str(interpreter), package, 1)
+    worker = f"{package}/guest/python" if word == "run" else ""
+    assert manager["order"] == {**first_order("namespaces"), "worker": worker, "once": True}
+    assert first_order("namespaces", has_worker=False)["worker"] == ""
+    behind = f"{witness}-python"
+    assert told["argv"] == (["-S", behind, "run", "x"] if word == "run" else [behind, "sh", "x"])
+
+
+@pytest.mark.parametrize("words", [[], ["doctor"], ["run", "--help"], ["sh", "--help"], ["--version"]])
+def test_other_commands_start_nothing_and_have_their_site(witness: Path, words: list[str]) -> None:
+    told = witnessed(witness, *words, WARMCELL_MANAGER="1 2 3 4 5 1\nsomebody\nelse's")
+    assert (told["argv"], told["handed"]) == ([f"{witness}-python", *words], None)
+
+
+def test_words_arrive_as_they_are(witness: Path) -> None:
+    words = ["run", "python", "", "a b", "'\"$x", "\n", "--", "-S"]
+    assert witnessed(witness, *words)["argv"][2:] == words
+    assert witnessed(witness, "run", b"\xff\xfe")["argv"][2:] == ["run", "\udcff\udcfe"]
+
+
+def test_a_link_to_the_command_leads_to_it(witness: Path, tmp_path: Path) -> None:
+    link = tmp_path / "elsewhere"
+    link.symlink_to(witness)
+    assert witnessed(link, "run", "x")["was_told"] == 1
+
+
+def test_a_first_line_that_says_more_is_left_to_the_kernel(compiled: Path, interpreter: Path, tmp_path: Path) -> None:
+    told = witnessed(installed(compiled, tmp_path / "prefix", "", f"#!{interpreter} -B"), "run", "x")
+    assert (told["argv"][0], told["handed"]) == ("-B", None)
+
+
+def test_without_the_package_where_it_should_be_the_script_does_all(witness: Path) -> None:
+    shutil.rmtree(witness.parents[1] / "lib")
+    assert witnessed(witness, "run", "x")["handed"] is None
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "schön"])
+def test_a_path_that_json_would_escape_is_not_told(
+    compiled: Path, interpreter: Path, tmp_path: Path, name: str
+) -> None:
+    told = witnessed(installed(compiled, tmp_path / name, "", f"#!{interpreter}"), "run", "x")
+    assert (told["was_told"], told["manager"]["order"]) == (0, None)
+
+
+def test_without_its_script_it_says_which_file_is_missing(witness: Path) -> None:
+    witness.with_name("warmcell-python").unlink()
+    ended = run(witness, "run", "x")
+    assert ended.returncode == 126 and "warmcell-python" in ended.stderr
+
+
+@pytest.fixture
+def command(compiled: Path, tmp_path: Path) -> Path:
+    return installed(compiled, tmp_path)
+
+
+def assert_none_left(command: Path) -> None:
+    """No manager of this installation: those of tests beside this one have other paths."""
+    deadline = time.monotonic() + 10
+    while any(str(command.parents[1]) in _cmdline(pid) for pid in os.listdir("/proc") if pid.isdigit()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _cmdline(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_a_run_is_a_run(command: Path) -> None:
+    ended = run(command, "run", "python", "-c", "import sys; print(6*7, sys.argv[1:]); sys.exit(3)", "--", "a", "b c")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "42 ['a', 'b c']\n", "")
+    look = "print(open('/proc/self/maps').read(), open('/proc/self/cmdline').read())"
+    assert str(command.parents[1]) not in run(command, "run", "python", "-c", look).stdout
+    assert_none_left(command)
+
+
+def test_its_manager_is_the_one_that_was_handed_over(command: Path) -> None:
+    """Nobody starts a second."""
+    script = command.with_name("warmcell-python")
+    script.write_text(script.read_text().replace("import os\n", "import os\n\nos.posix_spawnp = None\n", 1))
+    ended = run(command, "run", "python", "-c", "print(1)")
+    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
+    assert run(script, "run", "python", "-c", "print(1)").returncode != 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--record", "/dev/null", "python", "-c", "print(7)"],
+        ["--timeout", "nonsense", "python", "-c", "print(7)"],
+        ["--enforcer", "none", "python", "-c", "print(7)"],
+        ["no-such-language", "-c", "print(7)"],
+    ],
+)
+def test_a_manager_that_was_not_needed_is_gone(command: Path, words: list[str]) -> None:
+    same = subprocess.run(
+        [sys.executable, str(ROOT / "bin/warmcell"), "run", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    ended = run(command, "run", *words)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (same.returncode, same.stdout, same.stderr)
+    assert_none_left(command)
+
+
+def test_garbage_is_survived_by_the_script(command: Path) -> None:
+    for words in ("x", "1 2 3 4 5 1\nx\ny", f"{os.getpid()} 0 1 2 0 0\n{BASE}\n{ROOT / 'src/warmcell'}"):
+        ended = run(command.with_name("warmcell-python"), "run", "python", "-c", "print(1)", WARMCELL_MANAGER=words)
+        assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
+
+
+def test_it_is_called_warmcell(command: Path) -> None:
+    running = subprocess.Popen([command, "run", "python", "-c", "import time; time.sleep(30)"])
+    try:
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{running.pid}/comm").read_text() != "warmcell\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        running.terminate()
+        running.wait()
+
+
+def test_site_runs_late_where_it_is_due_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import site
+
+    runs: list[int] = []
+    monkeypatch.setattr(site, "main", lambda: runs.append(1))
+    late_site.run_site()
+    assert runs == []
+    monkeypatch.setattr(late_site, "is_due", True)
+    late_site.run_site()
+    late_site.run_site()
+    assert runs == [1]
+
+
+def test_a_language_that_a_package_may_bring_has_its_packages(command: Path) -> None:
+    """Unknown here: entry points are looked for, and what is installed is listed."""
+    ended = run(command, "run", "no-such-language", "-c", "1")
+    assert ended.returncode == 2 and "unknown language" in ended.stderr
