@@ -133,8 +133,11 @@ class CellMaker:
         try:
             attached, trees = self._open_trees(order, init.host_id, owned)
             shape = Shape(order.common, len(order.cgroups), attached, _files(order.plan, attached))
+            with step("fork guest"):
+                self._zygote.teach(shape)  # what it does not know yet it learns while we make the first of such roots
+            root = owned.take(self._roots.copy_for(order.common, attached))
             ours, handoff = owned.socketpair()
-            given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, *trees)
+            given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, root, *trees)
             with step("fork guest"):
                 self._zygote.order(shape, order.may_exec, order.waits, given, order.is_program)
                 if watched(order.plan, init.host_id).is_needed:
@@ -155,12 +158,10 @@ class CellMaker:
     def _open_trees(
         self, order: Order, host_id: int, owned: Owned
     ) -> Tuple[Tuple[Tuple[str, bool], ...], Sequence[int]]:
-        """What goes on top of the root, and the trees: a copy of the root, and then those."""
+        """What goes on top of the root, and the trees of it."""
         trees = [owned.take(self._open_tree(bind, host_id)) for bind in order.own]
         kinds = (stat.S_ISDIR(os.fstat(tree).st_mode) for tree in trees)
-        attached = tuple(zip((bind.target for bind in order.own), kinds))  # noqa: B905  # since Python 3.10
-        root_of_all = self._roots.copy_for(order.common, attached)
-        return attached, (owned.take(root_of_all), *trees)
+        return tuple(zip((bind.target for bind in order.own), kinds)), trees  # noqa: B905  # since Python 3.10
 
     def _make_keeper(self, order: Order, status: socket.socket, owned: Owned) -> None:
         """A guest without namespaces, by way of its keeper."""

@@ -55,6 +55,13 @@ class ZygoteChild:
             raise CageError(*answer.get("failed", ("start zygote", 0, "it died")))
         self._is_ready = True
 
+    def teach(self, shape: Shape) -> None:
+        """Tells it of the shape, where it was not told: an order of that shape will follow."""
+        try:
+            self._recipe(shape)
+        except (BrokenPipeError, ConnectionResetError):
+            raise ZygoteLost from None
+
     def order(
         self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int], is_program: bool = False
     ) -> None:
