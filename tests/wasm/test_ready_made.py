@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from warmcell.backends.wasm import worker
+from warmcell.backends.wasm import module_loading, worker
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.supervisor import Supervisor
@@ -26,6 +26,7 @@ from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.toolbox import ready_made
 from warmcell.toolbox.loader import find_artefact
 from warmcell.toolbox.python_component import ComponentUnavailable
+from warmcell.toolbox.signed_directory import SignedFile
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST = f"own:{find_artefact('node').sha256}"
@@ -109,7 +110,7 @@ def test_the_first_command_of_a_new_user_compiles_nothing(
         assert runner.run_command(["node", "-p", "6*7"], timeout=60).stdout == "42\n"
     finally:
         runner.close()
-    assert not [path for path in cache.iterdir() if path.suffix == ".signed"]
+    assert not cache.exists()
     assert "compiling" not in caplog.text
 
 
@@ -128,6 +129,57 @@ def test_workers_use_the_file_itself_and_nothing_is_copied(
     finally:
         runner.close()
         pool.close()
+
+
+def test_what_is_shipped_is_used_before_what_was_compiled_here_which_has_to_be_checked(
+    installed: Path, tmp_path: Path
+) -> None:
+    """As on an account that once had an installation without. Both stay, whatever a worker makes of either."""
+    artefact = os.memfd_create("module")
+    os.write(artefact, b"compiled here")
+    cache = ModuleCache(tmp_path / "modules")
+    cache.store("key", artefact, {})
+    os.close(artefact)
+
+    def shipped() -> SignedFile | None:
+        return ready_made.find_ready_made(DIGEST, "run")
+
+    def found(way: Callable[[], SignedFile | None]) -> bool:
+        compiled = cache.find("key", way)
+        assert compiled is not None
+        compiled.close()
+        return compiled.is_shipped
+
+    assert found(shipped)
+    cache.forget("key")
+    assert found(shipped)
+    cache.forget("key")
+    assert not found(lambda: None)
+    cache.forget("key")
+    assert cache.find("key") is None
+    cache.close()
+
+
+def test_a_worker_that_can_use_no_file_of_the_installation_gets_what_was_compiled_here(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: the next process finds it."""
+    caplog.set_level(logging.INFO, "warmcell")
+    damaged = os.memfd_create("damaged")
+    os.write(damaged, b"no machine code")
+    whole = ready_made.find_ready_made(DIGEST, "run")
+    assert whole is not None
+    whole.close()
+    found = SignedFile(damaged, whole.facts, is_shipped=True)
+    monkeypatch.setattr(module_loading, "find_ready_made", lambda *_, **__: found.copy())
+    for _ in range(2):
+        runner = ToolboxRunner(Supervisor(cache=ModuleCache(tmp_path / "modules")))
+        try:
+            assert runner.run_command(["node", "-p", "6*7"], timeout=120).stdout == "42\n"
+        finally:
+            runner.close()
+    found.close()
+    assert caplog.text.count("compiling") == 1
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o646, 0o664])

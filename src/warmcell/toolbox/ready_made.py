@@ -57,7 +57,7 @@ def find_ready_made(digest: str, entry: str, *, is_copied: bool = False) -> Sign
         os.close(module)
         _log.warning("%s is not what was built, the module is compiled anew", path)
         return None
-    return SignedFile(module, record["facts"])
+    return SignedFile(module, record["facts"], is_shipped=True)
 
 
 def _is_like_code(found: os.stat_result) -> bool:

@@ -49,9 +49,11 @@ class SignedFile:
 
     descriptor: int
     facts: dict[str, Any]
+    #: It came with the installation.
+    is_shipped: bool = False
 
     def copy(self) -> SignedFile:
-        return SignedFile(os.dup(self.descriptor), self.facts)
+        return SignedFile(os.dup(self.descriptor), self.facts, self.is_shipped)
 
     def close(self) -> None:
         os.close(self.descriptor)

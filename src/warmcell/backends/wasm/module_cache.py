@@ -31,13 +31,13 @@ class ModuleCache:
         self._lock = Lock()
 
     def find(self, key: str, shipped: Callable[[], SignedFile | None] = lambda: None) -> SignedFile | None:
-        """The compiled form, for the caller to close; where none is kept, what was `shipped`, if that is there.
+        """The compiled form, for the caller to close: what was `shipped`, which costs next to nothing, or what is kept.
 
         Whoever asks while another looks waits for what that finds: it is a copy of many megabytes.
         """
         with self._lock:
             if key not in self._open:
-                compiled = self._read(key) or shipped()
+                compiled = shipped() or self._read(key)
                 if compiled is None:
                     return None
                 self._remember(key, compiled)
@@ -57,12 +57,13 @@ class ModuleCache:
                 _say_once(f"compiled modules cannot be kept in {directory.path}: {error.strerror}")
 
     def forget(self, key: str) -> None:
-        """Drops what wasmtime would not take."""
+        """Drops what wasmtime would not take. What was shipped stays where it is, as does what is kept beside it."""
         with self._lock:
             compiled = self._open.pop(key, None)
             if compiled is not None:
                 compiled.close()
-            if self._directory is not None:
+            is_kept = compiled is None or not compiled.is_shipped
+            if self._directory is not None and is_kept:
                 self._directory.forget(key)
 
     def close(self) -> None:

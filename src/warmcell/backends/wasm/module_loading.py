@@ -34,6 +34,7 @@ _log = LateLog(__name__)
 #: Larger modules are worth a worker that nobody used, so that their compiled form can be kept.
 _LARGE_BYTES = 64 * 1024
 _MOST_LOADED = 64
+_AS_IT_IS, _COPIED = "as it is", "copied"
 COMPILE_MEMORY_MB = 1024
 OWN_COMPILE_SECONDS = 600.0
 OWN_COMPILE_MEMORY_MB = 8192
@@ -90,8 +91,9 @@ class Loader:
         # this while waiting for a worker could wait for ever.
         self._compiling = FairQueue(1)
         self._looked_for: set[str] = set()
-        #: A worker could not use a file of the installation, so that they get copies.
-        self._needs_copies = False
+        #: How workers get files of the installation: as they are, or a copy; without the ways in which one could not
+        #: use them.
+        self._ways = [_AS_IT_IS, _COPIED]
 
     def look_ahead(self, load: Load) -> None:
         """Begins to read and check a module of ours, if this is its first use: meanwhile the worker can be started."""
@@ -140,15 +142,16 @@ class Loader:
 
     def find_compiled(self, load: Load) -> SignedFile | None:
         """What was compiled here, or came compiled with the installation."""
-        if not load.source.is_own or load.needs_fuel:
+        if not load.source.is_own or load.needs_fuel or not self._ways:
             return self._cache.find(load.cache_key)
-        source, is_copied = load.source, self._needs_copies
+        source, is_copied = load.source, self._ways[0] == _COPIED
         return self._cache.find(
             load.cache_key, lambda: find_ready_made(source.digest, source.entry, is_copied=is_copied)
         )
 
     def _adopt(self, lease: Lease, load: Load) -> bool:
         """Takes the compiled form from the cache, if it is there and wasmtime takes it."""
+        ways = self._ways
         compiled = self.find_compiled(load)
         if compiled is None:
             return False
@@ -159,8 +162,8 @@ class Loader:
             lease.worker.loaded[load.key] = None
             return True
         self._cache.forget(load.cache_key)
-        if not self._needs_copies:
-            self._needs_copies = True
+        if compiled.is_shipped:
+            self._ways = ways[1:]
             return self._adopt(lease, load)
         return False
 
