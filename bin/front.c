@@ -49,15 +49,18 @@ static bool read_interpreter(void)
 /* Below what the directory of commands is in, as pip installs for an interpreter that is called "python3.11", say. */
 static bool find_package(const char *prefix)
 {
-    static const char *const places[] = {"site-packages", "dist-packages"};
+    static const char *const places[] = {"lib/%s/site-packages", "lib64/%s/site-packages", "lib/%s/dist-packages"};
+    static const char inside[] = "/cage/manager/start.py";
     const char *name = strrchr(real_interpreter, '/') + 1;
     if (strncmp(name, "python3.", 8) != 0)
         return false;
-    for (size_t place = 0; place < sizeof places / sizeof *places; place++) {
-        int length = snprintf(package, PATH_ROOM, "%s/lib/%s/%s/warmcell/cage/manager/start.py", prefix, name,
-                              places[place]);
+    for (size_t each = 0; each < sizeof places / sizeof *places; each++) {
+        char place[PATH_ROOM];
+        if (!has_room(snprintf(place, PATH_ROOM, places[each], name)))
+            continue;
+        int length = snprintf(package, PATH_ROOM, "%s/%s/warmcell%s", prefix, place, inside);
         if (has_room(length) && access(package, R_OK) == 0) {
-            package[length - (int)strlen("/cage/manager/start.py")] = '\0';
+            package[length - (int)strlen(inside)] = '\0';
             return true;
         }
     }

@@ -146,6 +146,15 @@ def test_a_first_line_that_says_more_is_left_to_the_kernel(compiled: Path, inter
     assert (told["argv"][0], told["handed"]) == ("-B", None)
 
 
+@pytest.mark.parametrize("place", ["lib64/{}/site-packages", "lib/{}/dist-packages"])
+def test_the_package_is_found_where_other_systems_have_it(witness: Path, interpreter: Path, place: str) -> None:
+    prefix = witness.parents[1]
+    packages = prefix / place.format(interpreter.name)
+    packages.parent.mkdir(parents=True, exist_ok=True)
+    (prefix / "lib" / interpreter.name / "site-packages").rename(packages)
+    assert witnessed(witness, "run", "x")["package"] == f"{packages}/warmcell"
+
+
 def test_without_the_package_where_it_should_be_the_script_does_all(witness: Path) -> None:
     shutil.rmtree(witness.parents[1] / "lib")
     assert witnessed(witness, "run", "x")["handed"] is None
