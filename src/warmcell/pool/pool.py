@@ -61,6 +61,7 @@ class Pool:
 
     def __init__(self, smallest: int, largest: int, group_parent: GroupParent | None) -> None:
         self._group_parent = group_parent
+        self.descriptors_of_a_cell = 12 if group_parent else 8
         self._smallest, self._largest = smallest, largest
         self._is_closed = False
         self.last_used = 0.0
@@ -251,6 +252,7 @@ class Pool:
             with self._changed:
                 self._state.failed(kind)
             return
+        cell.prepare_for_end()
         with self._changed:
             is_kept = not self._is_closed and self._state.made(kind)
             if is_kept:

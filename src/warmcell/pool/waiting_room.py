@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 else:
     Protocol = object  # type checkers alone look at these
 
-_DESCRIPTORS_OF_A_CELL = 8
 _SHARE_OF_DESCRIPTORS = 4  # one part in so many
 _MOST = 256
 
@@ -25,6 +24,7 @@ class Waiting(Protocol):
 
     #: When somebody last asked it for a cell.
     last_used: float
+    descriptors_of_a_cell: int
 
     def ready_count(self) -> int: ...
 
@@ -49,7 +49,7 @@ class WaitingRoom:
         """
         with self._lock:
             counts = [(pool, pool.ready_count()) for pool in self._pools]
-        if sum(count for _, count in counts) < most_waiting():
+        if sum(count for _, count in counts) < most_waiting(asking.descriptors_of_a_cell):
             return True
         others = [pool for pool, count in counts if count and pool is not asking]
         idlest = min(others, key=lambda pool: pool.last_used, default=None)
@@ -58,12 +58,12 @@ class WaitingRoom:
         return idlest.shed()
 
 
-def most_waiting() -> int:
+def most_waiting(descriptors_of_a_cell: int) -> int:
     """By what the program may open now."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY:
         return _MOST
-    return min(_MOST, allowed // (_SHARE_OF_DESCRIPTORS * _DESCRIPTORS_OF_A_CELL))
+    return min(_MOST, allowed // (_SHARE_OF_DESCRIPTORS * descriptors_of_a_cell))
 
 
 waiting_room = WaitingRoom()

@@ -69,7 +69,8 @@ class Cell:
         #: What whoever made it calls its first process.
         self.number = 0
         self.pidfd = -1
-        self._guest = -1
+        #: The guest's own process, where it is no child of a keeper.
+        self.guest = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
         #: Told of every refusal at once, where the cell stays: its kind, and what it was.
@@ -149,7 +150,7 @@ class Cell:
         if "pid" in message:
             self.number, self.pidfd = int(message["pid"]), descriptors[0]
             # Where init only sleeps it ends, and everything with it, when the third is closed: by us or by our death.
-            self._guest = descriptors[1] if len(descriptors) > 1 else -1
+            self.guest = descriptors[1] if len(descriptors) > 1 else -1
             descriptors = descriptors[3:]
         if "ready" in message:
             self._is_ready = True
@@ -226,17 +227,26 @@ class Cell:
             self.start_failure += words.decode("utf-8", "replace")
         return not words
 
+    def close_job(self) -> None:
+        """When it has begun: there is more time for that while it runs than when it has ended."""
+        self._owned.close_only(self.job.fileno())
+
     def has_begun(self) -> None:
         """For a cell that stays: lets go of what was open for its beginning, since there may be hundreds of them."""
-        self._owned.close_only(self.job.fileno(), self._guest)
-        self._guest = -1
+        self._owned.close_only(self.job.fileno(), self.guest)
+        self.guest = -1
+
+    def prepare_for_end(self) -> None:
+        """For who has the time, since nobody has at the end."""
+        if self.group is not None:
+            self.group.open_counters()
 
     @property
     def guest_pid(self) -> int:
         """The guest's own process as this host numbers it; 0 where only its keeper knows, or it is gone."""
-        if self._guest < 0:
+        if self.guest < 0:
             return 0
-        rows = (line.split() for line in kernel_files.read(f"/proc/self/fdinfo/{self._guest}").splitlines())
+        rows = (line.split() for line in kernel_files.read(f"/proc/self/fdinfo/{self.guest}").splitlines())
         return max(0, next((int(row[1]) for row in rows if row[0] == "Pid:"), 0))
 
     def cpu_seconds(self) -> float:
@@ -293,7 +303,7 @@ class Cell:
 
     def _end(self) -> None:
         self._close_theirs()
-        self._owned.close_only(self.job.fileno())
+        self.close_job()
         if self._is_ordered and self.pidfd < 0:
             self._learn_who_it_is()
         if self.report is None and not self.await_gone(0):
@@ -304,11 +314,12 @@ class Cell:
 
     def _give_back(self) -> None:
         self._owned.close()
-        self.stdin = self.stdout = self.stderr = self.pidfd = self._guest = self.listener = -1
+        self.stdin = self.stdout = self.stderr = self.pidfd = self.guest = self.listener = -1
         if self.group is not None:
             try:
                 self.group_usage = self.group.usage()
             finally:
+                self.group.close_counters()
                 self.dispose_of_group(self.group)  # which needs no descriptor, while looking at what it used does
 
     def _learn_who_it_is(self) -> None:

@@ -9,10 +9,12 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.records import NamedTuple
-from warmcell.lifetime.descriptors import is_shortage
+from warmcell.lifetime.descriptors import Descriptors, is_shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +25,15 @@ else:  # their halves in C: the rest takes longer to load
 ROOT = "/sys/fs/cgroup"
 _REMOVAL_SECONDS = 2.0
 _PERIOD = 100_000
+_SHORT = 4096  # as those files are
+#: What is looked at when everybody has left, by controller.
+_COUNTERS_1 = (
+    ("memory", "memory.max_usage_in_bytes"),
+    ("cpuacct", "cpuacct.usage"),
+    ("memory", "memory.oom_control"),
+    ("pids", "pids.events"),
+)
+_COUNTERS_2 = (("", "memory.events"), ("", "pids.events"), ("", "memory.peak"), ("", "cpu.stat"))
 #: A group, or a file of it, that is gone or was never there. Any other error means that we are blind.
 _NOT_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES)
 
@@ -55,6 +66,8 @@ class Group:
     def __init__(self, directories: dict[str, str], name: str, limits: GroupLimits) -> None:
         self._is_version_2 = "" in directories
         self._paths = {controller: f"{base}/{name}" for controller, base in directories.items()}
+        self._opened = Descriptors()
+        self._counters: dict[str, int] = {}
         try:
             for path in dict.fromkeys(self._paths.values()):  # cpu and cpuacct are often one hierarchy
                 os.mkdir(path, 0o755)
@@ -104,19 +117,28 @@ class Group:
         name = "cgroup.procs" if self._is_version_2 else "tasks"
         return [f"{path}/{name}" for path in dict.fromkeys(self._paths.values())]
 
+    def open_counters(self) -> None:
+        """For a cell that waits: `usage`, for which somebody waits, then only looks."""
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        with suppress(OSError):  # no descriptor left, this time
+            for controller, name in _COUNTERS_2 if self._is_version_2 else _COUNTERS_1:
+                self._counters[name] = self._opened.opened(partial(os.open, f"{self._paths[controller]}/{name}", flags))
+
+    def close_counters(self) -> None:
+        self._opened.close()
+
     def usage(self) -> GroupUsage:
         return self._usage_version_2() if self._is_version_2 else self._usage_version_1()
 
     def _usage_version_2(self) -> GroupUsage:
-        events, pids = self._table("", "memory.events"), self._table("", "pids.events")
-        kills = events.get("oom_kill", 0)
+        kills = self._entry("", "memory.events", "oom_kill")
         # A kill without the group itself having been full came from a limit above it or a host without memory.
-        is_own = bool(events.get("oom", 0))
+        is_own = kills > 0 and self._entry("", "memory.events", "oom") > 0
         return GroupUsage(
             peak_memory_bytes=self._number("", "memory.peak"),  # since Linux 5.19; 0 lets init's own figure stand
             cpu_seconds=self.cpu_seconds(),
             memory_kills=kills if is_own else 0,
-            process_refusals=pids.get("max", 0),
+            process_refusals=self._entry("", "pids.events", "max"),
             outside_kills=0 if is_own else kills,
         )
 
@@ -124,23 +146,27 @@ class Group:
         return GroupUsage(
             peak_memory_bytes=self._number("memory", "memory.max_usage_in_bytes"),
             cpu_seconds=self.cpu_seconds(),
-            memory_kills=self._table("memory", "memory.oom_control").get("oom_kill", 0),
-            process_refusals=self._table("pids", "pids.events").get("max", 0),
+            memory_kills=self._entry("memory", "memory.oom_control", "oom_kill"),
+            process_refusals=self._entry("pids", "pids.events", "max"),
         )
 
     def cpu_seconds(self) -> float:
         if self._is_version_2:
-            return self._table("", "cpu.stat").get("usage_usec", 0) / 1e6
+            return self._entry("", "cpu.stat", "usage_usec") / 1e6
         return self._number("cpuacct", "cpuacct.usage") / 1e9
 
     def _number(self, controller: str, name: str) -> int:
         return int(self._read(controller, name) or 0)
 
-    def _table(self, controller: str, name: str) -> dict[str, int]:
-        rows = (line.split() for line in self._read(controller, name).splitlines())
-        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+    def _entry(self, controller: str, name: str, key: str) -> int:
+        """Of a file with a word and a number on each line; 0 where the kernel has no such word."""
+        _, _, after = f"\n{self._read(controller, name)}".partition(f"\n{key} ")
+        return int(after.partition("\n")[0] or 0)
 
     def _read(self, controller: str, name: str) -> str:
+        descriptor = self._counters.get(name, -1)
+        if descriptor in self._opened:
+            return read(name, lambda _: os.pread(descriptor, _SHORT, 0).decode())
         return read(f"{self._paths[controller]}/{name}", kernel_files.read_short)
 
     def remove(self) -> None:

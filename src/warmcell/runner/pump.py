@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import inf
 
 from warmcell.core.records import dataclass
+from warmcell.lifetime.run import Run
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.outcome import Exit
 from warmcell.runner.streams import Capture, Feed
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from warmcell.runner.listening import Listener, Pace
 
 _LOOK = 0.02
+#: The longest wait: a cell that is asked to stop and does not is noticed by then.
+_SELDOM = 1.0
 #: Most guests have ended after this, and what they wrote is read once, at their end. One that has more to write than
 #: a pipe holds waits for us, once, and no longer than this.
 _SHORT_RUN = 0.005
@@ -43,7 +46,7 @@ class Pump:
     """In the calling thread, from the moment that the cell has its job.
 
     `stdin` is what the guest reads: bytes, or a descriptor that is passed on as its data comes. The run is given up
-    when `cancelled` is readable. `on_linger` is called once when the run takes longer than most. `listener` hears the
+    when `run` is cancelled. `on_linger` is called once when the run takes longer than most. `listener` hears the
     output while it comes; a run without one does nothing for it.
     """
 
@@ -52,13 +55,13 @@ class Pump:
         cell: Cell,
         stdin: bytes | int,
         bounds: Bounds,
-        cancelled: int,
+        run: Run,
         on_linger: Callable[[], None],
         listener: Listener | None = None,
     ) -> None:
         self._cell = cell
         self._bounds = bounds
-        self._cancelled = cancelled
+        self._run = run
         self._on_linger: Callable[[], None] | None = on_linger
         self._sent = time.monotonic()
         self._began: float | None = None
@@ -72,10 +75,10 @@ class Pump:
         self._counts_cpu = bounds.cpu_seconds is not None and cell.group is not None
         #: When to begin to read output as it comes; 0: we do.
         self._draws_from = inf if listener is None else 0.0
-        # A sleeping init says nothing, and of its guest's end it is the last to end: that is the one word to wait for.
-        last = (cell.status.fileno(), cell.pidfd) if cell.has_keeper else (cell.pidfd,)
+        # Where init sleeps there is nothing to be heard before the guest's own process has ended.
+        last = (cell.status.fileno(), cell.pidfd) if cell.has_keeper else (cell.guest, cell.pidfd)
         drawn = self._order if listener is not None else ()
-        for descriptor in (cell.job.fileno(), *drawn, *last, cancelled):
+        for descriptor in (cell.job.fileno(), *drawn, *last):
             self._poll.register(descriptor, select.POLLIN)
         self._feed = Feed(stdin, cell.stdin, cell.close_stdin, self._poll)
 
@@ -89,8 +92,10 @@ class Pump:
     def run(self) -> Exit:
         """Until the cell is gone: by itself, at the deadline, at the end of its cpu time, or because of the caller."""
         cut_short = ""
-        while self._cell.report is None and not self._is_lost and not cut_short:
-            cut_short = self._turn()
+        # Cancelling ends the cell, which is heard of as any end is: there is nothing else to wait for.
+        with self._run.on_cancel(self._cell.ask_to_stop):
+            while self._cell.report is None and not self._is_lost and not cut_short:
+                cut_short = self._turn()
         if cut_short:
             self._stop()
         return self._finish(cut_short)
@@ -101,13 +106,13 @@ class Pump:
         remaining = self._deadline - now
         if remaining <= 0:
             return "timeout" if self._began is not None else "never began"
-        pause = min(remaining, _LOOK) if self._counts_cpu or self._on_linger else remaining
+        pause = min(remaining, _LOOK if self._counts_cpu or self._on_linger else _SELDOM)
         pause = max(0.0, min(pause, self._draws_from - now)) if self._draws_from else pause
         # poll() counts whole milliseconds: rounding down would spin, rounding up overshoots by less than one.
         for descriptor, _ in self._poll.poll(int(pause * 1000) + 1):
-            if descriptor == self._cancelled:
-                return "cancelled"
             self._handle(descriptor)
+        if self._run.is_cancelled:
+            return "cancelled"
         if self._pace is not None:
             self._pace.keep()
         if self._draws_from and time.monotonic() >= self._draws_from:
@@ -132,6 +137,9 @@ class Pump:
             if cell.hear_start():
                 self._poll.unregister(descriptor)
                 self._begin()
+                cell.close_job()
+        elif descriptor == cell.guest:
+            self._take_guests_end()
         elif descriptor == cell.pidfd:
             self._is_lost = cell.is_gone = True
         elif self._pace is None or not self._pace.take(descriptor):
@@ -143,6 +151,16 @@ class Pump:
         self._deadline = self._began + self._bounds.timeout
         if self._draws_from:
             self._draws_from = self._began + _SHORT_RUN
+
+    def _take_guests_end(self) -> None:
+        """Others are about to see to the rest of the cell, and to report: meanwhile we read what it wrote. Once, since
+        what it left behind may be writing still.
+        """
+        self._poll.unregister(self._cell.guest)
+        self._poll.register(self._cell.status, select.POLLIN)
+        if self._draws_from:
+            for descriptor, capture in self._captures.items():
+                capture.read(descriptor)
 
     def _draw(self) -> None:
         """From now on output is read as it comes."""
@@ -160,7 +178,6 @@ class Pump:
         """Asks first, because the report says what was used; a namespace that does not answer is taken down."""
         self._cell.ask_to_stop()
         until = time.monotonic() + self._cell.grace
-        self._poll.unregister(self._cancelled)
         while self._cell.report is None and not self._is_lost and time.monotonic() < until:
             for descriptor, _ in self._poll.poll(20):
                 self._handle(descriptor)

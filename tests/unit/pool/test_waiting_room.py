@@ -13,6 +13,8 @@ from warmcell.pool.waiting_room import WaitingRoom, most_waiting
 
 
 class Shelf:
+    descriptors_of_a_cell = 8
+
     def __init__(self, waiting: int, idle: float = 0.0) -> None:
         self.waiting = waiting
         self.last_used = time.monotonic() - idle
@@ -41,7 +43,7 @@ class Shelf:
 def test_who_idles_makes_room_and_who_works_does_not(
     monkeypatch: pytest.MonkeyPatch, others: list[tuple[int, float]], has_place: bool, left: list[int]
 ) -> None:
-    monkeypatch.setattr(module, "most_waiting", lambda: 4)
+    monkeypatch.setattr(module, "most_waiting", lambda _: 4)
     room, asking = WaitingRoom(), Shelf(0, 99)
     shelves = [Shelf(*other) for other in others]  # here, and not in the table: they idle from now on
     for shelf in (asking, *shelves):
@@ -51,15 +53,16 @@ def test_who_idles_makes_room_and_who_works_does_not(
 
 
 def test_nobody_makes_room_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "most_waiting", lambda: 4)
+    monkeypatch.setattr(module, "most_waiting", lambda _: 4)
     room, asking = WaitingRoom(), Shelf(4, 99)
     room.enter(asking)
     assert not room.has_place_for(asking) and asking.waiting == 4
 
 
 @pytest.mark.parametrize(
-    ("allowed", "most"), [(20, 0), (256, 8), (1024, 32), (65_536, 256), (resource.RLIM_INFINITY, 256)]
+    ("allowed", "each", "most"),
+    [(20, 8, 0), (256, 8, 8), (1024, 8, 32), (1024, 12, 21), (65_536, 8, 256), (resource.RLIM_INFINITY, 8, 256)],
 )
-def test_a_quarter_of_what_may_be_open(monkeypatch: pytest.MonkeyPatch, allowed: int, most: int) -> None:
+def test_a_quarter_of_what_may_be_open(monkeypatch: pytest.MonkeyPatch, allowed: int, each: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
-    assert most_waiting() == most
+    assert most_waiting(each) == most

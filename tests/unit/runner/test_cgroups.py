@@ -63,6 +63,39 @@ def test_a_figure_that_could_not_be_read_is_not_zero(group: Group, monkeypatch: 
         group.usage()
 
 
+def test_counters_that_were_opened_before_tell_what_is_there_now(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the end of a run waits for no file to be opened."""
+    base, files = tmp_path / "warmcell-x", ("memory.peak", "memory.events", "pids.events", "cpu.stat")
+    for name in files:
+        (base / name).write_text("")
+    before = len(os.listdir("/proc/self/fd"))
+    group.open_counters()
+    (base / "memory.peak").write_text("12345\n")
+    (base / "memory.events").write_text("max 9\noom 1\noom_kill 2\noom_group_kill 7\n")
+    (base / "pids.events").write_text("max 3\n")
+    (base / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", None)
+        assert group.usage() == group.usage() == GroupUsage(12345, 1.5, 2, 3)
+    group.close_counters()
+    assert len(os.listdir("/proc/self/fd")) == before and group.usage() == GroupUsage(12345, 1.5, 2, 3)
+
+
+def test_counters_that_cannot_be_opened_now_are_opened_at_the_end(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor_left(*args: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    (tmp_path / "warmcell-x" / "pids.events").write_text("max 3\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", no_descriptor_left)
+        group.open_counters()
+    assert group.usage().process_refusals == 3
+
+
 def test_limits_and_usage_of_version_1(tmp_path: Path) -> None:
     for name in V1_CONTROLLERS:
         (tmp_path / name).mkdir()

@@ -51,8 +51,6 @@ class _Begun:
     """A run whose guest has its job, and what goes with its end."""
 
     cleanup: ExitStack
-    #: Readable once the run was cancelled.
-    cancelled: int
     cell: Cell
     denials: DenialCollector
 
@@ -173,7 +171,8 @@ class Launcher:
         check = launch.program.check
         if check is None:
             return launch
-        result = self._run_once(replace(bare(launch), program=check, files={}))
+        program = check() if callable(check) else check
+        result = self._run_once(replace(bare(launch), program=program, files={}))
         return launch if result.ok else result
 
     def _built(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
@@ -235,27 +234,26 @@ class Launcher:
         begin = partial(self._begun, launch, world)
         begun = scarcity.retried(begin, launch.run, self._config.queue_timeout, own=self.pool)
         with begun.cleanup:
-            cancelled, cell, denials = begun.cancelled, begun.cell, begun.denials
+            cell, denials, terms = begun.cell, begun.denials, terms_of(launch, world)
             bounds = Bounds(launch.timeout - launch.spent, limits.output_bytes, limits.cpu_seconds)
-            end = Pump(cell, launch.stdin, bounds, cancelled, self.pool.linger, launch.listener).run()
+            end = Pump(cell, launch.stdin, bounds, launch.run, self.pool.linger, launch.listener).run()
             cell.close()
             launch.run.check()
             kernel = _kernel_usage(cell)
             shown = tuple(bind.target for bind in world.visible) if end.denials else ()
             for denial in explain(end, kernel, limits, shown):
                 denials.add(denial)
-            return judge(end, terms_of(launch, world), kernel, denials.all())
+            return judge(end, terms, kernel, denials.all())
 
     def _begun(self, launch: Launch, world: World) -> _Begun:
         """All that a run opens; nothing is left open where it fails."""
         with ExitStack() as cleanup:
             self.pool.begin()
             cleanup.callback(self.pool.done)
-            cancelled = cleanup.enter_context(launch.run.descriptor())
             prepared = world.prepare(cleanup)
             denials = DenialCollector()
             cell = self._started(launch, world, prepared, denials, cleanup)
-            return _Begun(cleanup.pop_all(), cancelled, cell, denials)
+            return _Begun(cleanup.pop_all(), cell, denials)
 
     def _started(
         self, launch: Launch, world: World, prepared: PreparedWorld, denials: DenialCollector, cleanup: ExitStack
