@@ -28,7 +28,7 @@ class _Guest:
     def __init__(self, watch: int | None) -> None:
         self.watch = watch
         self.verdicts: list[Verdict] = []
-        self.is_lost = self.is_being_made = self.is_introduced = self.is_ending = False
+        self.is_lost = self.is_being_made = self.is_introduced = self.is_ending = self.is_closed = False
         self.listens_to = -1
 
     def introduce(self) -> None:
@@ -45,8 +45,16 @@ class _Guest:
         assert not self.verdicts and not self.is_ending
         self.is_ending = True
 
-    def finish(self, verdict: Verdict) -> None:
+    @property
+    def will_be_heard(self) -> bool:
+        return self.listens_to >= 0 and not self.is_ending
+
+    def report(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
+
+    def close(self) -> None:
+        assert self.verdicts and not self.is_closed
+        self.is_closed = True
 
     def lose_watcher(self) -> None:
         self.is_lost = True
@@ -62,11 +70,16 @@ class _Talk:
         self.manager._watcher._channel = ours
         self.manager._asked_for = {}
         self.manager._guests = {}
+        self.manager._ends, self.ends = os.pipe2(os.O_CLOEXEC)
+        self.manager._hears_ends, self.manager._reported = True, []
         self.manager._lingering, self.manager._ended, self.manager._ending_inits = [], [], set()
         self.manager._reap_ms, self.manager._is_caging = 3, True
-        self.manager._maker = SimpleNamespace(is_complete=True)
+        # Tests before this one may have left children, which are then reaped here.
+        self.manager._processes = {}
+        self.manager._maker = SimpleNamespace(is_complete=True, ids=SimpleNamespace(give_back=lambda pid: None))
         self.manager._poll = select.poll()
-        self.manager._poll.register(ours, select.POLLIN)
+        for descriptor in (ours.fileno(), self.manager._ends):
+            self.manager._poll.register(descriptor, select.POLLIN)
 
     def says(self, **message: object) -> None:
         send_packet(self.watcher, message)
@@ -84,7 +97,7 @@ def talk() -> Iterator[_Talk]:
     yield made
     made.watcher.close()
     made.manager._watcher.let_go()
-    for descriptor in made.manager._lingering:
+    for descriptor in (*made.manager._lingering, made.manager._ends, made.ends):
         os.close(descriptor)
 
 
@@ -104,6 +117,33 @@ def test_no_more_than_a_few_wait_for_their_mounts_to_be_taken_down(talk: _Talk) 
     for _ in range(5):
         talk.manager._finish(_Guest(None))
     assert len(talk.manager._lingering) == 2 and talk.manager._pause_ms() == 3
+
+
+def test_descriptors_of_who_was_reported_on_are_closed_when_nobody_waits(talk: _Talk) -> None:
+    guests = [_Guest(None) for _ in range(3)]
+    for guest in guests:
+        talk.manager._finish(guest)
+    assert [guest.is_closed for guest in guests] == [False, False, True] and talk.manager._pause_ms() == 3
+    talk.manager._tidy()
+    assert all(guest.is_closed for guest in guests) and talk.manager._reported == []
+
+
+@pytest.mark.parametrize(
+    ("other", "is_woken"),
+    [({}, True), ({"listens_to": 9}, False), ({"listens_to": 9, "is_ending": True}, True), (None, False)],
+    ids=["another is not listened to", "another waits", "another is about to end", "nobody"],
+)
+def test_only_the_end_of_an_init_wakes_nobody(talk: _Talk, other: dict[str, object] | None, is_woken: bool) -> None:
+    """The supervisor, who waits for that end, may need the same processor."""
+    if other is not None:
+        talk.manager._guests[1] = _Guest(None)
+        for name, value in other.items():
+            setattr(talk.manager._guests[1], name, value)
+    talk.manager._finish(_Guest(None))
+    os.write(talk.ends, b"!")
+    assert bool(talk.manager._poll.poll(0)) is is_woken
+    talk.manager._listen_to_ends()
+    assert talk.manager._poll.poll(0)
 
 
 def test_init_ends_as_soon_as_nobody_is_left_who_could_run(talk: _Talk) -> None:

@@ -171,6 +171,11 @@ class GuestChild:
         self._init.end()
 
     @property
+    def will_be_heard(self) -> bool:
+        """Whether its end, when it comes, is told by the descriptor that it listens to as well."""
+        return self._listener is not None and not self.is_ending
+
+    @property
     def is_being_made(self) -> bool:
         return not self._is_ready
 
@@ -234,8 +239,8 @@ class GuestChild:
         self._limits = self._met_limits()
         self._init.end()
 
-    def finish(self, verdict: Verdict) -> None:
-        """The supervisor is told."""
+    def report(self, verdict: Verdict) -> None:
+        """The supervisor is told. `close` may come later."""
         assert self._ending is not None
         report: Dict[str, Any] = {
             "exit": self._ending.status,
@@ -248,7 +253,6 @@ class GuestChild:
         if verdict == LOST:
             report = {"failed": ["watch", 0, "the watcher died"]}
         self._send(report)
-        self.close()
 
     def _met_limits(self) -> Set[str]:
         """Where the kernel refused more, and told nobody but the guest."""

@@ -19,7 +19,7 @@ from ..linux.owned import close_all
 from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
 from ..plan import PlanError, decode_binds
-from ..watching.watcher import LOST, NO_VERDICT, Watcher
+from ..watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
 from ..wire import PacketCut, new_inbox, receive_packet, send_packet
 from .cells import CellMaker
 from .guest_children import Ending, GuestChild
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set
 
 _QUIET_MS = 20  # what can be made ahead is made when nobody waits for anything
-#: How long after a run the mounts of its cell are taken down, and of how many cells they may wait for that.
+#: How long after a run the mounts of its cell are taken down and its descriptors closed, and how many cells may wait
+#: for that.
 _LINGER_MS, _MOST_LINGERING = 3, 2
 #: Inits that were ended are reaped as well when nobody waits; less and less often where one takes its time. And who
 #: is being made for that long is told of, so that it can be ended.
@@ -66,11 +67,15 @@ class Manager:
         self._asked_for: Dict[int, GuestChild] = {}
         #: Mount namespaces whose cells have ended.
         self._lingering: List[int] = []
+        #: Guests that were reported on, with their descriptors.
+        self._reported: List[GuestChild] = []
         #: Inits that were ended and have not been reaped, and how long to wait before looking for them.
         self._ending_inits: Set[int] = set()
         self._reap_ms = _LINGER_MS
         self._watcher = Watcher()
         self._poll = select.poll()
+        #: Where the ends of children are told, and whether anybody listens.
+        self._ends, self._hears_ends = -1, True
         if not self._is_caging:
             # What a bare guest leaves behind when it killed its own keeper comes to us.
             prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -86,12 +91,13 @@ class Manager:
     def serve(self) -> None:
         """Until the supervisor closes the control socket or dies; runs that are under way are seen to their end."""
         gc.enable()
-        ends = _ends_of_children()
+        ends = self._ends = _ends_of_children()
         assert self._control is not None
         for descriptor in (ends, self._control.fileno(), self._supervisor):
             self._poll.register(descriptor, select.POLLIN)
         while self._control is not None or self._guests or self._ended or self._asked_for:
             ready = dict(self._poll.poll(self._pause_ms()))
+            self._listen_to_ends()
             self._finish_ended()
             if not ready:
                 self._tidy()
@@ -111,6 +117,11 @@ class Manager:
             if self._control is not None and self._control.fileno() in ready:
                 self._hear(self._control)
 
+    def _listen_to_ends(self) -> None:
+        if not self._hears_ends:
+            self._hears_ends = True
+            self._poll.register(self._ends, select.POLLIN)
+
     def _tidy(self) -> None:
         """Nobody waits for any of this; or somebody who can do nothing for lack of a name."""
         for guest in self._guests.values():
@@ -118,6 +129,8 @@ class Manager:
                 guest.introduce()
         close_all(self._lingering)
         self._lingering.clear()
+        while self._reported:
+            self._reported.pop().close()
         listened_to = self._watcher.listens_to
         self._watcher.tell_ended()
         self._heed_watcher(listened_to)
@@ -129,7 +142,7 @@ class Manager:
         due = [guest.leftovers.next_look for guest in self._ended if guest.leftovers is not None]
         if due:
             return max(0.0, min(due) - time.monotonic()) * 1000
-        if self._lingering or not self._watcher.is_up_to_date:
+        if self._lingering or self._reported or not self._watcher.is_up_to_date:
             return _LINGER_MS
         if self._ending_inits:
             return self._reap_ms
@@ -210,9 +223,9 @@ class Manager:
             for guest in self._guests.values():
                 guest.lose_watcher()
             for number in list(self._asked_for):
-                self._asked_for.pop(number).finish(LOST)
+                self._report(self._asked_for.pop(number), LOST)
         for number in [number for number in self._watcher.told if number in self._asked_for]:
-            self._asked_for.pop(number).finish(self._watcher.told.pop(number))
+            self._report(self._asked_for.pop(number), self._watcher.told.pop(number))
 
     def _attend(self, ready: Dict[int, int]) -> None:
         """One word of each guest that has one: a guest that is refused without end holds up no other."""
@@ -241,17 +254,23 @@ class Manager:
                 break
             if pid == 0:
                 break
+            guest = self._guests.pop(pid, None)
+            if guest is not None:
+                self._take_end(guest, Ending(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))
             self._processes.pop(pid, None)
             self._ending_inits.discard(pid)
             self._maker.ids.give_back(pid)
             lost = True
-            guest = self._guests.pop(pid, None)
-            if guest is not None:
-                guest.ended(Ending(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))
-                self._ended.append(guest)
         self._finish_ended()
         if lost and not self._is_caging:
             self._kill_strays()
+
+    def _take_end(self, guest: GuestChild, ending: Ending) -> None:
+        guest.ended(ending)
+        if guest.is_ending:
+            self._finish(guest)
+        else:
+            self._ended.append(guest)
 
     def _finish_ended(self) -> None:
         """Reports on guests that have ended, once nothing that they left behind deserves more time."""
@@ -283,15 +302,30 @@ class Manager:
     def _finish(self, guest: GuestChild) -> None:
         self._end_init(guest)
         if guest.watch is None:
-            guest.finish(NO_VERDICT)
+            self._report(guest, NO_VERDICT)
             return
         listened_to = self._watcher.listens_to
         verdict = self._watcher.end_of(guest.watch)
         if verdict is not None:
-            guest.finish(verdict)
+            self._report(guest, verdict)
         else:
             self._asked_for[guest.watch] = guest
         self._heed_watcher(listened_to)
+
+    def _report(self, guest: GuestChild, verdict: Verdict) -> None:
+        """The supervisor waits for this, and for init, which waits for its turn on this processor: the rest later.
+
+        Nor are we to be woken by the end of init. The ends of other guests begin with what they listen to.
+        """
+        guest.report(verdict)
+        is_last = not self._ended and not self._asked_for and all(one.will_be_heard for one in self._guests.values())
+        if is_last and self._hears_ends:
+            self._hears_ends = False
+            self._poll.unregister(self._ends)
+        if len(self._reported) < _MOST_LINGERING:
+            self._reported.append(guest)
+        else:
+            guest.close()
 
     def _kill_strays(self) -> None:
         """Whatever is our child and not a cell outlived its keeper (a bare guest may kill its own)."""

@@ -106,7 +106,8 @@ def _start(flags: int, prepared: Prepared, awake: int) -> Spawned:
         if pid == 0:
             _run_plainly(prepared, awake)
         return Spawned(pid, pidfd, ())
-    # Its end is no news: whoever ends it reaps it when there is time.
+    # Its end is no news: whoever ends it reaps it when there is time. Once it sleeps it is another program, and the
+    # kernel tells of the ends of those all the same: see `Manager._report`.
     return call_list.spawn(flags, prepared, exit_signal=0)
 
 
