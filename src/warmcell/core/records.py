@@ -88,7 +88,7 @@ else:
 
     def _initialiser(kind):
         """Written out and compiled, so that wrong arguments are told as for any function, and calls are quick."""
-        scope = {"_set": object.__setattr__, "_needed": _NEEDED}
+        scope = {"_needed": _NEEDED}
         parameters, lines = [], []
         for name, item in sorted(kind.__record_fields__.items(), key=lambda pair: pair[1].is_keyword):
             if item.is_keyword and "*" not in parameters:
@@ -103,7 +103,8 @@ else:
                 parameters.append(f"{name}=_default_{name}")
             else:
                 parameters.append(name)
-            lines.append(f" _set(self, {name!r}, {value})\n")
+            scope[f"_set_{name}"] = kind.__dict__[name].__set__  # past any refusal, and without a look-up
+            lines.append(f" _set_{name}(self, {value})\n")
         if hasattr(kind, "__post_init__"):
             lines.append(" self.__post_init__()\n")
         exec(f"def __init__(self, {', '.join(parameters)}):\n{''.join(lines)}", scope)  # noqa: S102  # our own names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from warmcell.core.records import dataclass, field, replace
 
@@ -55,8 +55,9 @@ class Program:
     build: Build | None = None
     #: The same program for who runs it often: with a build, where a single run is better off without.
     ahead: Program | None = None
-    #: Reads the text without running it, and says by its exit status whether that is a program of the language.
-    check: Program | None = None
+    #: Reads the text without running it, and says by its exit status whether that is a program of the language; or
+    #: what makes such a one, since most programs are run unchecked.
+    check: Program | Callable[[], Program] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     #: For a program that is to be given arguments, where that takes another command line.
     argv_for_args: tuple[str, ...] = ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
@@ -98,11 +99,16 @@ class PythonRuntime:
     def prepare(self, code: str, config: ProcessConfig) -> Program:
         interpreter = find_interpreter(config)
         files = {MAIN_FILE: code.encode()}
-        check = _program(interpreter, CHECK_FILE, {CHECK_FILE: CHECK.encode(), **files}, None)
-        return _program(interpreter, MAIN_FILE, files, check)
+        return _program(interpreter, MAIN_FILE, files, partial(_checking, interpreter, files))
 
 
-def _program(interpreter: Interpreter, main: str, files: dict[str, bytes], check: Program | None) -> Program:
+def _checking(interpreter: Interpreter, files: dict[str, bytes]) -> Program:
+    return _program(interpreter, CHECK_FILE, {CHECK_FILE: CHECK.encode(), **files}, None)
+
+
+def _program(
+    interpreter: Interpreter, main: str, files: dict[str, bytes], check: Callable[[], Program] | None
+) -> Program:
     return Program(
         argv=command_line(interpreter, main),
         files=files,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Limits
     from warmcell.languages.host_tools import HostTools
+    from warmcell.languages.runtime import LanguageRuntime
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
     from warmcell.runner.listening import Listener
@@ -72,6 +73,8 @@ class ProcessBackend:
         self._policy = policy or DEFAULT_POLICY
         self._has_tools = has_tools
         self._tools: HostTools | None = None
+        #: Looked up once: looking takes longer than the rest of preparing a program.
+        self._runtimes: dict[str, LanguageRuntime] = {}
         self._enforcer = enforcer
         _check_work_path(work_path, self._policy)
         self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit, work_path)
@@ -210,14 +213,17 @@ class ProcessBackend:
         return self._launcher.run(self._planned(self._prepared(request), request, run, stdin, listener))
 
     def _prepared(self, request: ExecRequest) -> Program:
-        from warmcell.languages.registry import language_runtime
-
-        runtime = language_runtime(request.language)
+        runtime = self._runtimes.get(request.language) or self._find_runtime(request.language)
         assert isinstance(request.code, str)  # bytes are for wasm, which has just been refused
         try:
             return runtime.prepare(request.code, self._config)
         except OSError as error:
             raise host_failure(error, f"prepare {request.language}") from error
+
+    def _find_runtime(self, language: str) -> LanguageRuntime:
+        from warmcell.languages.registry import language_runtime
+
+        return self._runtimes.setdefault(language, language_runtime(language))
 
     def _planned(
         self,
