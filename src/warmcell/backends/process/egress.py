@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from warmcell.lifetime.cleanup import Cleanup
     from warmcell.net.connect.rate_limiter import RateLimiter
     from warmcell.net.proxy.certificate_authority import SandboxAuthority
     from warmcell.net.proxy.egress_proxy import EgressProxy
@@ -78,7 +79,7 @@ class Egress:
             for proxy in self._open:
                 proxy.set_rules(rules)
 
-    def open(self, cell: Cell, on_denial: Callable[[Denial], Any], cleanup: ExitStack) -> WayOut:
+    def open(self, cell: Cell, on_denial: Callable[[Denial], Any], cleanup: ExitStack | Cleanup) -> WayOut:
         """Starts the proxy on the listener that the cell opened in its own network; it ends with `cleanup`."""
         listener = cell.give_listener()
         if listener is None:

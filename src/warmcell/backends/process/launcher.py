@@ -18,6 +18,7 @@ from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
 from warmcell.enforcers.layout import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.cleanup import Cleanup
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import has_abandoned
 from warmcell.lifetime.ownership import Lock
@@ -50,7 +51,7 @@ _MOST_WORLDS = 32
 class _Begun:
     """A run whose guest has its job, and what goes with its end."""
 
-    cleanup: ExitStack
+    cleanup: Cleanup
     cell: Cell
     denials: DenialCollector
 
@@ -247,16 +248,19 @@ class Launcher:
 
     def _begun(self, launch: Launch, world: World) -> _Begun:
         """All that a run opens; nothing is left open where it fails."""
-        with ExitStack() as cleanup:
-            self.pool.begin()
-            cleanup.callback(self.pool.done)
+        cleanup = Cleanup()
+        self.pool.begin()
+        cleanup.callback(self.pool.done)
+        try:
             prepared = world.prepare(cleanup)
             denials = DenialCollector()
-            cell = self._started(launch, world, prepared, denials, cleanup)
-            return _Begun(cleanup.pop_all(), cell, denials)
+            return _Begun(cleanup, self._started(launch, world, prepared, denials, cleanup), denials)
+        except BaseException:
+            cleanup.close()
+            raise
 
     def _started(
-        self, launch: Launch, world: World, prepared: PreparedWorld, denials: DenialCollector, cleanup: ExitStack
+        self, launch: Launch, world: World, prepared: PreparedWorld, denials: DenialCollector, cleanup: Cleanup
     ) -> Cell:
         """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
         kind = self._kind(launch, world, prepared)

@@ -16,6 +16,7 @@ from warmcell.core.records import dataclass
 from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
+from warmcell.lifetime.cleanup import Cleanup
 from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.places import CODE_DIR, COMMON_PLACES, OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
@@ -85,7 +86,7 @@ class World:
         """Whether a process stands between the guest and who looks after all: where there are no namespaces."""
         return self._plan.isolation != "namespaces"
 
-    def prepare(self, cleanup: ExitStack) -> PreparedWorld:
+    def prepare(self, cleanup: ExitStack | Cleanup) -> PreparedWorld:
         """The world of one run; what was made for that run alone goes with `cleanup`."""
         return self._prepared
 
@@ -107,7 +108,7 @@ class OpenWorld(World):
     def _compile(self) -> LaunchPlan:
         return LaunchPlan(isolation=self.effective.isolation)
 
-    def prepare(self, cleanup: ExitStack) -> PreparedWorld:
+    def prepare(self, cleanup: ExitStack | Cleanup) -> PreparedWorld:
         from warmcell.workspace.private_directory import PrivateDirectory
 
         private = PrivateDirectory("run")
