@@ -21,7 +21,7 @@ else:  # its half in C: the rest takes longer to load
 HEADER = struct.Struct(">II")
 # `json.dumps` would make one for every frame.
 _TO_JSON = _json.make_encoder(None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, True)
-_FROM_JSON = json.JSONDecoder().raw_decode
+_FROM_JSON = json.JSONDecoder().scan_once
 MAX_DESCRIPTORS = 8
 _RECEIVE_BYTES = 1 << 14
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
@@ -58,18 +58,21 @@ class Channel:
             raise SupervisorGone from error
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
-        self._fill(HEADER.size)
+        if len(self._buffer) < HEADER.size:
+            self._fill(HEADER.size)
         text_size, blob_size = HEADER.unpack_from(self._buffer)
-        end = HEADER.size + text_size + blob_size
-        self._fill(end)
-        message, _ = _FROM_JSON(self._buffer[HEADER.size : HEADER.size + text_size].decode())
-        blob = bytes(memoryview(self._buffer)[HEADER.size + text_size : end]) if blob_size else b""
+        text_end = HEADER.size + text_size
+        end = text_end + blob_size
+        if len(self._buffer) < end:  # else all of it came at once
+            self._fill(end)
+        message, _ = _FROM_JSON(self._buffer[HEADER.size : text_end].decode(), 0)
+        blob = bytes(memoryview(self._buffer)[text_end:end]) if blob_size else b""
         del self._buffer[:end]
         return message, blob
 
-    def has_more(self) -> bool:
-        """Whether the next frame is on its way already."""
-        return bool(self._buffer) or bool(self._poll.poll(0))
+    def has_more(self, milliseconds: int = 0) -> bool:
+        """Whether the next frame is on its way already, or by then."""
+        return bool(self._buffer) or bool(self._poll.poll(milliseconds))
 
     def take_descriptors(self) -> list[int]:
         """What arrived with the frames received so far; the caller closes them."""

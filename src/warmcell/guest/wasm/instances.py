@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import wasmtime
 from wasm.binary import MEMORY_NAME
+from wasm.direct_calls import EntryCall, context_of, give_wasi, set_epoch_deadline
 from wasm.engine import Loaded
 from wasm.memory import find_export, memory_address, memory_size
 from wasm.pages import Range, anonymous_bytes, images, make_ready, new_image
-from wasm.world import World
+from wasm.world import Broken, World
 from wasmtime import _ffi as ffi
 
 TYPE_CHECKING = False
@@ -35,11 +36,13 @@ class PreparedInstance:
         #: What a component made ahead holds before it runs; for modules nobody asks.
         self.own_bytes = 0
         self._instance: wasmtime.Instance | components.Instance | None = None
+        self._entry_call: EntryCall | None = None
         self._exports: dict[str, ffi.wasmtime_extern_t | None] = {}
         self._world: World | None = None
         self._wasi = self._nothing = wasmtime.WasiConfig()
         self.store = wasmtime.Store(loaded.engine)
-        self.store.set_epoch_deadline(1)
+        self.context = context_of(self.store)
+        set_epoch_deadline(self.context, 1)
         loaded.limit(self.store, memory_bytes)
 
     def instance(self) -> wasmtime.Instance | components.Instance:
@@ -55,6 +58,16 @@ class PreparedInstance:
             self._exports[name] = find_export(self.store, instance, name) if is_module else None
         return self._exports[name]
 
+    def entry_call(self) -> EntryCall:
+        """What runs a module. Made once, like its exports."""
+        if self._entry_call is None:
+            facts = self.loaded.facts
+            entry = self.exported(facts.entry)
+            if entry is None:
+                raise Broken(f"the compiled module has no {facts.entry!r}")
+            self._entry_call = EntryCall(self.context, entry, facts.has_exit_code)
+        return self._entry_call
+
     def wasi_for(self, world: World) -> wasmtime.WasiConfig:
         """What the guest will be given, all but what its caller says: arguments, environment, input."""
         if self._world != world:
@@ -64,7 +77,7 @@ class PreparedInstance:
     def make_ahead(self, must_stop: Callable[[], bool] = lambda: True) -> Range | None:
         """Instantiates, and has memory ready until it must stop. Returns where the memory is, if that is known."""
         if not self.loaded.facts.is_component:
-            self.exported(self.loaded.facts.entry)
+            self.entry_call()
             memory = self._memory() if self.loaded.facts.has_visible_memory else None
             self._have_ready(memory, must_stop)
             return memory
@@ -87,7 +100,7 @@ class PreparedInstance:
 
     def let_go(self) -> None:
         """Closes what the guest had open; its memory goes with `close`."""
-        self.store.set_wasi(self._nothing)
+        give_wasi(self.context, self._nothing)
 
     def close(self) -> None:
         self.store.close()

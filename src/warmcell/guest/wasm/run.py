@@ -14,15 +14,14 @@ from typing import NamedTuple
 import wasmtime
 from wasm.binary import MEMORY_NAME, REFUSED_NAME
 from wasm.deadline import Deadline, DeadlineReached
+from wasm.direct_calls import give_argv, give_env, give_wasi, memory_bytes, set_epoch_deadline
 from wasm.engine import Facts
 from wasm.instances import PreparedInstance
-from wasm.memory import memory_size
 from wasm.open_files import open_files_limit
 from wasm.pages import anonymous_bytes
 from wasm.wasi_calls import GuestExit, Wasi
 from wasm.world import Broken, World, give_stdin
 from wasmtime import _ffi as ffi
-from wasmtime._func import maybe_raise_last_exn
 
 PAGE_BYTES = 65536
 _MAX_MESSAGE = 4000
@@ -89,11 +88,10 @@ class Runner:
 
     def _run_module(self, prepared: PreparedInstance, spec: Spec) -> Outcome:
         get_ready(prepared, spec)
-        store, facts = prepared.store, prepared.loaded.facts
-        instance = None
+        facts, call = prepared.loaded.facts, None
         try:
-            instance = prepared.instance()
-            outcome = Outcome("exit", _call(prepared, facts))
+            call = prepared.entry_call()
+            outcome = Outcome("exit", min(call(), 255))
         except GuestExit as leaving:
             outcome = Outcome("exit", min(leaving.code, 255))
         except DeadlineReached:
@@ -101,10 +99,11 @@ class Runner:
         except wasmtime.Trap as trap:
             outcome = self._judge_trap(trap)
         except wasmtime.WasmtimeError as error:
-            outcome = _judge_error(str(error), is_started=instance is not None)
-        if instance is not None and facts.has_visible_memory:
+            outcome = _judge_error(str(error), is_started=call is not None)
+        if call is not None and facts.has_visible_memory:
             _look_at_memory(prepared, facts, spec, outcome)
-        outcome.fuel_left = store.get_fuel() if spec.fuel is not None else 0
+        if spec.fuel is not None:
+            outcome.fuel_left = prepared.store.get_fuel()
         return outcome
 
     def _judge_trap(self, trap: wasmtime.Trap) -> Outcome:
@@ -162,7 +161,7 @@ def trap_text(message: str) -> str:
 
 def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
     """Everything that belongs to the run and not to its instance, which may have been made long before it."""
-    prepared.store.set_epoch_deadline(1)
+    set_epoch_deadline(prepared.context, 1)
     if spec.fuel is not None:
         prepared.store.set_fuel(spec.fuel)
     try:
@@ -177,28 +176,12 @@ def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
 
 def _give_world(prepared: PreparedInstance, spec: Spec) -> None:
     wasi = prepared.wasi_for(spec.world)
-    wasi.argv = spec.argv
+    give_argv(wasi, spec.argv)
     if spec.env:
-        wasi.env = spec.env.items()
+        give_env(wasi, spec.env)
     if spec.stdin:
         give_stdin(wasi, spec.stdin)
-    prepared.store.set_wasi(wasi)
-
-
-def _call(prepared: PreparedInstance, facts: Facts) -> int:
-    entry = prepared.exported(facts.entry)
-    if entry is None:
-        raise Broken(f"the compiled module has no {facts.entry!r}")
-    count = int(facts.has_exit_code)
-    results, trap = (ffi.wasmtime_val_t * count)(), ctypes.POINTER(ffi.wasm_trap_t)()
-    error = ffi.wasmtime_func_call(
-        prepared.store._context(), ctypes.byref(entry.of.func), None, 0, results, count, ctypes.byref(trap)
-    )
-    if error or trap:
-        ended = wasmtime.WasmtimeError._from_ptr(error) if error else wasmtime.Trap._from_ptr(trap)
-        maybe_raise_last_exn()  # what a host call of ours raised comes first: it is why the guest ended
-        raise ended
-    return min(results[0].of.i32 & 0xFFFFFFFF, 255) if count else 0
+    give_wasi(prepared.context, wasi)
 
 
 def _judge_error(message: str, is_started: bool) -> Outcome:
@@ -213,7 +196,7 @@ def _judge_error(message: str, is_started: bool) -> Outcome:
 def _look_at_memory(prepared: PreparedInstance, facts: Facts, spec: Spec, outcome: Outcome) -> None:
     memory = prepared.exported(MEMORY_NAME)
     if memory is not None:
-        outcome.memory_bytes = memory_size(prepared.store, memory)
+        outcome.memory_bytes = memory_bytes(prepared.context, ctypes.addressof(memory.of.memory))
     if outcome.kind not in ("trap", "exit") or not facts.counts_refusals:
         return
     if _died_of(outcome, facts, spec) and _refused_bytes(prepared) > spec.memory_bytes:

@@ -112,7 +112,7 @@ class RunStack:
             spec = Spec(argv, {"PWD": "/"}, b"", World(os.devnull, os.devnull), _REHEARSAL_BYTES, None)
             self._run_in(prepared, spec)
             loaded.touched = look_at(memory) if memory is not None else None
-        except (wasmtime.WasmtimeError, wasmtime.Trap, OSError, DeadlineReached):
+        except (wasmtime.WasmtimeError, wasmtime.Trap, OSError, Broken, DeadlineReached):
             loaded.touched = None
         finally:
             self._deadline.stop()

@@ -39,6 +39,9 @@ else:  # only those who run Python load what components take
     from wasm.component import ComponentEngines, LoadedComponent
     from wasmtime.component import Component
 
+#: A supervisor has read an answer and returned to its caller by then.
+_STEP_ASIDE_MS = 1
+
 
 class Worker:
     """The requests of the supervisor, each a method of the same name."""
@@ -56,9 +59,12 @@ class Worker:
         self._modules: dict[str, Loaded | LoadedComponent] = {}
         self._commands: dict[tuple[str, bool], str] = {}
         self._rehearsals: dict[str, list[str]] = {}
-        #: What the next run will find, if it is one like the last.
-        self._world = World("", "")
+        #: What the last run found, and a run without directories.
+        self._world = self._bare_world = World("", "")
+        self._preopens: list[list[Any]] = []
         self._is_confined = False
+        #: The last request was there before everything was ready for it.
+        self._is_pressed = False
         self._may_fetch = False
         self._file_bytes: int | None = None
 
@@ -80,14 +86,24 @@ class Worker:
             message, blob = self._channel.receive()
             reply = operations[message["op"]](message, blob)
             self._channel.send(reply)
-            os.sched_yield()  # where both share a processor the supervisor goes on first: what follows is for nobody
+            self._let_go_first()
             self._runs.clean_up()
             if reply["op"] == "done" and message["fuel"] is None and not self._channel.has_more():
                 self._get_ready(message["key"], message["memory_bytes"])
+            self._is_pressed = self._channel.has_more()
+
+    def _let_go_first(self) -> None:
+        """Where both share a processor the supervisor goes on first: what follows an answer is for nobody. It goes on
+        when we sleep, and not surely when we only yield; who asks without a pause is asked again before that is over.
+        """
+        if self._is_pressed:
+            os.sched_yield()
+        else:
+            self._channel.has_more(_STEP_ASIDE_MS)
 
     def _setup(self, message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
         stdout, stderr, log = self._channel.take_descriptors()
-        self._world = World(f"/proc/self/fd/{stdout}", f"/proc/self/fd/{stderr}")
+        self._world = self._bare_world = World(f"/proc/self/fd/{stdout}", f"/proc/self/fd/{stderr}")
         self._is_confined = message["is_confined"]
         os.dup2(log, 2)
         os.close(log)
@@ -162,18 +178,19 @@ class Worker:
         self._may_fetch = self._exec.is_allowed = False
         if rehearsal:
             self._runs.rehearse(loaded, rehearsal)
-        self._runs.make_spare(loaded, memory_bytes, self._world, self._channel.has_more)
+        # What was shown to a confined worker is its own; of the host nothing is kept open.
+        world = self._world if self._is_confined else self._bare_world
+        self._runs.make_spare(loaded, memory_bytes, world, self._channel.has_more)
 
     def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
-        stdout, stderr, _ = self._world
-        world = World(stdout, stderr, [Preopen(*item) for item in message["preopens"]])
-        if self._is_confined:  # what was shown to this worker is its own; of the host it keeps nothing open
-            self._world = world
+        if message["preopens"] != self._preopens:
+            self._preopens = message["preopens"]
+            self._world = self._bare_world._replace(preopens=tuple(Preopen(*item) for item in self._preopens))
         return Spec(
             argv=message["argv"],
             env=message["env"],
             stdin=stdin,
-            world=world,
+            world=self._world,
             memory_bytes=message["memory_bytes"],
             fuel=message["fuel"],
             is_own_module=message["exec"],
