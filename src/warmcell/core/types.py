@@ -80,7 +80,7 @@ def _is_plain(value: object) -> bool:
 
 def check_env(env: object, name: str = "env") -> Mapping[str, str]:
     """An environment as a read-only mapping, or `InvalidRequest` that names the key."""
-    if not isinstance(env, Mapping):
+    if not isinstance(env, (dict, Mapping)):  # a dict is told at once
         raise InvalidRequest(f"must be a mapping of text to text, not {type(env).__name__}", field=name)
     for key, value in env.items():
         if not _is_plain(key):
@@ -322,9 +322,10 @@ class ExecResult:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for text, raw in (("stdout", "stdout_bytes"), ("stderr", "stderr_bytes")):
-            if not getattr(self, raw) and getattr(self, text):
-                object.__setattr__(self, raw, getattr(self, text).encode("utf-8", "surrogatepass"))
+        if self.stdout and not self.stdout_bytes:
+            object.__setattr__(self, "stdout_bytes", self.stdout.encode("utf-8", "surrogatepass"))
+        if self.stderr and not self.stderr_bytes:
+            object.__setattr__(self, "stderr_bytes", self.stderr.encode("utf-8", "surrogatepass"))
 
     @property
     def ok(self) -> bool:

@@ -39,8 +39,10 @@ class FairQueue:
 
     def enter(self, run: Run, timeout: float) -> None:
         """Blocks until a place is the caller's. Raises `BackendBusy` after `timeout` seconds, or `RunCancelled`."""
-        if self._took_free_place():
-            return
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
         awake = threading.Event()
         waiting = self._line_up(awake.set)
         try:

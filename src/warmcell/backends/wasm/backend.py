@@ -197,4 +197,5 @@ class WasmBackend:
             preopens=preopens,
             file_bytes=limits.disk_mb * MIB if preopens else None,
             listener=listener,
+            was_checked=True,
         )

@@ -50,8 +50,9 @@ class Conversation:
         self._bounds = bounds
         self._on_question = on_question
         self._pace = None if listener is None else Pace(listener, worker.outputs, worker.full_poll)
-        self._deadline = time.monotonic() + bounds.seconds
-        self._next_watch = time.monotonic() + _WATCH_SECONDS
+        now = time.monotonic()
+        self._deadline = now + bounds.seconds
+        self._next_watch = now + _WATCH_SECONDS
         self._memory_before = 0
         self._cpu_before = 0.0
         #: What went by while a question was answered that is not the guest's time.

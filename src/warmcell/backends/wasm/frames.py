@@ -57,23 +57,24 @@ class Decoder:
     """Turns received bytes into frames."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        #: What was fed and is no whole frame yet.
+        self.rest = bytearray()
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        self.rest += data
 
     def next_frame(self) -> Frame | None:
-        if len(self._buffer) < HEADER.size:
+        if len(self.rest) < HEADER.size:
             return None
-        text_size, blob_size = HEADER.unpack_from(self._buffer)
+        text_size, blob_size = HEADER.unpack_from(self.rest)
         if text_size > MAX_TEXT_BYTES or blob_size > MAX_BLOB_BYTES:
             raise ProtocolViolation(f"frame of {text_size} + {blob_size} bytes")
         end = HEADER.size + text_size + blob_size
-        if len(self._buffer) < end:
+        if len(self.rest) < end:
             return None
-        text = self._buffer[HEADER.size : HEADER.size + text_size]
-        blob = bytes(self._buffer[HEADER.size + text_size : end])
-        del self._buffer[:end]
+        text = self.rest[HEADER.size : HEADER.size + text_size]
+        blob = bytes(self.rest[HEADER.size + text_size : end])
+        del self.rest[:end]
         return Frame(_parse(text), blob)
 
 
@@ -130,8 +131,7 @@ class Channel:
 
     def receive(self) -> Frame | None:
         """What is there. Call it when the socket is readable; None means that the frame is not complete yet."""
-        frame = self.next_received()
-        if frame is not None:
+        if self._decoder.rest and (frame := self._decoder.next_frame()) is not None:
             return frame
         try:
             data = self._control.recv(_RECEIVE_BYTES)
@@ -142,7 +142,7 @@ class Channel:
         if not data:
             raise WorkerDied("the worker is gone")
         self._decoder.feed(data)
-        return self.next_received()
+        return self._decoder.next_frame()
 
     def next_received(self) -> Frame | None:
         """The next frame of what was read already."""

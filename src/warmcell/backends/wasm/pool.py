@@ -23,7 +23,7 @@ from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import told_shortage
 from warmcell.lifetime.fair_queue import FairQueue
 from warmcell.lifetime.host_program import start_daemon
-from warmcell.lifetime.ownership import Lock, own_until_exit
+from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.scarcity import scarcity
 from warmcell.runner.cell import CellLost
@@ -68,12 +68,12 @@ class WorkerPool:
     def __init__(self, most: int = MOST_WORKERS) -> None:
         self._most = most
         self._places = FairQueue(most)
-        self._lock = Lock()
         self.abandon()
         own_until_exit(self)
         scarcity.hold(self)
 
     def abandon(self) -> None:
+        self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
         self._users = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import threading
 from collections import OrderedDict
 
 from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied
@@ -88,7 +87,8 @@ class Worker:
         self.is_clean = True
         self.is_ready = False
         self.idle_since = 0.0
-        self._is_killed = threading.Event()
+        #: Set by any thread, never taken back.
+        self.is_killed = False
         self._is_disposed = False
         self._status: int | None = None
         self._last_words = ""
@@ -220,13 +220,9 @@ class Worker:
         self._log.drain()
         return bytes(self._log.capture.kept).decode("utf-8", "replace").strip()
 
-    @property
-    def is_killed(self) -> bool:
-        return self._is_killed.is_set()
-
     def kill(self) -> None:
         """Ends the process at once, from any thread. Whoever waits for its answer sees it die."""
-        self._is_killed.set()
+        self.is_killed = True
         self._process.kill()
 
     def dispose(self) -> int | None:
@@ -243,7 +239,6 @@ class Worker:
 
     def abandon(self) -> None:
         """In a fork the process is the parent's: nothing here may reach it any more."""
-        self._is_killed = threading.Event()
-        self._is_killed.set()
+        self.is_killed = True
         self._is_disposed = True
         self._process.abandon()
