@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from warmcell.backends.wasm.frames import WorkerDied
+from warmcell.backends.wasm.frames import WorkerDied, encode
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.late_log import LateLog
@@ -59,8 +59,12 @@ class Lease:
 
     def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
         """A request. Raises `WorkerUnusable` where the worker died by itself before it could take it."""
+        self.send_encoded(encode(message, blob), descriptors, seconds=seconds)
+
+    def send_encoded(self, data: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
+        """The same for frames that are ready."""
         try:
-            self.worker.channel.send(message, blob, descriptors, timeout=seconds)
+            self.worker.channel.send_encoded(data, descriptors, timeout=seconds)
         except WorkerDied:
             if self.worker.is_killed:
                 raise

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from warmcell.backends.wasm.frames import ProtocolViolation
+from warmcell.backends.wasm.frames import ENDING, ENDINGS, MAX_TEXT_BYTES, ProtocolViolation
 from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, MemoryExceeded
 from warmcell.core.records import dataclass
@@ -13,10 +12,8 @@ from warmcell.core.types import Enforced, ExecResult, Usage
 from warmcell.runner.outcome import text_of
 from warmcell.runner.streams import Capture
 
-KINDS = frozenset({"exit", "trap", "timeout", "fuel", "memory", "failed"})
 _KILLED = 137
-_FIELDS = ("kind", "exit_code", "message", "memory_bytes", "cpu")
-_TYPES = (str, int, str, int, float)
+_MOST_CPU_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +38,14 @@ class Terms:
     enforced: Enforced
 
 
-def ending_from(message: dict[str, Any]) -> Ending:
+def ending_from(answer: bytes) -> Ending:
     """Checks an answer: a worker whose guest took it over could say anything."""
-    values: tuple[Any, ...] = tuple(map(message.get, _FIELDS))
-    # The very types, of which JSON has no others: a truth value is no number.
-    if tuple(map(type, values)) != _TYPES:
-        raise ProtocolViolation("a field is missing or of the wrong type")
-    ending = Ending(*values)
-    if message.get("op") != "done" or ending.kind not in KINDS or not 0 <= ending.exit_code <= 255:
+    if not ENDING.size <= len(answer) <= MAX_TEXT_BYTES:
+        raise ProtocolViolation(f"answer of {len(answer)} bytes")
+    kind, exit_code, memory_bytes, cpu = ENDING.unpack_from(answer)
+    if kind >= len(ENDINGS) or not 0 <= cpu <= _MOST_CPU_SECONDS:  # false for NaN as well
         raise ProtocolViolation("impossible answer")
-    return ending
+    return Ending(ENDINGS[kind], exit_code, answer[ENDING.size :].decode("utf-8", "replace"), memory_bytes, cpu)
 
 
 def deliver(ending: Ending, stdout: Capture, stderr: Capture, terms: Terms) -> ExecResult:

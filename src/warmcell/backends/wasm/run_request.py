@@ -40,6 +40,22 @@ class Directory(NamedTuple):
 Directories = tuple[Directory, ...]
 
 
+class RunTerms(NamedTuple):
+    """What a run is given besides its own words, as its worker needs it: most runs of a worker are given the same."""
+
+    key: str
+    timeout: float
+    memory_bytes: int
+    fuel: int | None
+    #: Of each: where the worker finds it, where the guest does, whether it is writable, device and inode.
+    preopens: tuple[tuple[str, str, bool, int, int], ...]
+    output_bytes: int
+    open_files: int
+    file_bytes: int | None
+    may_fetch: bool
+    may_exec: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """Everything about one run except its module. Raises `InvalidRequest` that names the field."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverCpu, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
@@ -17,7 +16,15 @@ from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.outcome import Ending, Terms, deliver, ending_from, what_held
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable, program_pool
 from warmcell.backends.wasm.questions import CommandModules, Questions
-from warmcell.backends.wasm.run_request import Directories, Directory, Preopen, RunRequest, look_at_directories
+from warmcell.backends.wasm.run_request import (
+    Directories,
+    Directory,
+    Preopen,
+    RunRequest,
+    RunTerms,
+    look_at_directories,
+)
+from warmcell.backends.wasm.worker import Worker
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.descriptors import host_failure
@@ -106,9 +113,9 @@ class Supervisor:
         self.loader.look_ahead(load)
         with Lease(self.pool, wanted, run, self._queue_timeout) as lease:
             self.loader.ensure(lease, load, run)
-            message = _run_message(load.key, lease, request, directories, commands)
+            terms = _terms(load.key, lease.worker, request, directories, commands)
             result = _carry_out(
-                lease, lambda: Questions(lease, self.loader, request, commands, run), message, request, run
+                lease, lambda: Questions(lease, self.loader, request, commands, run), terms, request, run
             )
         if directories and source.is_own:
             keep_spare(self.pool, lambda spare: self.loader.warm(spare, load, request.memory_bytes))
@@ -125,49 +132,47 @@ def _missing_call(error: OSError) -> SandboxError | None:
     return BackendUnavailable(f"wasm: {missing.reason}", hint=missing.remedy) if missing else None
 
 
-def _run_message(
-    key: str, lease: Lease, request: RunRequest, directories: list[Directory], commands: CommandModules | None
-) -> dict[str, Any]:
-    return {
-        "op": "run",
-        "key": key,
-        "argv": list(request.argv),
-        "env": dict(request.env),
-        "timeout": request.timeout,
-        "memory_bytes": request.memory_bytes,
-        "fuel": request.fuel,
-        "preopens": [
-            [lease.worker.place(each), preopen.guest_path, preopen.writable, each.device, each.inode]
-            for preopen, each in zip(request.preopens, directories, strict=True)
-        ],
-        "output_bytes": request.output_bytes,
-        "open_files": request.open_files,
-        "file_bytes": request.file_bytes,
-        "fetch": request.fetch is not None,
-        "exec": commands is not None,
-    }
+def _terms(
+    key: str, worker: Worker, request: RunRequest, directories: list[Directory], commands: CommandModules | None
+) -> RunTerms:
+    preopens = [
+        (worker.place(each), preopen.guest_path, preopen.writable, each.device, each.inode)
+        for preopen, each in zip(request.preopens, directories, strict=True)
+    ]
+    return RunTerms(
+        key,
+        request.timeout,
+        request.memory_bytes,
+        request.fuel,
+        tuple(preopens),
+        request.output_bytes,
+        request.open_files,
+        request.file_bytes,
+        may_fetch=request.fetch is not None,
+        may_exec=commands is not None,
+    )
 
 
 def _carry_out(
-    lease: Lease, make_questions: Callable[[], Questions], message: dict[str, Any], request: RunRequest, run: Run
+    lease: Lease, make_questions: Callable[[], Questions], terms: RunTerms, request: RunRequest, run: Run
 ) -> ExecResult:
     worker = lease.worker
     worker.is_clean = False
     started = time.monotonic()
-    is_asked = _ask(lease, message, request)
+    is_asked = _ask(lease, terms, request)
     # The worker is waking up: whatever is not needed to ask it is made now, when nobody waits for it.
     questions = make_questions()
     held = what_held(request, launcher().isolation_class, wasmtime_version())
-    ending = _converse(lease, questions, message["key"], request) if is_asked else Ending("timeout")
+    ending = _converse(lease, questions, terms.key, request) if is_asked else Ending("timeout")
     lease.is_reusable = ending.kind in _CLEAN_ENDINGS and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
     given = questions.time_given
-    terms = Terms(request, started - run.asked + given, time.monotonic() - started - given, held)
+    kept = Terms(request, started - run.asked + given, time.monotonic() - started - given, held)
     stdout, stderr = worker.captures
     stdout.finish()
     stderr.finish()
-    result = deliver(ending, stdout, stderr, terms)
+    result = deliver(ending, stdout, stderr, kept)
     _tell_note(request, stderr, result)
     return result
 
@@ -178,10 +183,11 @@ def _tell_note(request: RunRequest, stderr: Capture, result: ExecResult) -> None
         request.listener.deliver("stderr", result.stderr_bytes[stderr.told :])
 
 
-def _ask(lease: Lease, message: dict[str, Any], request: RunRequest) -> bool:
+def _ask(lease: Lease, terms: RunTerms, request: RunRequest) -> bool:
     """Hands the run over; False when the worker did not even read it in all the run's time."""
     try:
-        lease.send(message, request.stdin, seconds=request.timeout + GRACE_SECONDS)
+        frames = lease.worker.run_frames(terms, request.argv, request.env, request.stdin)
+        lease.send_encoded(frames, seconds=request.timeout + GRACE_SECONDS)
         return True
     except Overstayed:
         return False
@@ -196,12 +202,14 @@ def _converse(lease: Lease, questions: Questions, key: str, request: RunRequest)
     bounds = Bounds(request.timeout + GRACE_SECONDS, memory, request.cpu_seconds)
     conversation = questions.conversation = Conversation(lease.worker, bounds, questions.answer, request.listener)
     try:
-        answer = conversation.wait().message
-        if answer.get("op") == "unknown":
+        answer = conversation.wait()
+        if answer.message.get("op") == "unknown":
             lease.worker.loaded.pop(key, None)
             lease.is_reusable = True
             raise WorkerUnusable
-        return ending_from(answer)
+        if answer.message:
+            raise ProtocolViolation("answer of another kind")
+        return ending_from(answer.blob)
     except Overstayed:
         return Ending("timeout", cpu=conversation.spent_cpu())
     except OverMemory:

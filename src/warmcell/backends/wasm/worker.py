@@ -6,10 +6,11 @@ import contextlib
 import os
 import select
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
-from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied
+from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied, encode, encode_run
 from warmcell.backends.wasm.launcher import WorkerProcess, launcher
-from warmcell.backends.wasm.run_request import Directories, Directory
+from warmcell.backends.wasm.run_request import Directories, Directory, RunTerms
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.runner.listening import STREAMS, HeardCapture, Listener
@@ -31,6 +32,7 @@ _MAX_FINAL_READS = 64
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATUS_BYTES = 4096
+_MOST_TERMS = 64
 
 
 #: Directories of each kind that a worker has room for, unless more are needed.
@@ -84,6 +86,8 @@ class Worker:
         self.directories: Directories = ()
         self._places = places
         self.loaded: OrderedDict[str, None] = OrderedDict()
+        #: What the worker was told, by its number.
+        self._terms: dict[RunTerms, int] = {}
         self.is_clean = True
         self.is_ready = False
         self.idle_since = 0.0
@@ -166,6 +170,16 @@ class Worker:
     def is_waiting(self) -> bool:
         """Whether it is there and silent, as a worker between two requests is. One that died can be read from."""
         return not self.is_killed and not self.control_poll.poll(0)
+
+    def run_frames(self, terms: RunTerms, argv: Sequence[str], env: Mapping[str, str], stdin: bytes) -> bytes:
+        """A run as it is asked for; the terms come with it where the worker does not know them. To be sent, once."""
+        number = self._terms.get(terms)
+        if number is not None:
+            return encode_run(number, argv, env, stdin)
+        if len(self._terms) == _MOST_TERMS:
+            self._terms.clear()
+        number = self._terms[terms] = len(self._terms)
+        return encode({"op": "terms", "number": number, **terms._asdict()}) + encode_run(number, argv, env, stdin)
 
     def start_streams(self, most: int, listener: Listener | None = None) -> None:
         for stream, name in zip(self._streams, STREAMS, strict=True):

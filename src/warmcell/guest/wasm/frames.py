@@ -1,5 +1,7 @@
 """Frames on the control socket, worker's end: two lengths, JSON, then bytes. Nothing is ever unpickled.
 
+A run and its ending have no JSON.
+
 `warmcell/backends/wasm/frames.py` is the supervisor's end of the same format; a test holds the two together.
 """
 
@@ -10,6 +12,7 @@ import array
 import json
 import select
 import struct
+from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ else:  # its half in C: the rest takes longer to load
     import _socket as socket
 
 HEADER = struct.Struct(">II")
+RUN = struct.Struct(">III")
+ENDING = struct.Struct(">BBQd")
+ENDINGS = ("exit", "trap", "timeout", "fuel", "memory", "failed")
 # `json.dumps` would make one for every frame.
 _TO_JSON = _json.make_encoder(None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, True)
 _FROM_JSON = json.JSONDecoder().scan_once
@@ -31,6 +37,30 @@ def encode(message: dict[str, Any], blob: bytes = b"") -> bytes:
     """One frame, ready to send."""
     text = "".join(_TO_JSON(message, 0)).encode()
     return HEADER.pack(len(text), len(blob)) + text + blob
+
+
+def encode_ending(kind: str, exit_code: int, memory_bytes: int, cpu: float, message: str) -> bytes:
+    """How a run ended, ready to send."""
+    text = message.encode("utf-8", "replace")
+    size = ENDING.size + len(text)
+    return HEADER.pack(0, size) + ENDING.pack(ENDINGS.index(kind), exit_code, memory_bytes, cpu) + text
+
+
+class Run(NamedTuple):
+    """One run as it was asked for."""
+
+    terms: int
+    argv: list[str]
+    env: dict[str, str]
+    stdin: bytes
+
+
+def decode_run(blob: bytes) -> Run:
+    terms, count, size = RUN.unpack_from(blob)
+    end = RUN.size + size
+    words = blob[RUN.size : end].decode().split("\0")
+    env = dict(zip(words[count::2], words[count + 1 :: 2], strict=True))
+    return Run(terms, words[:count], env, blob[end:])
 
 
 class SupervisorGone(Exception):
@@ -52,12 +82,16 @@ class Channel:
         self._descriptors: list[int] = []
 
     def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+        self.send_encoded(encode(message, blob))
+
+    def send_encoded(self, data: bytes) -> None:
         try:
-            self._control.sendall(encode(message, blob))
+            self._control.sendall(data)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise SupervisorGone from error
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
+        """A message and the bytes that came with it; those of a run come without one."""
         if len(self._buffer) < HEADER.size:
             self._fill(HEADER.size)
         text_size, blob_size = HEADER.unpack_from(self._buffer)
@@ -65,7 +99,7 @@ class Channel:
         end = text_end + blob_size
         if len(self._buffer) < end:  # else all of it came at once
             self._fill(end)
-        message, _ = _FROM_JSON(self._buffer[HEADER.size : text_end].decode(), 0)
+        message = _FROM_JSON(self._buffer[HEADER.size : text_end].decode(), 0)[0] if text_size else {}
         blob = bytes(memoryview(self._buffer)[text_end:end]) if blob_size else b""
         del self._buffer[:end]
         return message, blob

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import time
+from typing import NamedTuple
 
 gc.disable()  # until all is loaded, which stays
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(__file__)))]
@@ -21,7 +22,7 @@ from wasm.deadline import Deadline, DeadlineReached  # noqa: E402
 from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
 from wasm.exec_call import ExecCall, NoSuchCommand  # noqa: E402
 from wasm.fetch_call import parse_fetch  # noqa: E402
-from wasm.frames import Channel, SupervisorGone  # noqa: E402
+from wasm.frames import Channel, Run, SupervisorGone, decode_run, encode_ending  # noqa: E402
 from wasm.host_calls import HostCalls  # noqa: E402
 from wasm.open_files import open_files_limit  # noqa: E402
 from wasm.run import Outcome, Runner, Spec  # noqa: E402
@@ -43,6 +44,21 @@ else:  # only those who run Python load what components take
 _STEP_ASIDE_MS = 1
 
 
+class Terms(NamedTuple):
+    """What a run is given besides its own words. The supervisor says it once, and by its number from then on."""
+
+    key: str
+    timeout: float
+    memory_bytes: int
+    fuel: int | None
+    world: World
+    output_bytes: int
+    open_files: int
+    file_bytes: int | None
+    may_fetch: bool
+    may_exec: bool
+
+
 class Worker:
     """The requests of the supervisor, each a method of the same name."""
 
@@ -61,7 +77,7 @@ class Worker:
         self._rehearsals: dict[str, list[str]] = {}
         #: What the last run found, and a run without directories.
         self._world = self._bare_world = World("", "")
-        self._preopens: list[list[Any]] = []
+        self._terms: dict[int, Terms] = {}
         self._is_confined = False
         #: The last request was there before everything was ready for it.
         self._is_pressed = False
@@ -81,16 +97,32 @@ class Worker:
         return self._components
 
     def serve(self) -> None:
-        operations = {"setup": self._setup, "load": self._load, "warm": self._warm, "run": self._run}
+        operations = {"setup": self._setup, "load": self._load, "warm": self._warm}
         while True:
             message, blob = self._channel.receive()
-            reply = operations[message["op"]](message, blob)
-            self._channel.send(reply)
-            self._let_go_first()
-            self._runs.clean_up()
-            if reply["op"] == "done" and message["fuel"] is None and not self._channel.has_more():
-                self._get_ready(message["key"], message["memory_bytes"])
-            self._is_pressed = self._channel.has_more()
+            if not message:
+                self._serve_run(decode_run(blob))
+            elif message["op"] == "terms":
+                self._note_terms(message)
+            else:
+                self._channel.send(operations[message["op"]](message, blob))
+
+    def _serve_run(self, run: Run) -> None:
+        terms = self._terms[run.terms]
+        if terms.key not in self._modules:
+            self._channel.send({"op": "unknown"})
+            return
+        self._channel.send_encoded(self._run(run, terms))
+        self._let_go_first()
+        self._runs.clean_up()
+        if terms.fuel is None and not self._channel.has_more():
+            self._get_ready(terms.key, terms.memory_bytes)
+        self._is_pressed = self._channel.has_more()
+
+    def _note_terms(self, message: dict[str, Any]) -> None:
+        fields = {name: message[name] for name in Terms._fields if name in message}
+        world = self._bare_world._replace(preopens=tuple(Preopen(*item) for item in message["preopens"]))
+        self._terms[message["number"]] = Terms(world=world, **fields)
 
     def _let_go_first(self) -> None:
         """Where both share a processor the supervisor goes on first: what follows an answer is for nobody. It goes on
@@ -150,21 +182,23 @@ class Worker:
         loaded = self._component_engines().compile(source.blob, source.entry, source.needs_fuel)
         return loaded, loaded.component
 
-    def _run(self, message: dict[str, Any], stdin: bytes) -> dict[str, Any]:
-        if message["key"] not in self._modules:
-            return {"op": "unknown"}
-        self._deadline.start(message["timeout"])
+    def _run(self, run: Run, terms: Terms) -> bytes:
+        """How it ended, ready to send."""
+        self._deadline.start(terms.timeout)
         cpu_before = time.process_time()
         try:
-            self._set_limits(message["open_files"], message["file_bytes"])
-            self._may_fetch, self._exec.is_allowed = message["fetch"], message["exec"]
-            self._exec.output_bytes = message["output_bytes"]
-            outcome = self._runs.run(self._modules[message["key"]], self._spec(message, stdin))
+            self._set_limits(terms.open_files, terms.file_bytes)
+            self._may_fetch, self._exec.is_allowed = terms.may_fetch, terms.may_exec
+            self._exec.output_bytes = terms.output_bytes
+            self._world = terms.world
+            spec = Spec(run.argv, run.env, run.stdin, terms.world, terms.memory_bytes, terms.fuel, terms.may_exec)
+            outcome = self._runs.run(self._modules[terms.key], spec)
         except DeadlineReached:
             outcome = Outcome("timeout")
         finally:
             self._deadline.stop()
-        return {"op": "done", **vars(outcome), "cpu": time.process_time() - cpu_before}
+        cpu = time.process_time() - cpu_before
+        return encode_ending(outcome.kind, outcome.exit_code, outcome.memory_bytes, cpu, outcome.message)
 
     def _warm(self, message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
         """A run of the module is expected, nobody knows when."""
@@ -181,20 +215,6 @@ class Worker:
         # What was shown to a confined worker is its own; of the host nothing is kept open.
         world = self._world if self._is_confined else self._bare_world
         self._runs.make_spare(loaded, memory_bytes, world, self._channel.has_more)
-
-    def _spec(self, message: dict[str, Any], stdin: bytes) -> Spec:
-        if message["preopens"] != self._preopens:
-            self._preopens = message["preopens"]
-            self._world = self._bare_world._replace(preopens=tuple(Preopen(*item) for item in self._preopens))
-        return Spec(
-            argv=message["argv"],
-            env=message["env"],
-            stdin=stdin,
-            world=self._world,
-            memory_bytes=message["memory_bytes"],
-            fuel=message["fuel"],
-            is_own_module=message["exec"],
-        )
 
     def _set_limits(self, open_files: int, file_bytes: int | None) -> None:
         """A second line, for the files that a guest opens and writes under its preopens."""

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.backends.wasm import frames
+from warmcell.backends.wasm.outcome import Ending, ending_from
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 MESSAGES = st.dictionaries(st.text(max_size=8), JSON, max_size=4)
 
 
@@ -75,6 +77,27 @@ def test_descriptors_travel_to_the_worker_only() -> None:
         os.close(writer)
         ours.close()
         theirs.close()
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(WORDS, min_size=1, max_size=4), st.dictionaries(WORDS, WORDS), st.binary())
+def test_a_run_arrives_as_it_was_asked_for(terms: int, argv: list[str], env: dict[str, str], stdin: bytes) -> None:
+    sent = frames.encode_run(terms, argv, env, stdin)
+    no_text, size = frames.HEADER.unpack_from(sent)
+    blob = sent[frames.HEADER.size :]
+    assert (no_text, size) == (0, len(blob))
+    assert worker_frames.decode_run(blob) == (terms, argv, env, stdin)
+
+
+@given(
+    st.sampled_from(frames.ENDINGS), st.integers(0, 255), st.integers(0, 2**40), st.floats(0, 1e6), st.text(max_size=50)
+)
+def test_an_ending_arrives_as_it_was_told(kind: str, code: int, memory: int, cpu: float, message: str) -> None:
+    decoder = frames.Decoder()
+    decoder.feed(worker_frames.encode_ending(kind, code, memory, cpu, message))
+    frame = decoder.next_frame()
+    assert frame is not None and frame.message == {}
+    told = message.encode("utf-8", "replace").decode()
+    assert ending_from(frame.blob) == Ending(kind, code, told, memory, cpu)
 
 
 def test_a_worker_that_does_not_read_overstays() -> None:
