@@ -62,10 +62,10 @@ def effective_limits(
 
     `memory_mb` is a request's other way to say `memory_mb`; of two figures the smaller holds.
     """
+    if requested is None and memory_mb is None and policy.limits is None:  # most say nothing
+        return _DEFAULT_LIMITS
     by_memory = None if memory_mb is None else Limits(memory_mb=memory_mb)
     given = [limits for limits in (requested, by_memory, policy.limits) if limits is not None]
-    if not given:  # most say nothing
-        return _DEFAULT_LIMITS
     asked = reduce(Limits.capped_by, given)
     said = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name) is not None}
     return EffectiveLimits(**said)

@@ -37,18 +37,21 @@ OnQuestion = Callable[[Frame], None]
 
 
 class Conversation:
-    """Runs in the calling thread. `give_time` may be called from `on_question`."""
+    """Runs in the calling thread. `answering` is asked once, at the first question, for what answers them all; it may
+    call `give_time`. Without it there are none.
+    """
 
     def __init__(
         self,
         worker: Worker,
         bounds: Bounds,
-        on_question: OnQuestion | None = None,
+        answering: Callable[[Conversation], OnQuestion] | None = None,
         listener: Listener | None = None,
     ) -> None:
         self._worker = worker
         self._bounds = bounds
-        self._on_question = on_question
+        self._answering = answering
+        self._on_question: OnQuestion | None = None
         self._pace = None if listener is None else Pace(listener, worker.outputs, worker.full_poll)
         now = time.monotonic()
         self._deadline = now + bounds.seconds
@@ -108,7 +111,9 @@ class Conversation:
     def _receive(self) -> Frame | None:
         """The answer, if it is there. One read may have brought several frames, of which poll would not tell again."""
         frame = self._worker.channel.receive()
-        while frame is not None and frame.message.get("op") == "call" and self._on_question is not None:
+        while frame is not None and frame.message.get("op") == "call" and self._answering is not None:
+            if self._on_question is None:
+                self._on_question = self._answering(self)
             self._on_question(frame)
             frame = self._worker.channel.next_received()
         return frame

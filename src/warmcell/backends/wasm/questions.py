@@ -32,11 +32,18 @@ _FETCH_FIELDS = {"url": str, "method": str, "headers": dict, "timeout": (int, fl
 
 
 class Questions:
-    """One per run. `conversation` is set before the first question can arrive."""
+    """One per run in which any are asked."""
 
     def __init__(
-        self, lease: Lease, loader: Loader, request: RunRequest, commands: CommandModules | None, run: Run
+        self,
+        conversation: Conversation,
+        lease: Lease,
+        loader: Loader,
+        request: RunRequest,
+        commands: CommandModules | None,
+        run: Run,
     ) -> None:
+        self._conversation = conversation
         self._worker = lease.worker
         self._loader = loader
         self._fetch = request.fetch
@@ -44,12 +51,6 @@ class Questions:
         self._commands = commands
         self._run = run
         self._offered = ""
-        self.conversation: Conversation | None = None
-
-    @property
-    def time_given(self) -> float:
-        """What the guest waited for us."""
-        return self.conversation.time_given if self.conversation is not None else 0.0
 
     def answer(self, frame: Frame) -> None:
         what = frame.message.get("what")
@@ -113,8 +114,7 @@ class Questions:
 
     def _give_time(self, started: float) -> None:
         """Preparing a module of ours is not the guest's time; the worker has stopped its clock as well."""
-        if self.conversation is not None:
-            self.conversation.give_time(time.monotonic() - started)
+        self._conversation.give_time(time.monotonic() - started)
 
     def _send(self, message: dict[str, Any], blob: bytes = b"", descriptors: list[int] | None = None) -> None:
         self._worker.channel.send(message, blob, descriptors or [], timeout=_SEND_SECONDS)

@@ -6,7 +6,7 @@ import errno
 import time
 from collections.abc import Callable
 
-from warmcell.backends.wasm.conversation import Bounds, Conversation, OverCpu, OverMemory
+from warmcell.backends.wasm.conversation import Bounds, Conversation, OnQuestion, OverCpu, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.lease import Lease, keep_spare
@@ -115,7 +115,11 @@ class Supervisor:
             self.loader.ensure(lease, load, run)
             terms = _terms(load.key, lease.worker, request, directories, commands)
             result = _carry_out(
-                lease, lambda: Questions(lease, self.loader, request, commands, run), terms, request, run
+                lease,
+                lambda conversation: Questions(conversation, lease, self.loader, request, commands, run).answer,
+                terms,
+                request,
+                run,
             )
         if directories and source.is_own:
             keep_spare(self.pool, lambda spare: self.loader.warm(spare, load, request.memory_bytes))
@@ -154,20 +158,26 @@ def _terms(
 
 
 def _carry_out(
-    lease: Lease, make_questions: Callable[[], Questions], terms: RunTerms, request: RunRequest, run: Run
+    lease: Lease,
+    answering: Callable[[Conversation], OnQuestion],
+    terms: RunTerms,
+    request: RunRequest,
+    run: Run,
 ) -> ExecResult:
     worker = lease.worker
     worker.is_clean = False
     started = time.monotonic()
     is_asked = _ask(lease, terms, request)
     # The worker is waking up: whatever is not needed to ask it is made now, when nobody waits for it.
-    questions = make_questions()
+    memory = request.memory_bytes + _OVERHEAD_BYTES + _STDIN_COPIES * len(request.stdin)
+    bounds = Bounds(request.timeout + GRACE_SECONDS, memory, request.cpu_seconds)
+    conversation = Conversation(worker, bounds, answering, request.listener)
     held = what_held(request, launcher().isolation_class, wasmtime_version())
-    ending = _converse(lease, questions, terms.key, request) if is_asked else Ending("timeout")
+    ending = _converse(lease, conversation, terms.key) if is_asked else Ending("timeout")
     lease.is_reusable = ending.kind in _CLEAN_ENDINGS and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
-    given = questions.time_given
+    given = conversation.time_given
     kept = Terms(request, started - run.asked + given, time.monotonic() - started - given, held)
     stdout, stderr = worker.captures
     stdout.finish()
@@ -197,10 +207,7 @@ def _ask(lease: Lease, terms: RunTerms, request: RunRequest) -> bool:
         lease.worker.start_streams(request.output_bytes, request.listener)
 
 
-def _converse(lease: Lease, questions: Questions, key: str, request: RunRequest) -> Ending:
-    memory = request.memory_bytes + _OVERHEAD_BYTES + _STDIN_COPIES * len(request.stdin)
-    bounds = Bounds(request.timeout + GRACE_SECONDS, memory, request.cpu_seconds)
-    conversation = questions.conversation = Conversation(lease.worker, bounds, questions.answer, request.listener)
+def _converse(lease: Lease, conversation: Conversation, key: str) -> Ending:
     try:
         answer = conversation.wait()
         if answer.message.get("op") == "unknown":

@@ -12,7 +12,6 @@ import array
 import json
 import select
 import struct
-from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,21 +45,14 @@ def encode_ending(kind: str, exit_code: int, memory_bytes: int, cpu: float, mess
     return HEADER.pack(0, size) + ENDING.pack(ENDINGS.index(kind), exit_code, memory_bytes, cpu) + text
 
 
-class Run(NamedTuple):
-    """One run as it was asked for."""
-
-    terms: int
-    argv: list[str]
-    env: dict[str, str]
-    stdin: bytes
-
-
-def decode_run(blob: bytes) -> Run:
+def decode_run(blob: bytes) -> tuple[int, list[str], dict[str, str], bytes]:
+    """One run as it was asked for: the number of its terms, arguments, environment, standard input."""
     terms, count, size = RUN.unpack_from(blob)
     end = RUN.size + size
     words = blob[RUN.size : end].decode().split("\0")
-    env = dict(zip(words[count::2], words[count + 1 :: 2], strict=True))
-    return Run(terms, words[:count], env, blob[end:])
+    if len(words) == count:
+        return terms, words, {}, blob[end:]
+    return terms, words[:count], dict(zip(words[count::2], words[count + 1 :: 2], strict=True)), blob[end:]
 
 
 class SupervisorGone(Exception):

@@ -15,7 +15,7 @@ from wasm.binary import MEMORY_NAME
 from wasm.direct_calls import EntryCall, context_of, give_wasi, set_epoch_deadline
 from wasm.engine import Loaded
 from wasm.memory import find_export, memory_address, memory_size
-from wasm.pages import Range, anonymous_bytes, images, make_ready, new_image
+from wasm.pages import Range, Touched, anonymous_bytes, images, make_ready, new_image
 from wasm.world import Broken, World
 from wasmtime import _ffi as ffi
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from wasmtime import component as components
 
 _MOST_SPARES = 4
+#: Of a module that was not rehearsed: where its data begins, and a small stack.
+_FIRST_BYTES = 64 << 10
 
 
 class PreparedInstance:
@@ -95,8 +97,9 @@ class PreparedInstance:
         )
 
     def _have_ready(self, memory: Range | None, must_stop: Callable[[], bool]) -> None:
-        if memory is not None and self.loaded.touched is not None:
-            make_ready(memory, self.loaded.touched, must_stop)
+        if memory is not None:
+            first = Touched((Range(0, min(_FIRST_BYTES, memory.size)),), ())
+            make_ready(memory, self.loaded.touched or first, must_stop)
 
     def let_go(self) -> None:
         """Closes what the guest had open; its memory goes with `close`."""

@@ -22,7 +22,7 @@ from wasm.deadline import Deadline, DeadlineReached  # noqa: E402
 from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
 from wasm.exec_call import ExecCall, NoSuchCommand  # noqa: E402
 from wasm.fetch_call import parse_fetch  # noqa: E402
-from wasm.frames import Channel, Run, SupervisorGone, decode_run, encode_ending  # noqa: E402
+from wasm.frames import Channel, SupervisorGone, decode_run, encode_ending  # noqa: E402
 from wasm.host_calls import HostCalls  # noqa: E402
 from wasm.open_files import open_files_limit  # noqa: E402
 from wasm.run import Outcome, Runner, Spec  # noqa: E402
@@ -101,18 +101,19 @@ class Worker:
         while True:
             message, blob = self._channel.receive()
             if not message:
-                self._serve_run(decode_run(blob))
+                self._serve_run(*decode_run(blob))
             elif message["op"] == "terms":
                 self._note_terms(message)
             else:
                 self._channel.send(operations[message["op"]](message, blob))
 
-    def _serve_run(self, run: Run) -> None:
-        terms = self._terms[run.terms]
+    def _serve_run(self, number: int, argv: list[str], env: dict[str, str], stdin: bytes) -> None:
+        terms = self._terms[number]
         if terms.key not in self._modules:
             self._channel.send({"op": "unknown"})
             return
-        self._channel.send_encoded(self._run(run, terms))
+        spec = Spec(argv, env, stdin, terms.world, terms.memory_bytes, terms.fuel, terms.may_exec)
+        self._channel.send_encoded(self._run(spec, terms))
         self._let_go_first()
         self._runs.clean_up()
         if terms.fuel is None and not self._channel.has_more():
@@ -182,7 +183,7 @@ class Worker:
         loaded = self._component_engines().compile(source.blob, source.entry, source.needs_fuel)
         return loaded, loaded.component
 
-    def _run(self, run: Run, terms: Terms) -> bytes:
+    def _run(self, spec: Spec, terms: Terms) -> bytes:
         """How it ended, ready to send."""
         self._deadline.start(terms.timeout)
         cpu_before = time.process_time()
@@ -191,7 +192,6 @@ class Worker:
             self._may_fetch, self._exec.is_allowed = terms.may_fetch, terms.may_exec
             self._exec.output_bytes = terms.output_bytes
             self._world = terms.world
-            spec = Spec(run.argv, run.env, run.stdin, terms.world, terms.memory_bytes, terms.fuel, terms.may_exec)
             outcome = self._runs.run(self._modules[terms.key], spec)
         except DeadlineReached:
             outcome = Outcome("timeout")
