@@ -134,3 +134,11 @@ def open_paths(supervisor: Supervisor) -> set[str]:
             except FileNotFoundError:
                 continue
     return found
+
+
+def test_more_kinds_of_runs_than_a_worker_remembers(run: Run) -> None:
+    for timeout in range(10, 80):  # each is something else that the worker is told
+        assert run(COUNTER, timeout=timeout).exit_code == 11
+    with pytest.raises(MemoryExceeded):
+        run(GROWS, timeout=10, memory_limit_mb=32)
+    assert run(GROWS, timeout=10, memory_limit_mb=64).exit_code == 0

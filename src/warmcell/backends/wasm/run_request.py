@@ -18,8 +18,7 @@ _MOST_KNOWN = 64
 Fetch = Callable[[bytes], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Preopen:
+class Preopen(NamedTuple):
     """A host directory that the guest sees at `guest_path`."""
 
     host_path: str | os.PathLike[str]

@@ -6,7 +6,7 @@ Addresses are those of objects that the caller keeps.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from ctypes import c_bool, c_char_p, c_size_t, c_uint64, c_void_p
 from typing import Any
 
@@ -54,9 +54,8 @@ def give_env(wasi: wasmtime.WasiConfig, env: dict[str, str]) -> None:
         raise wasmtime.WasmtimeError("failed to configure environment")
 
 
-def _texts(texts: Iterable[str]) -> ctypes.Array[c_char_p]:
-    encoded = [text.encode() for text in texts]
-    return (c_char_p * len(encoded))(*encoded)
+def _texts(texts: Collection[str]) -> ctypes.Array[c_char_p]:
+    return (c_char_p * len(texts))(*map(str.encode, texts))
 
 
 def _error(address: int) -> wasmtime.WasmtimeError:

@@ -55,6 +55,18 @@ def decode_run(blob: bytes) -> tuple[int, list[str], dict[str, str], bytes]:
     return terms, words[:count], dict(zip(words[count::2], words[count + 1 :: 2], strict=True)), blob[end:]
 
 
+def frame_size(data: bytes | bytearray) -> int:
+    """Of the frame that begins there, header and all."""
+    text_size, blob_size = HEADER.unpack_from(data)
+    return HEADER.size + int(text_size) + int(blob_size)
+
+
+def _parsed(frame: bytes) -> tuple[dict[str, Any], bytes]:
+    text_size, _ = HEADER.unpack_from(frame)
+    end = HEADER.size + text_size
+    return (_FROM_JSON(frame[HEADER.size : end].decode(), 0)[0] if text_size else {}), frame[end:]
+
+
 class SupervisorGone(Exception):
     """The other end closed: there is nobody left to work for."""
 
@@ -84,17 +96,17 @@ class Channel:
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """A message and the bytes that came with it; those of a run come without one."""
-        if len(self._buffer) < HEADER.size:
-            self._fill(HEADER.size)
-        text_size, blob_size = HEADER.unpack_from(self._buffer)
-        text_end = HEADER.size + text_size
-        end = text_end + blob_size
-        if len(self._buffer) < end:  # else all of it came at once
-            self._fill(end)
-        message = _FROM_JSON(self._buffer[HEADER.size : text_end].decode(), 0)[0] if text_size else {}
-        blob = bytes(memoryview(self._buffer)[text_end:end]) if blob_size else b""
-        del self._buffer[:end]
-        return message, blob
+        if not self._buffer:
+            data = self._receive_some()
+            if len(data) >= HEADER.size and len(data) == frame_size(data):  # one frame, as nearly always
+                return _parsed(data)
+            self._buffer += data
+        self._fill(HEADER.size)
+        size = frame_size(self._buffer)
+        self._fill(size)
+        frame = bytes(memoryview(self._buffer)[:size])
+        del self._buffer[:size]
+        return _parsed(frame)
 
     def has_more(self, milliseconds: int = 0) -> bool:
         """Whether the next frame is on its way already, or by then."""
@@ -107,19 +119,20 @@ class Channel:
 
     def _fill(self, size: int) -> None:
         while len(self._buffer) < size:
-            try:
-                data, ancillary, flags, _ = self._control.recvmsg(
-                    _RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-                )
-            except ConnectionResetError as error:
-                raise SupervisorGone from error
-            if not data:
-                raise SupervisorGone
-            for level, kind, payload in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    received = array.array("i")
-                    received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                    self._descriptors.extend(received)
-            if flags & socket.MSG_CTRUNC:
-                raise DescriptorsLost("descriptors that came with a frame could not be taken")
-            self._buffer += data
+            self._buffer += self._receive_some()
+
+    def _receive_some(self) -> bytes:
+        try:
+            data, ancillary, flags, _ = self._control.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError as error:
+            raise SupervisorGone from error
+        if not data:
+            raise SupervisorGone
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self._descriptors.extend(received)
+        if flags & socket.MSG_CTRUNC:
+            raise DescriptorsLost("descriptors that came with a frame could not be taken")
+        return data
