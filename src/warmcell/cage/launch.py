@@ -58,7 +58,9 @@ def _supervise(control: socket.socket, plan_text: str, command: Sequence[str]) -
         message, descriptors = _hear(status)
         if "pid" in message:
             _pass_on_signals(descriptors[0])
-        if "ready" in message:
+        if "measures" in message:
+            send_packet(status, {"measure": True})
+        if "measured" in message or ("ready" in message and "measures" not in message):
             job.sendall(encode_job(Job("exec", tuple(command), dict(os.environ), "/", {})))
         if "exit" in message:
             return message

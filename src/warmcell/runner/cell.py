@@ -14,7 +14,7 @@ from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, se
 from warmcell.core.errors import EnforcerFailed, SandboxError
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
-from warmcell.lifetime.run import RunCancelled
+from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.runner.cgroups import Group, GroupUsage
 from warmcell.runner.outcome import JOB_UNREAD
 
@@ -30,6 +30,8 @@ else:  # their halves in C: the rest takes longer to load
     import _socket as socket
 
 _PATIENCE_MS = 5000
+#: What is there before a guest may be much, on a slow disk of a host that is busy.
+_MEASURE_SECONDS = 60.0
 #: What a report may have in it.
 _REPORT: dict[str, type | tuple[type, ...]] = {
     "exit": int,
@@ -78,6 +80,8 @@ class Cell:
         #: Why the program could not be started, if it could not: only told before the guest's code.
         self.start_failure = ""
         self._is_ordered = self._is_ready = self._is_closed = False
+        #: Whether the directories that its guest may write to are to be measured before it begins, and have been.
+        self._measures = self._is_measured = False
         #: Whether it wants its job as a list of calls, and then the job that it got.
         self._takes_list = False
         self._program_job: ProgramJob | None = None
@@ -119,17 +123,21 @@ class Cell:
 
         `cancelled`: `RunCancelled` as soon as this descriptor is readable.
         """
+        # A keeper may be heard before the one who tells of it.
+        self._hear_until(lambda: self._is_ready and self.pidfd >= 0, "the cage was not ready", timeout, cancelled)
+
+    def _hear_until(self, is_there: Callable[[], bool], problem: str, timeout: float, cancelled: int) -> None:
         deadline = time.monotonic() + timeout
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
         if cancelled >= 0:
             poll.register(cancelled, select.POLLIN)
-        while not self._is_ready or self.pidfd < 0:  # a keeper may be heard before the one who tells of it
+        while not is_there():
             ready = [descriptor for descriptor, _ in poll.poll(max(0, deadline - time.monotonic()) * 1000)]
             if cancelled in ready:
                 raise RunCancelled
             if not ready:
-                raise EnforcerFailed(self.enforcer, f"the cage was not ready after {timeout:g} s")
+                raise EnforcerFailed(self.enforcer, f"{problem} after {timeout:g} s")
             self.hear()
 
     def hear(self) -> None:
@@ -155,12 +163,15 @@ class Cell:
         if "ready" in message:
             self._is_ready = True
             self._takes_list = bool(message.get("list"))
+            self._measures = bool(message.get("measures"))
             self.listener = descriptors[0] if descriptors else -1
         elif "pid" in message:
             return
         elif "denied" in message:
             kind, what = message["denied"]
             self.on_denied(str(kind), str(what))
+        elif "measured" in message:
+            self._is_measured = True
         elif _is_report(message):
             self.report = message
         else:
@@ -193,12 +204,23 @@ class Cell:
 
         return whole(fileno=descriptor)
 
-    def start(self, job: Job) -> None:
-        """Gives the waiting cell its work."""
+    def start(self, job: Job, run: Run | None = None) -> None:
+        """Gives the waiting cell its work. `RunCancelled` where the run is given up before the cell can have it."""
         try:
+            if self._measures and job.mode != "prelude":
+                self._await_measure(run or Run())
             self.job.sendall(self._encoded(job))
         except OSError as error:
             raise CellLost(str(error)) from None
+
+    def _await_measure(self, run: Run) -> None:
+        """What its guest may write to is measured now, and not when the cell was made; what it writes comes later."""
+        problem = "what it may write to was not measured"
+        send_packet(self.status, {"measure": True})
+        with run.descriptor() as cancelled:
+            self._hear_until(lambda: self._is_measured or bool(self.report), problem, _MEASURE_SECONDS, cancelled)
+        if not self._is_measured:
+            raise CellLost("the cell ended")
 
     def _encoded(self, job: Job) -> bytes:
         if not self._takes_list:

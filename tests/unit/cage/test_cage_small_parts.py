@@ -267,7 +267,7 @@ class TestOnABusyHost:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ceiling = disk_ceiling.DiskCeiling(1 << 20, [str(tmp_path)])
-        ceiling.begin()
+        ceiling.measure(10)
         monkeypatch.setattr(disk.Walk, "go_on", lambda *_: time.sleep(0.2) or True)
         ceiling.look("/proc", [], hides=False)
         time.sleep(0.02)

@@ -167,7 +167,7 @@ def test_a_still_tree_is_looked_at_again_only_when_it_stirs_and_after_its_files_
     tree = ceilings.Tree(str(proc.path), lambda: [2], lambda pids, patience: 0, watch.disk_paths)
     kept = ceilings.Ceilings(watch, tree)
     proc.put(2, 7)
-    kept.begin()
+    kept.measure()
     kept.look()
     (written / "file").write_bytes(bytes(2 << 20))  # when the next walk is not due yet, by one who sleeps again
     proc.put(2, 8)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from warmcell.cage.cell import CODE_DIRECTORY, PROCESSES
 from warmcell.cage.plan import LaunchPlan, Watch
-from warmcell.cage.watching import watcher
+from warmcell.cage.watching import disk, watcher
+from warmcell.cage.watching.ceilings import Ceilings
 from warmcell.cage.watching.loop import Loop, _Cell
+from warmcell.cage.wire import receive_packet, send_packet
 
 
 @pytest.mark.attack("RX-02")
@@ -61,10 +67,122 @@ def _seconds_to_watch(manager_end: watcher.Watcher) -> float:
     given = {PROCESSES: files[2], CODE_DIRECTORY: files[3]}
     started = time.monotonic()
     try:
-        manager_end.watch(LaunchPlan(watch=Watch(disk_bytes=1)), files[0], files[1], given)
+        manager_end.watch(LaunchPlan(watch=Watch(disk_bytes=1)), files[0], files[1], given, files[0], {})
         return time.monotonic() - started
     finally:
         manager_end.let_go()
         os.waitpid(manager_end.pid, 0)
         for descriptor in files:
             os.close(descriptor)
+
+
+class Watched:
+    """A cell as the watcher is told of it, and the other ends."""
+
+    def __init__(self, disk_path: Path, answer: dict[str, object]) -> None:
+        self.manager_end = watcher.Watcher()
+        self.asks, asker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        begun, self.go = os.pipe()
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+        given = {PROCESSES: files[1], CODE_DIRECTORY: files[2]}
+        plan = LaunchPlan(watch=Watch(disk_bytes=1 << 20, disk_paths=(str(disk_path),)))
+        self.number = self.manager_end.watch(plan, files[0], begun, given, asker.fileno(), answer)
+        asker.close()
+        for descriptor in (begun, *files):
+            os.close(descriptor)
+
+    def is_answered(self, seconds: float) -> bool:
+        return bool(select.select([self.asks], [], [], seconds)[0])
+
+    def close(self) -> None:
+        self.asks.close()
+        os.close(self.go)
+        self.manager_end.let_go()
+        os.waitpid(self.manager_end.pid, 0)
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path, {"measured": True})
+    yield made
+    made.close()
+
+
+@pytest.mark.attack("S2-10")
+def test_what_is_there_is_measured_when_the_job_is_there(cell: Watched) -> None:
+    assert not cell.is_answered(0.2)
+    send_packet(cell.asks, {"measure": True})
+    assert cell.is_answered(10) and receive_packet(cell.asks)[0] == {"measured": True}
+    assert receive_packet(cell.asks)[0] == {}  # it listens no more
+
+
+@pytest.mark.attack("S2-10")
+def test_who_has_begun_is_measured_at_once_and_then_let_on(tmp_path: Path) -> None:
+    """A worker that was shown directories: what it waits for is that answer."""
+    shown = Watched(tmp_path, {"attached": 2})
+    try:
+        os.write(shown.go, b"x")  # as good as closed
+        assert shown.is_answered(10) and receive_packet(shown.asks)[0] == {"attached": 2}
+        shown.asks.close()
+        time.sleep(0.3)
+        assert shown.manager_end.hear()  # it is still there
+    finally:
+        shown.close()
+
+
+def test_a_cell_that_never_began_is_not_measured_and_let_go_of(cell: Watched, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(2 << 20))
+    assert cell.manager_end.end_of(cell.number) is None  # asked for
+    assert receive_packet(cell.asks)[0] == {}
+    until = time.monotonic() + 10
+    while cell.number not in cell.manager_end.told and time.monotonic() < until:
+        cell.manager_end.hear()
+    assert cell.manager_end.told[cell.number] == watcher.NO_VERDICT
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield Loop(theirs)
+
+
+def _cell(init: int, watch: Watch) -> _Cell:
+    return _Cell(watch, 0, init, -1, *(os.open(os.devnull, os.O_RDONLY) for _ in range(2)))
+
+
+@pytest.mark.attack("RX-02")
+def test_others_are_looked_at_while_much_is_measured(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(disk.Walk, "go_on", lambda *_: False)
+    monkeypatch.setattr(Ceilings, "look", lambda self: looks.append(self) or 0.0)
+    watches = (Watch(disk_bytes=1, disk_paths=(str(tmp_path),)), Watch(memory_bytes=1))
+    for number, watch in enumerate(watches):
+        loop._cells[number] = _cell(os.open(os.devnull, os.O_RDONLY), watch)
+        loop._due[number] = 0.0
+    for _ in range(3):
+        for number in (0, 1):
+            loop._attend(number)
+    assert len(looks) == 3 and set(loop._due) == {0, 1}
+    for number in (0, 1):
+        loop._forget(number)
+
+
+def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its namespaces are gone before its end is told, and a verdict would take the last look at it away."""
+
+    def refused(self: Ceilings) -> float:
+        raise PermissionError(1, "setns")
+
+    monkeypatch.setattr(Ceilings, "look", refused)
+    for number, (seconds, is_watched_on) in enumerate([("0.1", True), ("5", False)]):
+        with subprocess.Popen(["sleep", seconds]) as process:
+            loop._cells[number] = _cell(os.pidfd_open(process.pid), Watch(memory_bytes=1))
+            loop._due[number] = 0.0
+            loop._attend(number)
+            assert (number in loop._cells) == is_watched_on
+            process.kill()
+    assert loop._due == {}
+    loop._forget(0)

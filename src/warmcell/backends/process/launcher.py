@@ -271,7 +271,7 @@ class Launcher:
             policy = BUILD_POLICY if launch.is_build else self._policy
             job = job_for(launch, world, prepared.directories, way_out, policy)
             try:
-                cell.start(job)
+                cell.start(job, launch.run)
                 return cell
             except CellLost:
                 continue

@@ -133,7 +133,7 @@ def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, terms:
             denials = LiveDenials(tuple(bind.target for bind in world.visible))
             cell.on_denied = denials.note
             way_out = egress.open(cell, denials.add, cleanup)
-            cell.start(_agent_job(way_out.files))
+            cell.start(_agent_job(way_out.files), run)
             leasing.pop_all()
             pool.stay()
             cleanup.callback(pool.leave)

@@ -61,7 +61,7 @@ def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
         handoff.recv(1)  # until the guest closed it, the last thing that it does
         handoff.close()
         verify.check(guest, 0, verify.Expected(plan, kept, {}, os.geteuid()))
-        send_packet(status, {"ready": True})
+        send_packet(status, {"ready": True, "measures": bool(plan.watch.disk_bytes)})
     except CageError as failure:
         tell(status, failure)
         os._exit(1)

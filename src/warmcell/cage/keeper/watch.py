@@ -103,9 +103,13 @@ class Keeper:
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
     def _hear(self) -> None:
-        """Only one thing is ever said: to stop; by a word, or by letting go."""
+        """To measure, by who will send the job once it is answered; or to stop, by a word or by letting go."""
         try:
-            receive_packet(self._status)
+            message, _ = receive_packet(self._status)
+            if "measure" in message:
+                self._ceilings.measure()
+                send_packet(self._status, {"measured": True})
+                return
         except OSError:
             pass
         self._is_stopped = True

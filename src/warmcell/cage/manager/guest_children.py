@@ -111,11 +111,15 @@ class GuestChild:
         watch = watched(self._plan, self._expected.host_id)
         if watch.is_needed:
             plan = self._plan._replace(watch=watch)
-            self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given)
+            asker, answer = self._status.fileno(), {"measured": True}
+            self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
         listener = self._given.pop(PROXY_LISTENER, -1)
         self._is_ready = True
         self._last_pid_before = last_pid()
-        self._say({"ready": True, "list": self._takes_list}, [listener] if listener >= 0 else [])
+        ready = {"ready": True, "list": self._takes_list}
+        if watch.disk_bytes:
+            ready["measures"] = True
+        self._say(ready, [listener] if listener >= 0 else [])
         close_all([listener])
 
     def introduce(self) -> None:
@@ -187,10 +191,12 @@ class GuestChild:
     def host_id(self) -> int:
         return self._init.host_id
 
-    def watch_disk(self, watcher: Watcher, disk_bytes: int, paths: Tuple[str, ...]) -> None:
-        """From now on: it was shown directories of the host that it may write to."""
-        plan = self._plan._replace(watch=Watch(disk_bytes=disk_bytes, disk_paths=paths))
-        self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given)
+    def watch_disk(self, watcher: Watcher, watch: Watch, asker: int, answer: Dict[str, Any]) -> None:
+        """From now on: it was shown directories of the host that it may write to. The answer says that they have been
+        measured.
+        """
+        plan = self._plan._replace(watch=watch)
+        self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
 
     def lose_watcher(self) -> None:
         """What nobody watches does not run."""

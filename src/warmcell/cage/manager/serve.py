@@ -18,7 +18,7 @@ from ..light import signal, socket
 from ..linux.owned import close_all
 from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
-from ..plan import PlanError, decode_binds
+from ..plan import PlanError, Watch, decode_binds
 from ..watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
 from ..wire import PacketCut, new_inbox, receive_packet, send_packet
 from .cells import CellMaker
@@ -172,7 +172,10 @@ class Manager:
             self._poll.register(made.listens_to, 0)
 
     def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
-        """Shows directories to a guest that has begun, and has the watcher see how much it writes to them."""
+        """Shows directories to a guest that has begun, and has the watcher see how much it writes to them.
+
+        Then it is the watcher that answers, when it has measured what they hold.
+        """
         answer = socket.socket(fileno=descriptors[0])
         try:
             binds = decode_binds(order["attach"])
@@ -181,9 +184,12 @@ class Manager:
                 raise CageError("find cell", errno.ESRCH, str(order["cell"]))
             self._maker.attach(binds, guest)
             writable = tuple(bind.source for bind in binds if bind.writable)
+            attached = {"attached": len(binds)}
             if writable:
-                self._with_watcher(lambda watcher: guest.watch_disk(watcher, order["disk_bytes"], writable))
-            send_packet(answer, {"attached": len(binds)})
+                watch = Watch(disk_bytes=order["disk_bytes"], disk_paths=writable)
+                self._with_watcher(lambda watcher: guest.watch_disk(watcher, watch, answer.fileno(), attached))
+            else:
+                send_packet(answer, attached)
         except CageError as failure:
             tell(answer, failure)
         except (PlanError, OSError) as trouble:

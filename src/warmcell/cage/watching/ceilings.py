@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 
 from ..plan import Watch
 from ..records import NamedTuple
@@ -71,10 +72,21 @@ class Ceilings:
         #: How long it is safe not to look, by what the last look has seen.
         self._pause = _FASTEST_LOOK
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is known what was there before the guest."""
+        return self._disk is None or self._disk.is_measured
+
+    def measure(self, seconds: float = inf) -> bool:
+        """Before the guest's code, so that nothing of its own is taken for what was there. Whether that is known by
+        then; it goes on with the next call.
+        """
+        return self._disk is None or self._disk.measure(seconds)
+
     def begin(self) -> float:
         """When the guest's code begins; returns how long it is safe not to look."""
         pause = pause_before_look(self._watch)
-        return min(pause, self._disk.begin()) if self._disk else pause
+        return min(pause, self._disk.pause()) if self._disk else pause
 
     def look(self) -> float:
         """Compares use with the ceilings; returns how long it is safe not to look."""

@@ -101,15 +101,15 @@ class Walk:
             except OSError:
                 self._is_complete = False
                 continue
-            status = os.fstat(root)
-            self._devices.add(status.st_dev)
-            self._held += status.st_blocks * 512
             yield from self._through(root)
 
     def _through(self, root: int) -> Iterator[None]:
         """By descriptors, so that neither long paths nor links matter. A directory stays open while we are below it."""
         levels: List[Tuple[int, List[str]]] = [(root, [])]
         try:
+            status = os.fstat(root)
+            self._devices.add(status.st_dev)
+            self._held += status.st_blocks * 512
             yield from self._names_in(*levels[0])
             while levels:
                 directory, below = levels[-1]

@@ -29,12 +29,15 @@ class DiskCeiling:
         self._walked = 0.0  # seconds that it has taken us so far
         self._walk_began = self._seen = 0.0
         self._next_walk = self._next_urgent_walk = 0.0
-        self.is_over = False
+        self.is_measured = self.is_over = False
 
-    def begin(self) -> float:
-        """Before the guest's code: what is there already is not its own."""
-        self._at_start = self._last = disk_use(self._paths, "/proc", [])
-        return self.pause()
+    def measure(self, seconds: float) -> bool:
+        """Before the guest's code: what is there already is not its own. Whether that is known by then."""
+        self._walk = self._walk or Walk(self._paths)
+        if self._walk.go_on(seconds):
+            self._at_start = self._last = self._walk.result("/proc", [])
+            self._walk, self.is_measured = None, True
+        return self.is_measured
 
     def look(self, proc: str, pids: List[int], hides: bool) -> float:
         """Returns how long it is safe not to look. `hides`: there are files that no process shows."""
@@ -80,4 +83,6 @@ class DiskCeiling:
         """When nobody is left to write."""
         if self._walk is not None:
             self._walk.close()
+        if not self.is_measured:  # it never began
+            return False
         return disk_use(self._paths, "/proc", []).grown_since(self._at_start).is_over(self._most)

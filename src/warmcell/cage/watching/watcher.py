@@ -1,8 +1,10 @@
 """The watcher: one process that looks after the ceilings of all cells of a manager. This is the manager's end of it.
 
 It is a child of the manager, in its namespaces, so it may look into every cell and no cell can reach it. A cell is
-watched from the moment that its guest closes `go`. Where a ceiling is passed, the watcher says so, and then ends the
-cell's init: whoever reaps the guest finds the verdict already there.
+watched from the moment that its guest closes `go`. Where the guest may write to directories of the host, what they hold
+is measured before, when there is a job for it: whoever has the job asks, and sends it when that was answered. Where a
+ceiling is passed, the watcher says so, and then ends the cell's init: whoever reaps the guest finds the verdict already
+there.
 """
 
 from __future__ import annotations
@@ -73,8 +75,14 @@ class Watcher:
         if self._channel is None:
             self._start()
 
-    def watch(self, plan: LaunchPlan, init: int, go: int, given: Dict[str, int]) -> int:
-        """From when `go` is closed. Returns the number under which its end is asked for."""
+    def watch(
+        self, plan: LaunchPlan, init: int, go: int, given: Dict[str, int], asker: int, answer: Dict[str, Any]
+    ) -> int:
+        """From when `go` is closed. Returns the number under which its end is asked for.
+
+        What is on disk is measured when something comes from `asker`, or at once where `go` is closed; it gets the
+        answer when that is done.
+        """
         self.start()
         self._await_up()
         assert self._channel is not None
@@ -84,6 +92,9 @@ class Watcher:
         descriptors = [init, go, given[PROCESSES], given[CODE_DIRECTORY]]
         most_tasks = dict(plan.rlimits).get("nproc", 0) if watch.memory_bytes else 0
         order = {"watch": self._number, "ceilings": list(watch), "most_tasks": most_tasks, "ended": list(self._ended)}
+        if watch.disk_bytes:
+            order["answer"] = answer
+            descriptors.append(asker)
         send_packet(self._channel, order, descriptors)
         self._ended.clear()
         if watch.disk_bytes:
@@ -91,7 +102,7 @@ class Watcher:
         return self._number
 
     def _await_up(self) -> None:
-        """What a guest wrote before the watcher could look would be taken for what was there already."""
+        """No guest begins before the watcher can look."""
         until = time.monotonic() + _UP_SECONDS
         poll = select.poll()
         poll.register(self.listens_to, select.POLLIN)
