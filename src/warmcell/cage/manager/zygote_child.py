@@ -90,7 +90,8 @@ class ZygoteChild:
     def _recipe(self, shape: Shape) -> int:
         """The number under which it knows the shape. It is told no path of the host: guests are copies of it.
 
-        Nor where toolchains are, which may be other guests': all that the root already has is left out.
+        Nor where toolchains are, which may be other guests': all that the root already has is left out. Who shares the
+        host's root knows its own paths anyway, and its keeper looks after what is written to them.
         """
         number = self._recipes.pop(shape, None)
         if number is None:
@@ -98,7 +99,8 @@ class ZygoteChild:
             places = [target for target, _ in shape.attached]
             needed = [bind for bind in shape.plan.binds if any(is_below(place, bind.target) for place in places)]
             binds = tuple(bind._replace(source="", identity="") for bind in needed)
-            watch = shape.plan.watch._replace(disk_paths=())
+            is_caged = shape.plan.isolation == "namespaces"
+            watch = shape.plan.watch._replace(disk_paths=()) if is_caged else shape.plan.watch
             plan = shape.plan._replace(binds=binds, watch=watch, symlinks=(), files=())
             lesson = {"learn": number, "plan": plain(plan), "cgroups": shape.cgroups}
             send_packet(self._channel, {**lesson, "attached": shape.attached, "files": shape.files})
