@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import require
 
 from warmcell import MountPoint, Sandbox
 from warmcell.backends.wasm import pool as pool_module
+from warmcell.backends.wasm.caged_launcher import CagedLauncher
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.worker import USUAL_PLACES, Worker
 from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.python import find_interpreter
+from warmcell.runner.cell import Cell
 
 
 @pytest.fixture
@@ -167,3 +174,29 @@ def test_a_worker_started_ahead_takes_the_first_run(pool: WorkerPool) -> None:
     pool.start_ahead()
     pool.close()  # while it is still loading
     assert pool.pids == []
+
+
+def test_a_worker_that_is_being_made_keeps_its_zygote(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever disposes of the last worker meanwhile has no use for a zygote any more. One that fails keeps none."""
+    caged = CagedLauncher()
+    begin = Cell.start
+
+    def begin_while_another_ends(cell: Cell, *words: Any) -> None:
+        begin(cell, *words)
+        caged.rest()
+
+    ours, theirs = socket.socketpair()
+    python = find_interpreter(ProcessConfig()).path
+    sleep = [python, "-I", "-S", "-c", "import time; time.sleep(60)"]
+    with ours, theirs, monkeypatch.context() as patched:
+        patched.setattr(Cell, "start", begin_while_another_ends)
+        process = caged(sleep, theirs.fileno(), [], 1)
+        assert not process._cell.await_gone(0.3)
+        caged.rest()
+        assert caged._zygote is not None
+        process.kill()
+        assert process.wait(10) == -signal.SIGKILL
+        patched.setattr(Cell, "start", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            caged(sleep, theirs.fileno(), [], 1)
+    assert caged._zygote is None

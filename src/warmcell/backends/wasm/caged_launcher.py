@@ -111,8 +111,20 @@ class CagedLauncher:
         self._lock = Lock()
         self._zygote: ZygoteProcess | None = None
         self._running: weakref.WeakSet[CagedProcess] = weakref.WeakSet()
+        #: How many workers are being made, which nobody may take the zygote from.
+        self._beginning = 0
 
     def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> CagedProcess:
+        with self._lock:
+            self._beginning += 1
+        try:
+            return self._begun(argv, control, read_only, places)
+        finally:
+            with self._lock:
+                self._beginning -= 1
+            self.rest()  # where it did not begin, or has ended already
+
+    def _begun(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> CagedProcess:
         plan = self._plan(tuple(read_only), places)
         parent = group_parent()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
@@ -138,7 +150,8 @@ class CagedLauncher:
     def rest(self) -> None:
         """Without workers there is nothing to keep a zygote for."""
         with self._lock:
-            if self._zygote is not None and not any(process.is_running for process in self._running):
+            is_used = self._beginning or any(process.is_running for process in self._running)
+            if self._zygote is not None and not is_used:
                 self._zygote.close()
                 self._zygote = None
 
