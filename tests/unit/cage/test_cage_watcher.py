@@ -16,6 +16,7 @@ import pytest
 from warmcell.cage.cell import CODE_DIRECTORY, PROCESSES
 from warmcell.cage.plan import LaunchPlan, Watch
 from warmcell.cage.watching import disk, watcher
+from warmcell.cage.watching import loop as looking
 from warmcell.cage.watching.ceilings import Ceilings
 from warmcell.cage.watching.loop import Loop, _Cell
 from warmcell.cage.wire import receive_packet, send_packet
@@ -177,7 +178,8 @@ def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch
         raise PermissionError(1, "setns")
 
     monkeypatch.setattr(Ceilings, "look", refused)
-    for number, (seconds, is_watched_on) in enumerate([("0.1", True), ("5", False)]):
+    for number, (seconds, patience_ms, is_watched_on) in enumerate([("0.1", 30_000, True), ("60", 50, False)]):
+        monkeypatch.setattr(looking, "_LAST_MOMENT_MS", patience_ms)
         with subprocess.Popen(["sleep", seconds]) as process:
             loop._cells[number] = _cell(os.pidfd_open(process.pid), Watch(memory_bytes=1))
             loop._due[number] = 0.0
