@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -136,7 +137,7 @@ def test_no_terminal_of_the_host_and_no_injection(sandbox: Sandbox) -> None:
     before = sorted(os.listdir("/dev/pts")) if os.path.isdir("/dev/pts") else []
     process = sandbox.spawn(["python3", "-c", PROBE], pty=PtySize(80, 24))
     lines = process.wait(30).stdout.split("\r\n")
-    assert lines[0] == "['0', 'ptmx']"
+    assert re.fullmatch(r"\['\d', 'ptmx'\]", lines[0])  # by number: that of a test before may not be free yet
     assert lines[1:4] == ["TIOCSTI EPERM", "TIOCLINUX EPERM", "TIOCSETD EPERM"]
     assert lines[4].startswith("most True ENOSPC")
     assert (sorted(os.listdir("/dev/pts")) if os.path.isdir("/dev/pts") else []) == before

@@ -134,7 +134,11 @@ def test_where_it_could_not_make_them_they_are_tried(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def no_witness() -> Iterator[None]:
+    """Nor one that was started ahead for a command of another test, which had no use for it in the end."""
     namespaces_witness._witnesses.clear()
+    for early in start._ahead.values():
+        early.discard()
+    start._ahead.clear()
     yield
     namespaces_witness._witnesses.clear()
 
