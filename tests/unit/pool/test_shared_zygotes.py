@@ -238,7 +238,7 @@ class TestTogether:
 
         caller = threading.Thread(target=run)
         caller.start()
-        time.sleep(0.3)
+        time.sleep(1)  # by then it has begun: one that has not would be begun again elsewhere
         os.kill(pid, signal.SIGKILL)
         assert answers(first)
         caller.join()
