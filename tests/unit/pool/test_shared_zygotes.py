@@ -233,7 +233,7 @@ class TestTogether:
 
         def run() -> None:
             with pytest.raises(SandboxError) as caught:
-                second.execute_blocking(SLOW)
+                second.execute_blocking(ExecRequest("python", "import time; time.sleep(20)", 30))
             told.append(caught.value)
 
         caller = threading.Thread(target=run)
