@@ -93,6 +93,8 @@ class CompileModules(BuildHookInterface):
             bundle = write_bundle()
             build_data["force_include"][str(bundle)] = f"warmcell/{bundle.name}"
         front = None if version == "editable" or is_set("WARMCELL_PURE") else compiled_front()
+        if front is None:
+            self.app.display_info("the command is its script alone: editable, pure, or no C compiler that works here")
         build_data["shared_scripts"] = (
             {SCRIPT: "warmcell"} if front is None else {SCRIPT: BEHIND, str(front): "warmcell"}
         )

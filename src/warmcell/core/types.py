@@ -73,16 +73,21 @@ def check_text(name: str, value: object) -> str:
     return value
 
 
+def is_plain(value: object) -> bool:
+    """Text of which `check_text` has nothing to say, as nearly all is: told at once."""
+    return type(value) is str and value.isascii() and "\0" not in value
+
+
 def check_env(env: object, name: str = "env") -> Mapping[str, str]:
     """An environment as a read-only mapping, or `InvalidRequest` that names the key."""
     if not isinstance(env, (dict, Mapping)):  # a dict is told at once
         raise InvalidRequest(f"must be a mapping of text to text, not {type(env).__name__}", field=name)
     for key, value in env.items():
-        if type(key) is not str or not key.isascii() or "\0" in key:  # nearly all is plain, which is told at once
+        if not is_plain(key):
             check_text(f"{name} key", key)
         if not key or "=" in key:
             raise InvalidRequest(f"bad variable name {key!r}", field=f"{name} key")
-        if type(value) is not str or not value.isascii() or "\0" in value:
+        if not is_plain(value):
             check_text(f"{name}[{key!r}]", value)
     return FrozenMapping(env)
 

@@ -32,7 +32,7 @@ class Missing:
 
 
 def missing_call(name: str) -> Missing | None:
-    from warmcell.cage.linux import offered  # brings ctypes, which a command that need not ask does without
+    from warmcell.cage.linux import offered  # brings `_ctypes`, which a command that need not ask does without
 
     return None if offered.has_call(name) else _missing(name, {**SINCE, **OF_WASM}[name])
 

@@ -376,7 +376,12 @@ _NOTHING_COUNTED = KernelUsage()
 
 
 def _kernel_usage(cell: Cell) -> KernelUsage:
-    return KernelUsage(*cell.group_usage) if cell.group_usage is not None else _NOTHING_COUNTED
+    used = cell.group_usage
+    if used is None:
+        return _NOTHING_COUNTED
+    return KernelUsage(
+        used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
+    )
 
 
 def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:

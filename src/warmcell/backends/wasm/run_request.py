@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from warmcell.cage.records import NamedTuple
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass, field
-from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, check_env, check_text, check_timeout
+from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, check_env, check_text, check_timeout, is_plain
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.runner.listening import Listener
 
@@ -95,7 +95,7 @@ class RunRequest:
 def _check_texts(name: str, texts: Sequence[str]) -> None:
     """Nearly all are plain, which is told at once."""
     for text in texts:
-        if type(text) is not str or not text.isascii() or "\0" in text:
+        if not is_plain(text):
             check_text(name, text)
 
 

@@ -49,11 +49,11 @@ else:
     class CDLL:
         """Functions of the libraries that the program itself has loaded, by their names."""
 
-        _extra = FUNCFLAG_USE_ERRNO
+        _of_all = FUNCFLAG_CDECL
 
         def __init__(self, name, use_errno=False):
             self._handle = dlopen(name, 0)
-            flags = FUNCFLAG_CDECL | self._extra
+            flags = self._of_all | (FUNCFLAG_USE_ERRNO if use_errno else 0)
             self._kind = type(CFuncPtr)("", (CFuncPtr,), {"_flags_": flags, "_restype_": c_int})
 
         def __getattr__(self, name):
@@ -62,7 +62,7 @@ else:
             return function
 
     class PyDLL(CDLL):
-        _extra = FUNCFLAG_PYTHONAPI
+        _of_all = FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI
 
 
 def read_memory(address: int, length: int) -> bytes:

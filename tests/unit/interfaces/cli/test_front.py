@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.conftest import ROOT
 
 from warmcell.cage.environment import CAGED_ENV
+from warmcell.enforcers.host import find_in_wheel
+from warmcell.interfaces.cli import main
 from warmcell.lifetime import late_site
 from warmcell.pool.spawn import BOOT, ENVIRONMENT
 from warmcell.pool.start import first_order
@@ -263,7 +266,30 @@ def test_site_runs_late_where_it_is_due_and_only_once(monkeypatch: pytest.Monkey
     assert runs == [1]
 
 
-def test_a_language_that_a_package_may_bring_has_its_packages(command: Path) -> None:
-    """Unknown here: entry points are looked for, and what is installed is listed."""
-    ended = run(command, "run", "no-such-language", "-c", "1")
-    assert ended.returncode == 2 and "unknown language" in ended.stderr
+@pytest.mark.parametrize(
+    ("words", "is_run"),
+    [
+        (["run", "python", "-c", "1"], False),
+        (["run", "--timeout", "5", "--json", "python", "-c", "1"], False),
+        (["run", "javascript", "-c", "1"], True),
+        (["run", "--allow-domain", "example.org", "python", "-c", "1"], True),
+        (["run", "--record", "x", "python", "-c", "1"], True),
+        (["run", "program.py"], True),
+        (["doctor"], True),
+    ],
+)
+def test_who_may_need_packages_has_site_run_first(
+    words: list[str], is_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+    monkeypatch.setattr(late_site, "run_site", lambda: runs.append(1))
+    monkeypatch.setattr("warmcell.interfaces.cli._start_ahead", lambda *_, **__: None)
+    monkeypatch.setattr("warmcell.interfaces.cli.run.run", lambda _: 0)
+    monkeypatch.setattr("warmcell.interfaces.cli.parser.parse", lambda _: SimpleNamespace(handler=lambda _: 0))
+    assert main(words) == 0 and bool(runs) == is_run
+
+
+def test_who_looks_for_a_program_in_a_package_has_site_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    monkeypatch.setattr(late_site, "run_site", lambda: runs.append(1))
+    assert find_in_wheel("no_such_package", "bin") is None and runs == [1]
