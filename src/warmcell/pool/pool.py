@@ -18,7 +18,7 @@ from warmcell.lifetime.scarcity import scarcity
 from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
 from warmcell.pool.state import IDLE_SECONDS, PoolState
 from warmcell.pool.waiting_room import waiting_room
-from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
+from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
 from warmcell.runner.cgroups import Group, GroupLimits
@@ -28,7 +28,6 @@ _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
 #: Runs that follow each other closer than this come from somebody in a hurry.
 _HURRY_SECONDS = 0.005
-_DYING_SECONDS = 0.2  # a zygote that was killed still counts as living for a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ class Pool:
             except CellLost:
                 if cell is not None:
                     cell.close()
-                zygote.await_death(_DYING_SECONDS)
+                zygote.await_death(DYING_SECONDS)
                 if attempt == _ATTEMPTS - 1:
                     raise EnforcerFailed(kind.zygote.enforcer, "cells die as soon as they are made") from None
             except BaseException:

@@ -70,7 +70,7 @@ class ZygoteShare:
         """Of those that were replaced: each ends with the last of its runs."""
         if self._retired:
             with self._lock:
-                self._retired = [zygote for zygote in self._retired if zygote.is_alive()]
+                self._retired = [zygote for zygote in self._retired if not zygote.has_ended()]
 
     def close(self) -> None:
         with self._lock:

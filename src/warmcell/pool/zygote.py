@@ -36,6 +36,7 @@ _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 _SMALL_FILES = 1 << 16
 
 START_SECONDS = 60.0  # a preload such as pandas may take its time
+DYING_SECONDS = 0.2  # one that was killed still counts as living for a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class ZygoteProcess:
     def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = (), cancelled: int = -1) -> None:
         self.key = key
         self._lock = threading.Lock()
+        #: Where the process may go on with what it has, and makes nothing any more.
+        self._is_lost = False
         try:
             start = started(key.interpreter, prefix, key.first_order())
         except (FileNotFoundError, PermissionError) as error:
@@ -214,11 +217,18 @@ class ZygoteProcess:
             time.sleep(0.005)
 
     def is_alive(self) -> bool:
-        return self._process.is_running()
+        """Whether it makes cells."""
+        return not self._is_lost and self._process.is_running()
+
+    def has_ended(self) -> bool:
+        return not self._process.is_running()
 
     def await_death(self, seconds: float) -> None:
-        """Where cells are lost the zygote may be dying: asking it again before it is dead would lose the next one."""
-        self._process.await_end(seconds)
+        """Where cells are lost the zygote may be dying: asking it again before it is dead would lose the next one.
+
+        Its manager, which lets go of us then, goes on for as long as it has guests.
+        """
+        self._is_lost = self._process.await_end_or_deafness(seconds)
 
     @property
     def pid(self) -> int:

@@ -73,7 +73,7 @@ class _Talk:
         self.manager._ends, self.ends = os.pipe2(os.O_CLOEXEC)
         self.manager._hears_ends, self.manager._reported = True, []
         self.manager._lingering, self.manager._ended, self.manager._ending_inits = [], [], set()
-        self.manager._reap_ms, self.manager._is_caging = 3, True
+        self.manager._reap_ms, self.manager._is_caging, self.manager._is_for_one = 3, True, False
         # Tests before this one may have left children, which are then reaped here.
         self.manager._processes = {}
         self.manager._maker = SimpleNamespace(is_complete=True, ids=SimpleNamespace(give_back=lambda pid: None))

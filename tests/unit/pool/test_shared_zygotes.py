@@ -18,10 +18,13 @@ from tests.helpers import in_a_fork, share_no_zygotes
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, Sandbox, SandboxError, SandboxPolicyBuilder
 from warmcell.backends.process.world import _names_places
+from warmcell.cage.linux.processes import children
 from warmcell.cage.plan import Bind, LaunchPlan
+from warmcell.languages.base import base_executable
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.pool import shared_zygotes as module
 from warmcell.pool.shared_zygotes import SharedZygotes, ZygoteShare
+from warmcell.pool.start import start_ahead
 from warmcell.pool.zygote import ZygoteKey
 
 REQUEST = ExecRequest("python", "print(6 * 7)", 30)
@@ -111,6 +114,9 @@ class TestReplacing:
 
         def is_alive(self) -> bool:
             return self.lives
+
+        def has_ended(self) -> bool:
+            return not self.lives
 
         def retire(self) -> None:
             self.is_retired = True
@@ -244,6 +250,46 @@ class TestTogether:
         caller.join()
         assert [(error.fault, error.retryable) for error in told] == [("host", True)]
         assert answers(second) and first.zygote_pids == second.zygote_pids != [pid]
+
+    def test_one_whose_manager_has_guests_yet_is_replaced_as_well(self) -> None:
+        """The manager outlives its zygote while a run goes on, makes nothing any more, and says so by letting go."""
+        with ProcessBackend(ON_DEMAND) as backend:
+            assert answers(backend)
+            (manager,) = backend.zygote_pids
+            slow: list[str] = []
+            code = "import time; time.sleep(3); print('slow')"
+            caller = threading.Thread(
+                target=lambda: slow.append(backend.execute_blocking(ExecRequest("python", code, 30)).stdout)
+            )
+            caller.start()
+            time.sleep(1)  # by then it has begun
+            zygote = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()[0]  # its first
+            os.kill(int(zygote), signal.SIGKILL)
+            assert answers(backend) and alive([manager])
+            caller.join()
+            assert slow == ["slow\n"] and backend.zygote_pids != [manager]
+            assert eventually(lambda: not alive([manager]))
+
+    def test_one_for_a_single_guest_is_over_with_it(self) -> None:
+        """Its zygote when that guest stands, the manager when it has told of its end. Who has more gets another."""
+
+        def zygote() -> list[str]:
+            """The first process that was made in the manager's namespace has the number 2 there."""
+            found = [Path(f"/proc/{pid}/status").read_text() for pid in children(manager)]
+            return [status for status in found if status.partition("NSpid:")[2].split()[1] == "2"]
+
+        start_ahead(base_executable())
+        with ProcessBackend(ON_DEMAND) as backend:
+            code = "import sys; print('up', flush=True); sys.stdin.read()"
+            ours, theirs = os.pipe()
+            events = backend.stream_blocking(ExecRequest("python", code, 30), stdin=ours)
+            assert next(events).data == b"up\n"  # type: ignore[union-attr]
+            (manager,) = backend.zygote_pids
+            assert eventually(lambda: not zygote()) and alive([manager])
+            os.close(theirs)
+            assert [event.result.exit_code for event in events] == [0]  # type: ignore[union-attr]
+            os.close(ours)
+            assert eventually(lambda: not alive([manager])) and answers(backend)
 
     def test_a_fork_has_its_own(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
         first, second = two

@@ -22,7 +22,7 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import NATIVE, resolve
-from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
+from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
@@ -110,6 +110,8 @@ class CagedLauncher:
     def __init__(self) -> None:
         self._lock = Lock()
         self._zygote: ZygoteProcess | None = None
+        #: Those that were replaced, which end with their workers.
+        self._retired: list[ZygoteProcess] = []
         self._running: weakref.WeakSet[CagedProcess] = weakref.WeakSet()
         #: How many workers are being made, which nobody may take the zygote from.
         self._beginning = 0
@@ -129,11 +131,13 @@ class CagedLauncher:
         parent = group_parent()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
         for _ in range(_ATTEMPTS):
-            with suppress(CellLost):  # its zygote was dying: another one takes its place
-                zygote = self._living_zygote()
+            zygote = self._living_zygote()
+            try:
                 return self._running_in(
                     zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False), zygote, argv
                 )
+            except CellLost:  # its zygote was dying: another one takes its place
+                zygote.await_death(DYING_SECONDS)
         raise ExecutionFailed("the cages of WASM workers end before they can be used")
 
     def _running_in(self, cell: Cell, zygote: ZygoteProcess, argv: Sequence[str]) -> CagedProcess:
@@ -151,9 +155,11 @@ class CagedLauncher:
         """Without workers there is nothing to keep a zygote for."""
         with self._lock:
             is_used = self._beginning or any(process.is_running for process in self._running)
-            if self._zygote is not None and not is_used:
-                self._zygote.close()
-                self._zygote = None
+            if is_used or self._zygote is None:
+                return
+            for zygote in (self._zygote, *self._retired):
+                zygote.close()
+            self._zygote, self._retired = None, []
 
     def _plan(self, read_only: tuple[str, ...], places: int) -> str:
         paths = tuple(pin(os.path.realpath(path), path) for path in dict.fromkeys(read_only))
@@ -176,5 +182,8 @@ class CagedLauncher:
                 base = find_interpreter(ProcessConfig()).path
                 parent = group_parent()
                 prefix = parent.prefix if parent else ()
+                if self._zygote is not None:
+                    self._zygote.retire()
+                    self._retired.append(self._zygote)
                 self._zygote = ZygoteProcess(ZygoteKey(base, "namespaces", NATIVE, has_worker=False), prefix)
             return self._zygote

@@ -58,6 +58,8 @@ class Manager:
         self._inbox = new_inbox()
         self._zygote = zygote
         self._is_caging = order["isolation"] == "namespaces"
+        #: Whether it is over with the first guest: its supervisor is a program that has a single one.
+        self._is_for_one = bool(order.get("once"))
         #: Everything that is our child and has not been reaped, with what it may still use of our memory.
         self._processes: Dict[int, object] = {zygote.pid: None}
         self._guests: Dict[int, GuestChild] = {}
@@ -91,6 +93,8 @@ class Manager:
     def serve(self) -> None:
         """Until the supervisor closes the control socket or dies; runs that are under way are seen to their end."""
         gc.enable()
+        if self._is_for_one:
+            Watcher.load()  # there may be the time for it now, and there is none later
         ends = self._ends = _ends_of_children()
         assert self._control is not None
         for descriptor in (ends, self._control.fileno(), self._supervisor):
@@ -250,6 +254,8 @@ class Manager:
         self._with_watcher(guest.attend)
         if guest.listens_to >= 0:
             self._poll.register(guest.listens_to, select.POLLIN)
+        if self._is_for_one and not guest.is_being_made:
+            self._zygote.let_go()
 
     def _reap(self) -> None:
         lost = False
@@ -332,6 +338,8 @@ class Manager:
             self._reported.append(guest)
         else:
             guest.close()
+        if self._is_for_one and self._control is not None:
+            self._stop_hearing()
 
     def _kill_strays(self) -> None:
         """Whatever is our child and not a cell outlived its keeper (a bare guest may kill its own)."""

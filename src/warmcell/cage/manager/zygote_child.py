@@ -87,6 +87,10 @@ class ZygoteChild:
             raise OSError(-pid, os.strerror(-pid))
         return pid, takes_list
 
+    def let_go(self) -> None:
+        """It ends; who asks it for anything finds that it is lost."""
+        self._channel.shutdown(socket.SHUT_RDWR)
+
     def _recipe(self, shape: Shape) -> int:
         """The number under which it knows the shape. It is told no path of the host: guests are copies of it.
 

@@ -182,9 +182,13 @@ class Watcher:
             os.close(self._channel.detach())
             self._channel = None
 
-    def _start(self) -> None:
-        from . import loop  # noqa: F401  # loaded before the fork, it need not be copied
+    @staticmethod
+    def load() -> None:
+        """What the process is made of: loaded before the fork, it need not be copied."""
+        from . import loop  # noqa: F401
 
+    def _start(self) -> None:
+        self.load()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
