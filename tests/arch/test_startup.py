@@ -18,6 +18,7 @@ HEAVY = """
     asyncio wasmtime http ssl httpcore h11 idna brotli zstandard urllib.request email importlib.metadata logging
     multiprocessing concurrent unittest typing_extensions pydantic starlette uvicorn xml sqlite3 tomllib difflib
     argparse gettext platform shutil tempfile bz2 lzma zlib pathlib urllib random hashlib dataclasses inspect copy json typing socket selectors signal ctypes re
+    contextlib contextvars resource mmap glob
 """
 OUR_HEAVY = (
     "warmcell.net",

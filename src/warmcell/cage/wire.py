@@ -6,7 +6,6 @@ Nothing here is ever unpickled, and what a guest could have written is never rea
 from __future__ import annotations
 
 import errno
-import mmap
 import struct
 
 from .light import read_json, read_json_at, socket, write_json
@@ -15,6 +14,7 @@ from .records import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import mmap
     from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 MAX_PACKET = 512 * 1024
@@ -88,6 +88,8 @@ def new_inbox() -> mmap.mmap:
 
     Pages that nothing came into are none: a zygote's forks have no more to copy.
     """
+    import mmap  # no command needs it
+
     return mmap.mmap(-1, MAX_PACKET, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

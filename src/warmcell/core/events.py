@@ -25,17 +25,18 @@ No event carries code, input, environment or a guest's output; who asks for `res
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 from warmcell.core.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+    from contextvars import ContextVar, Token
     from typing import Any, TypeAlias
 
     Hear: TypeAlias = Callable[["Event"], object]
+else:  # its half in C
+    from _contextvars import ContextVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,14 @@ def _complain(name: str) -> None:
     logging.getLogger("warmcell").warning("a listener failed at %s", name, exc_info=True)
 
 
-@contextmanager
-def untold() -> Iterator[None]:
+class untold:  # noqa: N801  # is called like a function, by those who know no more of it
     """What this thread or task does meanwhile is told to nobody: trials of our own are nobody's runs."""
-    before = _is_private.set(True)
-    try:
-        yield
-    finally:
-        _is_private.reset(before)
+
+    def __enter__(self) -> None:
+        self._before: Token[bool] = _is_private.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _is_private.reset(self._before)
 
 
 def new_run() -> str:

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.lifetime.held_directories import temporary_directory
 from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.temporary_directory import temporary_directory
 
 Action = Callable[[], object]
 

@@ -18,7 +18,8 @@ from warmcell.core.types import ExecRequest, ExecResult, Language, Limits
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.row import LanguageRow
 from warmcell.lifetime.descriptors import host_failure
-from warmcell.lifetime.held_directories import temporary_directory, writable_place
+from warmcell.lifetime.held_directories import writable_place
+from warmcell.lifetime.temporary_directory import temporary_directory
 from warmcell.policy.model import SandboxPolicy
 
 

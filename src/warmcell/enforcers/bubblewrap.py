@@ -13,8 +13,8 @@ from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, Execut
 from warmcell.core.records import dataclass
 from warmcell.core.types import MIB, check_text
 from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
-from warmcell.enforcers.layout import SystemLayout, resolver_mounts, system_layout
-from warmcell.enforcers.mounts import Mount, resolve_mounts
+from warmcell.enforcers.layout import Mount, SystemLayout, resolver_mounts, system_layout
+from warmcell.enforcers.mounts import resolve_mounts
 from warmcell.policy.carried import check_carried
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits

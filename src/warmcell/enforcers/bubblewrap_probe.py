@@ -10,7 +10,7 @@ from pathlib import Path
 
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.enforcers.host import FileStamp, signals_for_child
-from warmcell.lifetime.held_directories import temporary_directory
+from warmcell.lifetime.temporary_directory import temporary_directory
 
 NAME = "bubblewrap"
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")

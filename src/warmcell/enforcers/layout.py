@@ -9,7 +9,6 @@ import os
 from functools import cache
 
 from warmcell.core.records import dataclass
-from warmcell.enforcers.mounts import Mount, explained, resolve_mounts
 from warmcell.policy.model import SandboxPolicy, check_places
 from warmcell.policy.resolve import ResolvedPath
 
@@ -34,6 +33,15 @@ SHARED_ETC = (
 )
 #: Generic files of our own instead of the host's, so that it has no users and no name.
 _OWN_ETC = ("passwd", "group", "hosts", "nsswitch.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host path, free of symbolic links, shown at `target`."""
+
+    source: str
+    target: str
+    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +73,15 @@ def pinned_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
     """Resolved once. Raises `PolicyViolation` for what is missing or cannot be shown."""
     if not policy.allowed_paths:
         return ()
+    from warmcell.enforcers.mounts import explained, resolve_mounts  # most policies name none
+
+    def pinned(mount: Mount) -> ResolvedPath:
+        with explained(mount.source):
+            return pin(mount.source, mount.target, mount.writable)
+
     check_places(policy)
     layout = system_layout()
-    mounts = resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)
-    return tuple(_pinned(mount) for mount in mounts)
-
-
-def _pinned(mount: Mount) -> ResolvedPath:
-    with explained(mount.source):
-        return pin(mount.source, mount.target, mount.writable)
+    return tuple(map(pinned, resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)))
 
 
 def pin(source: str, target: str, writable: bool = False) -> ResolvedPath:

@@ -9,22 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from warmcell.core.errors import PolicyViolation
-from warmcell.core.records import dataclass
 from warmcell.enforcers.host_paths import follow, note_writable
+from warmcell.enforcers.layout import Mount
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.policy.model import AccessMode, AllowedPath
 from warmcell.policy.places import KERNEL_PLACES, is_within
 
 _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A host path, free of symbolic links, shown at `target`."""
-
-    source: str
-    target: str
-    writable: bool = False
 
 
 def resolve_mounts(

@@ -17,7 +17,7 @@ from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass
 from warmcell.enforcers.bubblewrap import checked_command
 from warmcell.enforcers.mounts import resolve_mounts
-from warmcell.lifetime.held_directories import temporary_directory
+from warmcell.lifetime.temporary_directory import temporary_directory
 from warmcell.policy.carried import check_carried
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 

@@ -10,7 +10,6 @@ from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxErro
 from warmcell.core.records import replace
 from warmcell.core.types import Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.plain import PlainRuntime
 from warmcell.languages.row import LanguageRow
 from warmcell.languages.table import ROWS
 
@@ -136,11 +135,17 @@ def _runtime(name: str) -> LanguageRuntime:
     if row is None:
         return _loaded(next(entry for entry in _entries() if entry.name.lower() == name))[1]
     if not row.runtime:
-        return PlainRuntime(row)
+        return _plain(row)
     module, _, attribute = row.runtime.partition(":")
     # Not by importlib, which brings `warnings`.
     runtime: LanguageRuntime = getattr(__import__(module, fromlist=("",)), attribute)()
     return runtime
+
+
+def _plain(row: LanguageRow) -> LanguageRuntime:
+    from warmcell.languages.plain import PlainRuntime
+
+    return PlainRuntime(row)
 
 
 @cache
@@ -175,7 +180,7 @@ def _loaded(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
     brought = _load_entry(entry)
     if isinstance(brought, LanguageRow):
         row = replace(brought, name=name, runtime="", backend="process")
-        return row, PlainRuntime(row)
+        return row, _plain(row)
     runtime = brought() if callable(brought) else brought
     if not isinstance(runtime, LanguageRuntime):
         raise BackendUnavailable(

@@ -11,7 +11,6 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
@@ -92,19 +91,6 @@ def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
         if held is not None:  # between the two steps somebody's sweep may have taken it for abandoned
             return held
     raise FileExistsError(f"something removes each directory that is made in {parent or tempfile.gettempdir()}")
-
-
-@contextmanager
-def temporary_directory(kind: str) -> Iterator[str]:
-    """A held directory for what no guest writes to, gone at the end of the block."""
-    import shutil
-
-    held = make_held(f"warmcell-{kind}-", writable_place())
-    try:
-        yield held.path
-    finally:
-        shutil.rmtree(held.path, ignore_errors=True)
-        held.let_go()
 
 
 def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:

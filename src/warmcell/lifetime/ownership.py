@@ -6,9 +6,10 @@ import atexit
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 from weakref import WeakValueDictionary
+
+from warmcell.core.light import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

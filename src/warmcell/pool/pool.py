@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from contextlib import suppress
 
 from warmcell.cage.wire import Job
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
+from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own_until_exit

@@ -7,10 +7,10 @@ import os
 import select
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 
 import warmcell.guest
+from warmcell.core.light import suppress
 from warmcell.enforcers.namespaces_witness import will_tell
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own

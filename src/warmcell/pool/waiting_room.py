@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from weakref import WeakSet
 
@@ -60,6 +59,8 @@ class WaitingRoom:
 
 def most_waiting(descriptors_of_a_cell: int) -> int:
     """By what the program may open now."""
+    import resource  # only those need it who keep cells waiting
+
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY:
         return _MOST

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import select
 import threading
 import time
@@ -71,6 +70,8 @@ class ZygoteKey:
 
 def _is_file_size_too_small() -> bool:
     """For the few small files that a cage is made with."""
+    import resource
+
     return 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[1] < _SMALL_FILES
 
 

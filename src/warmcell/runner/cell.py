@@ -7,16 +7,16 @@ import os
 import select
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
 from warmcell.core.errors import EnforcerFailed, SandboxError
+from warmcell.core.light import suppress
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.runner.cgroups import Group, GroupUsage
-from warmcell.runner.outcome import JOB_UNREAD
+from warmcell.runner.not_started import JOB_UNREAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 
-from warmcell.cage.linux.processes import descendants
+from warmcell.core.light import suppress
 from warmcell.core.records import replace
 from warmcell.enforcers import probe
 from warmcell.lifetime.descriptors import Descriptors, host_failure, is_exhaustion
@@ -191,10 +190,10 @@ def _in_version_1() -> GroupParent | None:
 
 
 def _in_a_scope_of_systemd() -> GroupParent | None:
-    from warmcell.runner.cgroup_scope import start_scope
-
     if not os.path.exists(f"{ROOT}/cgroup.controllers"):
         return None
+    from warmcell.runner.cgroup_scope import start_scope
+
     scope = start_scope()
     if scope is None or not _step_aside(scope.path):
         return None
@@ -226,6 +225,8 @@ def _write_control(path: str, change: str) -> None:
 
 
 def _holds_others(path: str) -> bool:
+    from warmcell.cage.linux.processes import descendants
+
     ours = {os.getpid(), *descendants(os.getpid())}
     return not os.path.exists(f"{path}/cgroup.type") or not set(members(path)) <= ours  # only the root has no type
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import select
-from contextlib import suppress
 
+from warmcell.core.light import suppress
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.runner.cgroups import ROOT, groups_of
 

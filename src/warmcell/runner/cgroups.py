@@ -9,11 +9,11 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.records import NamedTuple
+from warmcell.core.light import suppress
 from warmcell.lifetime.descriptors import Descriptors, is_shortage
 
 TYPE_CHECKING = False

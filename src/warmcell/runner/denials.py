@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from warmcell.core.types import Denial, EffectiveLimits
-from warmcell.runner.outcome import Exit, KernelUsage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.runner.outcome import Exit, KernelUsage
 
 MOST_DENIALS = 64
 

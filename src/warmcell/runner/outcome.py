@@ -8,6 +8,7 @@ import os
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import ENOUGH_OPEN_FILES, Denial, Enforced, ExecResult, Usage
+from warmcell.runner.not_started import JOB_UNREAD, JobUnread, NotStarted
 from warmcell.runner.streams import Capture
 
 TYPE_CHECKING = False
@@ -18,20 +19,6 @@ else:  # their halves in C: the rest takes longer to load
     import _signal as signal
 
 _SIGNAL_BASE = 128
-#: As a failure to start: none of the guest's code ran, and none will.
-JOB_UNREAD = "0 its process ended before it had read its job"
-
-
-class NotStarted(ExecutionFailed):
-    """None of the guest's code ran. `errno` is what exec said, or 0 where it never came to that."""
-
-    def __init__(self, errno: int, reason: str) -> None:
-        super().__init__(f"could not start the program: {reason}")
-        self.errno = errno
-
-
-class JobUnread(NotStarted):
-    """Somebody ended the cell while it waited: another one can take its place."""
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable
-from contextlib import suppress
 
+from warmcell.core.light import suppress
 from warmcell.core.records import dataclass, field
 
 CHUNK = 1 << 16

@@ -12,7 +12,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import ExecRequest, ExecResult, Language
-from warmcell.runner.outcome import NotStarted
+from warmcell.runner.not_started import NotStarted
 from warmcell.sandbox.backend_adapters import ProcessGuest
 from warmcell.sandbox.guest_config import Job
 from warmcell.sandbox.shell_words import command_line

@@ -16,7 +16,8 @@ from tests.helpers import share_no_zygotes
 
 from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
 from warmcell.backends.process.builds import Artefacts
-from warmcell.backends.process.job import Launch, terms_of
+from warmcell.backends.process.ending import terms_of
+from warmcell.backends.process.job import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.cage.linux.processes import children
 from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionTimeout, InvalidRequest

@@ -18,8 +18,7 @@ from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViol
 from warmcell.core.types import Limits
 from warmcell.enforcers import bubblewrap
 from warmcell.enforcers.bubblewrap import BubblewrapEnforcer, bwrap_options, checked_command, find_bwrap
-from warmcell.enforcers.layout import SystemLayout
-from warmcell.enforcers.mounts import Mount
+from warmcell.enforcers.layout import Mount, SystemLayout
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 

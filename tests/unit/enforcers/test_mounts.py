@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.core.errors import PolicyViolation
-from warmcell.enforcers.layout import resolver_mounts, system_layout
-from warmcell.enforcers.mounts import Mount, canonical_target, check_target, resolve_mounts
+from warmcell.enforcers.layout import Mount, resolver_mounts, system_layout
+from warmcell.enforcers.mounts import canonical_target, check_target, resolve_mounts
 from warmcell.policy.model import AccessMode, AllowedPath
 
 LINKS = (("/bin", "usr/bin"), ("/lib", "usr/lib"))

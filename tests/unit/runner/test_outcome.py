@@ -9,7 +9,8 @@ import pytest
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import Denial, Enforced
-from warmcell.runner.outcome import Exit, KernelUsage, NotStarted, Terms, cut_at_character, judge
+from warmcell.runner.not_started import NotStarted
+from warmcell.runner.outcome import Exit, KernelUsage, Terms, cut_at_character, judge
 from warmcell.runner.streams import Capture
 
 TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))

@@ -11,7 +11,8 @@ import pytest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
 from warmcell.core.records import replace
 from warmcell.core.types import Denial, Enforced, ExecResult, Usage
-from warmcell.runner.outcome import Exit, KernelUsage, NotStarted, Terms, cut_at_character, judge, text_of
+from warmcell.runner.not_started import NotStarted
+from warmcell.runner.outcome import Exit, KernelUsage, Terms, cut_at_character, judge, text_of
 from warmcell.runner.streams import Capture
 
 ENFORCED = Enforced(isolation_class="process")

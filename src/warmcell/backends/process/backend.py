@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import weakref
-from contextlib import ExitStack
 from functools import partial
 
 from warmcell.backends.process.job import Launch
@@ -22,7 +21,7 @@ from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
-from warmcell.runner.outcome import NotStarted
+from warmcell.runner.not_started import NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -295,6 +294,8 @@ class ProcessBackend:
         return self._runs.run_blocking(lambda run: self._build(request, run))
 
     def _build(self, request: ExecRequest, run: Run) -> built.Program:
+        from contextlib import ExitStack
+
         from warmcell.backends.built import Program as BuiltProgram
 
         asked = replace(self._planned(self._prepared(request), request, run), timeout=self._config.build_timeout)

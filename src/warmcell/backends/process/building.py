@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from warmcell.backends.process.job import Launch
+from warmcell.backends.process.job import MOST_SENT, Launch
 from warmcell.core.records import replace
 from warmcell.core.types import MIB
 from warmcell.enforcers.layout import pin
@@ -12,9 +12,6 @@ from warmcell.languages.program import CODE_DIR as CODE_WORD
 from warmcell.languages.program import OUT_DIR as OUT_WORD
 from warmcell.languages.program import Build
 from warmcell.policy.places import OUT_DIR
-
-#: Of a compiled program, or of files; sending more takes longer than making a cell that has them mounted.
-MOST_SENT = 8 * MIB
 
 
 def compiling(launch: Launch, build: Build, workshop: str) -> Launch:

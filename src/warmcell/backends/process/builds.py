@@ -18,10 +18,6 @@ from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.languages.plain import build_key
 from warmcell.languages.program import Build, Program
 from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_cache, make_held
-from warmcell.policy.model import SandboxPolicy
-
-#: What a compiler may do, whatever the program that it makes may. Processes, because it is several of them.
-BUILD_POLICY = SandboxPolicy(allow_process_spawn=True)
 
 _LARGEST = 256 * MIB
 _MOST_BYTES = 1024 * MIB

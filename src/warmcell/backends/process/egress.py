@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Denial
@@ -17,6 +16,7 @@ from warmcell.runner.cell import Cell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import ExitStack
     from typing import Any
 
     from warmcell.lifetime.cleanup import Cleanup

@@ -12,19 +12,22 @@ from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
 from warmcell.core.records import dataclass, field, replace
-from warmcell.core.types import EffectiveLimits
+from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.languages.program import Program
 from warmcell.lifetime.run import Run
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import CODE_DIR, OUT_DIR, WORK_DIR
 from warmcell.policy.resolve import ResolvedPath
-from warmcell.runner.outcome import Terms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
     from warmcell.runner.listening import Listener
 
+#: What a compiler may do, whatever the program that it makes may. Processes, because it is several of them.
+BUILD_POLICY = SandboxPolicy(allow_process_spawn=True)
+#: Of a compiled program, or of files; sending more takes longer than making a cell that has them mounted.
+MOST_SENT = 8 * MIB
 NODE_WORKER = os.path.join(warmcell.guest.__path__[0], "node_worker.cjs")
 
 #: What each interpreter reads from its environment when it starts.
@@ -161,17 +164,3 @@ def _paths_of_the_run(launch: Launch, directories: Directories, policy: SandboxP
     ]
     merged = {path.target: path for path in (*read_only, *extra, *policy.allowed_paths)}
     return tuple(merged.values())
-
-
-def terms_of(launch: Launch, world: World) -> Terms:
-    """What its end is judged by."""
-    return Terms(
-        timeout=launch.timeout,
-        memory_mb=launch.limits.memory_mb,
-        enforced=world.effective.enforced,
-        open_files=launch.limits.open_files,
-        cpu_seconds=launch.limits.cpu_seconds,
-        asked=launch.run.asked + launch.spent,  # waiting for the compiler is not queueing
-        phase="build" if launch.is_build else "run",
-        is_wrapped=world.wrapper is not None,
-    )

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import cache, partial
 
-from warmcell.backends.process.building import MOST_SENT, bare, compiling, with_artefact
-from warmcell.backends.process.builds import BUILD_POLICY, Artefacts, keyed
 from warmcell.backends.process.egress import Egress
-from warmcell.backends.process.job import Launch, job_for, prelude_for, terms_of, warm_worker
-from warmcell.backends.process.named_programs import check_programs
+from warmcell.backends.process.job import BUILD_POLICY, MOST_SENT, Launch, job_for, prelude_for, warm_worker
 from warmcell.backends.process.world import PreparedWorld, World, world_for
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, PolicyViolation
 from warmcell.core.records import dataclass, replace
@@ -30,12 +26,14 @@ from warmcell.pool.pool import CellKind, Pool
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
-from warmcell.runner.denials import DenialCollector, explain
-from warmcell.runner.outcome import JobUnread, KernelUsage, judge
-from warmcell.runner.pump import Bounds, Pump
+from warmcell.runner.denials import DenialCollector
+from warmcell.runner.not_started import JobUnread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from warmcell.backends.process.builds import Artefacts
     from warmcell.backends.process.live import LiveCage
     from warmcell.backends.process.live_making import LiveTerms
     from warmcell.backends.process.live_program import LiveProgram
@@ -74,13 +72,16 @@ class Launcher:
         self._proved: SandboxEnforcer | None = None
         self._policy = policy
         self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
-        check_programs(config, self._paths)
+        if self._paths:
+            from warmcell.backends.process.named_programs import check_programs
+
+            check_programs(config, self._paths)
         if fetch_policy is not None and policy.network_rules:
             raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
         self._has_fetch_policy = fetch_policy is not None
         self.egress = Egress(fetch_policy or policy.network_rules, audit)
         _sweep_leftovers()
-        self._artefacts = Artefacts()
+        self._artefacts: Artefacts | None = None
         self._unshared = os.urandom(16).hex()
         self._group_parent = group_parent()
         self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
@@ -136,6 +137,8 @@ class Launcher:
         try:
             if launch.program.build is None:
                 return self._run_once(launch)
+            from contextlib import ExitStack
+
             with ExitStack() as cleanup:
                 built = self._built_and_told(launch, cleanup)
                 return built if isinstance(built, ExecResult) else self._run_once(built)
@@ -172,21 +175,28 @@ class Launcher:
         check = launch.program.check
         if check is None:
             return launch
+        from warmcell.backends.process.building import bare
+
         program = check() if callable(check) else check
         result = self._run_once(replace(bare(launch), program=program, files={}))
         return launch if result.ok else result
 
     def _built(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
         self._effective(launch.limits, ())  # what cannot be had is refused before anything is compiled
+        from warmcell.backends.process.building import compiling
+        from warmcell.backends.process.builds import Artefacts, keyed
+
+        with self._worlds_lock:
+            artefacts = self._artefacts = self._artefacts or Artefacts()
         limits = self._config.limits_of_builds
         build = keyed(launch.program, self._world_of_builds, limits).beside(launch.files)
-        spent, directory = 0.0, self._artefacts.find(build, cleanup)
+        spent, directory = 0.0, artefacts.find(build, cleanup)
         if directory is None:
-            with self._artefacts.workshop() as workshop:
+            with artefacts.workshop() as workshop:
                 result = self._run_once(compiling(replace(launch, limits=limits), build, workshop))
                 if not result.ok:
                     return result
-                spent, directory = result.duration, self._artefacts.keep(build, workshop, cleanup)
+                spent, directory = result.duration, artefacts.keep(build, workshop, cleanup)
             if spent >= launch.timeout:
                 raise ExecutionTimeout(launch.timeout, phase="build")
         program = replace(launch.program, build=None, files={})
@@ -194,9 +204,13 @@ class Launcher:
 
     def _run_once(self, launch: Launch) -> ExecResult:
         if launch.artefact:
+            from warmcell.backends.process.building import with_artefact
+
             launch = with_artefact(launch)
         if not launch.files and not launch.fetch_files:
             return self._run_in_cell(launch)
+        from contextlib import ExitStack
+
         from warmcell.workspace.run_directory import RunDirectory, check_room
 
         self._refuse_taken_work()
@@ -231,20 +245,13 @@ class Launcher:
         return self._run_in_one_cell(launch)
 
     def _run_in_one_cell(self, launch: Launch) -> ExecResult:
-        world, limits = self._world(launch), launch.limits
+        world = self._world(launch)
         begin = partial(self._begun, launch, world)
         begun = scarcity.retried(begin, launch.run, self._config.queue_timeout, own=self.pool)
         with begun.cleanup:
-            cell, denials, terms = begun.cell, begun.denials, terms_of(launch, world)
-            bounds = Bounds(launch.timeout - launch.spent, limits.output_bytes, limits.cpu_seconds)
-            end = Pump(cell, launch.stdin, bounds, launch.run, self.pool.linger, launch.listener).run()
-            cell.close()
-            launch.run.check()
-            kernel = _kernel_usage(cell)
-            shown = tuple(bind.target for bind in world.visible) if end.denials else ()
-            for denial in explain(end, kernel, limits, shown):
-                denials.add(denial)
-            return judge(end, terms, kernel, denials.all())
+            from warmcell.backends.process.ending import result_of  # a command loads it while its guest begins
+
+            return result_of(launch, world, begun.cell, begun.denials, self.pool.linger)
 
     def _begun(self, launch: Launch, world: World) -> _Begun:
         """All that a run opens; nothing is left open where it fails."""
@@ -295,6 +302,8 @@ class Launcher:
         try:
             if launch.program.build is None:
                 return live_program(launch)
+            from contextlib import ExitStack
+
             with ExitStack() as cleanup:
                 built = self._built(launch, cleanup)
                 return built if isinstance(built, ExecResult) else live_program(built)
@@ -311,7 +320,7 @@ class Launcher:
     def _live_kind(self, limits: EffectiveLimits, world: World) -> CellKind:
         # Without one more for the agent: it is one of them.
         group = GroupLimits(limits.memory_mb * MIB, limits.processes, limits.cpus) if self._group_parent else None
-        with ExitStack() as cleanup:
+        with Cleanup() as cleanup:
             plan = world.prepare(cleanup).plan
         return CellKind(world.zygote, plan, group, is_pooled=False, has_keeper=False, execs=False)
 
@@ -360,7 +369,8 @@ class Launcher:
 
     def close(self) -> None:
         self.pool.close()
-        self._artefacts.close()
+        if self._artefacts is not None:
+            self._artefacts.close()
 
 
 @cache
@@ -370,18 +380,6 @@ def _sweep_leftovers() -> None:
         from warmcell.workspace.private_directory import sweep_once
 
         sweep_once()
-
-
-_NOTHING_COUNTED = KernelUsage()
-
-
-def _kernel_usage(cell: Cell) -> KernelUsage:
-    used = cell.group_usage
-    if used is None:
-        return _NOTHING_COUNTED
-    return KernelUsage(
-        used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
-    )
 
 
 def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:

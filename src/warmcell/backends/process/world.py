@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 
 from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.plan import Bind, LaunchPlan, encode, is_shared
@@ -24,6 +23,8 @@ from warmcell.pool.zygote import ZygoteKey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.pool.pool import CellKind
 

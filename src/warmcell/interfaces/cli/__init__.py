@@ -9,8 +9,8 @@ import atexit
 import gc
 import os
 import sys
-from contextlib import suppress
 
+from warmcell.core.light import suppress
 from warmcell.lifetime import late_site
 
 TYPE_CHECKING = False

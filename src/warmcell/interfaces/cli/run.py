@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.light import suppress
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough, passed_on
-from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
 from warmcell.interfaces.cli.voice import Progress
 
@@ -46,6 +44,8 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
         raise lost.error from None
     if arguments.record is not None:
         _record(arguments, request, outcome, backend, policy)
+    from warmcell.interfaces.cli.render import finish  # not before it is needed: the run need not wait for it
+
     if output is None:
         return finish(outcome, True, _about(source, backend))
     _write_rest(output)
@@ -68,7 +68,7 @@ def _record(
 def audited(file: str | None) -> AbstractContextManager[object]:
     """Whatever happens is written to the file, where one was named."""
     if file is None:
-        return nullcontext()
+        return suppress()
     from warmcell.observe.audit import AuditLog
 
     try:

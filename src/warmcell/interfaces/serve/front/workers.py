@@ -13,8 +13,8 @@ from contextlib import suppress
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.front.shared_queue import PlacesOfWorker, messages, send
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.lifetime.held_directories import temporary_directory
 from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.temporary_directory import temporary_directory
 from warmcell.lifetime.tenant_queue import TenantQueue
 
 _log = logging.getLogger("warmcell.serve")
