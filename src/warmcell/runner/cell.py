@@ -15,7 +15,7 @@ from warmcell.core.light import suppress
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 from warmcell.lifetime.run import Run, RunCancelled
-from warmcell.runner.cgroups import Group, GroupUsage
+from warmcell.runner.cgroups import Group, KernelUsage
 from warmcell.runner.not_started import JOB_UNREAD
 
 TYPE_CHECKING = False
@@ -65,7 +65,7 @@ class Cell:
         #: Known to be, with everything in it.
         self.is_gone = False
         self.group: Group | None = None
-        self.group_usage: GroupUsage | None = None
+        self.group_usage: KernelUsage | None = None
         #: What becomes of the group when everybody has left it.
         self.dispose_of_group: Callable[[Group], object] = Group.remove
         #: What whoever made it calls its first process.
@@ -341,8 +341,7 @@ class Cell:
             try:
                 self.group_usage = self.group.usage()
             finally:
-                self.group.close_counters()
-                self.dispose_of_group(self.group)  # which needs no descriptor, while looking at what it used does
+                self.dispose_of_group(self.group)
 
     def _learn_who_it_is(self) -> None:
         """Given up while it was being made: only one that is known can be ended and waited for."""

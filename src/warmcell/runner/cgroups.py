@@ -14,6 +14,7 @@ from functools import partial
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.records import NamedTuple
 from warmcell.core.light import suppress
+from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, is_shortage
 
 TYPE_CHECKING = False
@@ -46,14 +47,15 @@ class GroupLimits(NamedTuple):
     cpus: float | None = None
 
 
-class GroupUsage(NamedTuple):
-    """What they used, and how often the kernel said no."""
+@dataclass(frozen=True, slots=True)
+class KernelUsage:
+    """What a cgroup counted, where there was one."""
 
-    peak_memory_bytes: int
-    cpu_seconds: float
-    memory_kills: int
-    process_refusals: int
-    #: Kills by a limit above the group, or by a host without memory.
+    peak_memory: int = 0
+    cpu_time: float = 0.0
+    memory_kills: int = 0
+    process_refusals: int = 0
+    #: Kills for want of memory that no limit of the run's own called for.
     outside_kills: int = 0
 
 
@@ -124,55 +126,58 @@ class Group:
             for controller, name in _COUNTERS_2 if self._is_version_2 else _COUNTERS_1:
                 self._counters[name] = self._opened.opened(partial(os.open, f"{self._paths[controller]}/{name}", flags))
 
-    def close_counters(self) -> None:
-        self._opened.close()
-
-    def usage(self) -> GroupUsage:
+    def usage(self) -> KernelUsage:
         return self._usage_version_2() if self._is_version_2 else self._usage_version_1()
 
-    def _usage_version_2(self) -> GroupUsage:
-        kills = self._entry("", "memory.events", "oom_kill")
+    def _usage_version_2(self) -> KernelUsage:
+        memory = self._read("", "memory.events")
+        kills = _entry(memory, b"oom_kill")
         # A kill without the group itself having been full came from a limit above it or a host without memory.
-        is_own = kills > 0 and self._entry("", "memory.events", "oom") > 0
-        return GroupUsage(
-            peak_memory_bytes=self._number("", "memory.peak"),  # since Linux 5.19; 0 lets init's own figure stand
-            cpu_seconds=self.cpu_seconds(),
-            memory_kills=kills if is_own else 0,
-            process_refusals=self._entry("", "pids.events", "max"),
-            outside_kills=0 if is_own else kills,
+        is_own = kills > 0 and _entry(memory, b"oom") > 0
+        return KernelUsage(
+            int(self._read("", "memory.peak") or 0),  # since Linux 5.19; 0 lets init's own figure stand
+            self.cpu_seconds(),
+            kills if is_own else 0,
+            _entry(self._read("", "pids.events"), b"max"),
+            0 if is_own else kills,
         )
 
-    def _usage_version_1(self) -> GroupUsage:
-        return GroupUsage(
-            peak_memory_bytes=self._number("memory", "memory.max_usage_in_bytes"),
-            cpu_seconds=self.cpu_seconds(),
-            memory_kills=self._entry("memory", "memory.oom_control", "oom_kill"),
-            process_refusals=self._entry("pids", "pids.events", "max"),
+    def _usage_version_1(self) -> KernelUsage:
+        return KernelUsage(
+            int(self._read("memory", "memory.max_usage_in_bytes") or 0),
+            self.cpu_seconds(),
+            _entry(self._read("memory", "memory.oom_control"), b"oom_kill"),
+            _entry(self._read("pids", "pids.events"), b"max"),
         )
 
     def cpu_seconds(self) -> float:
         if self._is_version_2:
-            return self._entry("", "cpu.stat", "usage_usec") / 1e6
-        return self._number("cpuacct", "cpuacct.usage") / 1e9
+            return _entry(self._read("", "cpu.stat"), b"usage_usec") / 1e6
+        return int(self._read("cpuacct", "cpuacct.usage") or 0) / 1e9
 
-    def _number(self, controller: str, name: str) -> int:
-        return int(self._read(controller, name) or 0)
-
-    def _entry(self, controller: str, name: str, key: str) -> int:
-        """Of a file with a word and a number on each line; 0 where the kernel has no such word."""
-        _, _, after = f"\n{self._read(controller, name)}".partition(f"\n{key} ")
-        return int(after.partition("\n")[0] or 0)
-
-    def _read(self, controller: str, name: str) -> str:
+    def _read(self, controller: str, name: str) -> bytes:
+        """b"" where there is none. With no call between the two that need not be: at its end, a run waits for this."""
         descriptor = self._counters.get(name, -1)
-        if descriptor in self._opened:
-            return read(name, lambda _: os.pread(descriptor, _SHORT, 0).decode())
-        return read(f"{self._paths[controller]}/{name}", kernel_files.read_short)
+        if descriptor not in self._opened:
+            return read(f"{self._paths[controller]}/{name}", kernel_files.read_short).encode()
+        try:
+            return os.pread(descriptor, _SHORT, 0)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+            return b""
 
     def remove(self) -> None:
         """Ends whatever is still in there, and leaves nothing of it."""
+        self._opened.close()
         for path in dict.fromkeys(self._paths.values()):
             remove_group(path)
+
+
+def _entry(text: bytes, key: bytes) -> int:
+    """Of a file with a word and a number on each line; 0 where the kernel has no such word."""
+    _, _, after = (b"\n" + text).partition(b"\n" + key + b" ")
+    return int(after.partition(b"\n")[0] or 0)
 
 
 def _quota(cpus: float) -> int:

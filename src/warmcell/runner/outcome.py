@@ -8,6 +8,7 @@ import os
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import ENOUGH_OPEN_FILES, Denial, Enforced, ExecResult, Usage
+from warmcell.runner.cgroups import KernelUsage as KernelUsage
 from warmcell.runner.not_started import JOB_UNREAD, JobUnread, NotStarted
 from warmcell.runner.streams import Capture
 
@@ -72,18 +73,6 @@ class Terms:
     #: A wrapper such as bwrap stood between us and the guest and made 128 + n of its signals, as shells do.
     is_wrapped: bool = False
     open_files: int = ENOUGH_OPEN_FILES
-
-
-@dataclass(frozen=True, slots=True)
-class KernelUsage:
-    """What a cgroup counted, where there was one."""
-
-    peak_memory: int = 0
-    cpu_time: float = 0.0
-    memory_kills: int = 0
-    process_refusals: int = 0
-    #: Kills for want of memory that no limit of the run's own called for.
-    outside_kills: int = 0
 
 
 def _not_started(failure: str, terms: Terms) -> SandboxError:

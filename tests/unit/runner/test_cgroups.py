@@ -11,7 +11,8 @@ from tests.helpers import in_a_fork
 
 from warmcell.runner import cgroup_parent
 from warmcell.runner.cgroup_parent import GroupParent, group_parent
-from warmcell.runner.cgroups import Group, GroupLimits, GroupUsage
+from warmcell.runner.cgroups import Group, GroupLimits
+from warmcell.runner.outcome import KernelUsage
 
 V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 
@@ -39,9 +40,9 @@ def test_usage_of_version_2(group: Group, tmp_path: Path) -> None:
     (base / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
     (base / "pids.events").write_text("max 3\n")
     (base / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
-    assert group.usage() == GroupUsage(12345, 1.5, 2, 3)
+    assert group.usage() == KernelUsage(12345, 1.5, 2, 3)
     (base / "memory.events").write_text("oom 0\noom_kill 2\n")
-    assert group.usage() == GroupUsage(12345, 1.5, 0, 3, outside_kills=2)
+    assert group.usage() == KernelUsage(12345, 1.5, 0, 3, outside_kills=2)
 
 
 def test_a_group_that_has_gone_used_nothing(group: Group, tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_a_group_that_has_gone_used_nothing(group: Group, tmp_path: Path) -> Non
         path.unlink()
     group.remove()
     assert not (tmp_path / "warmcell-x").exists()
-    assert group.usage() == GroupUsage(0, 0.0, 0, 0)
+    assert group.usage() == KernelUsage(0, 0.0, 0, 0)
 
 
 def test_a_figure_that_could_not_be_read_is_not_zero(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +79,10 @@ def test_counters_that_were_opened_before_tell_what_is_there_now(
     (base / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", None)
-        assert group.usage() == group.usage() == GroupUsage(12345, 1.5, 2, 3)
-    group.close_counters()
-    assert len(os.listdir("/proc/self/fd")) == before and group.usage() == GroupUsage(12345, 1.5, 2, 3)
+        assert group.usage() == group.usage() == KernelUsage(12345, 1.5, 2, 3)
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+    group.remove()
+    assert len(os.listdir("/proc/self/fd")) == before and group.usage() == KernelUsage(12345, 1.5, 2, 3)
 
 
 def test_counters_that_cannot_be_opened_now_are_opened_at_the_end(
@@ -108,7 +110,7 @@ def test_limits_and_usage_of_version_1(tmp_path: Path) -> None:
     (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
     (tmp_path / "cpuacct" / "warmcell-x" / "cpuacct.usage").write_text("2500000000\n")
     (tmp_path / "pids" / "warmcell-x" / "pids.events").write_text("max 1\n")
-    assert made.usage() == GroupUsage(99, 2.5, 4, 1)
+    assert made.usage() == KernelUsage(99, 2.5, 4, 1)
 
 
 def test_a_group_that_cannot_be_limited_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,20 +26,11 @@ def result_of(
     end = Pump(cell, launch.stdin, bounds, launch.run, linger, launch.listener).run()
     cell.close()
     launch.run.check()
-    kernel = _kernel_usage(cell)
+    kernel = cell.group_usage or _NOTHING_COUNTED
     shown = tuple(bind.target for bind in world.visible) if end.denials else ()
     for denial in explain(end, kernel, limits, shown):
         denials.add(denial)
     return judge(end, terms, kernel, denials.all())
-
-
-def _kernel_usage(cell: Cell) -> KernelUsage:
-    used = cell.group_usage
-    if used is None:
-        return _NOTHING_COUNTED
-    return KernelUsage(
-        used.peak_memory_bytes, used.cpu_seconds, used.memory_kills, used.process_refusals, used.outside_kills
-    )
 
 
 def terms_of(launch: Launch, world: World) -> Terms:

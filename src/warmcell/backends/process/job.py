@@ -71,8 +71,10 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
     if world.wrapper is not None:
         return _wrapped_job(launch, world.wrapper, directories, policy, world.effective.work)
     env = _env(launch, world, directories, way_out.env)
-    given = {os.path.join(directories.work, path): content for path, content in launch.files.items()}
-    files = {**program.files, **way_out.files, **given}
+    files = program.files
+    if way_out.files or launch.files:
+        given = {os.path.join(directories.work, path): content for path, content in launch.files.items()}
+        files = {**files, **way_out.files, **given}
     warm = warm_worker(launch, world)
     if warm == "python":
         is_heard = launch.listener is not None
@@ -93,6 +95,8 @@ def warm_worker(launch: Launch, world: World) -> str | None:
     # Node reads its proxy settings when it starts, and they are only known once the way out is open.
     if worker == "node" and not (world.is_shared and world.keeps_cells and effective.network != "proxy"):
         return None
+    if not launch.env and not effective.env:
+        return worker
     names = {**effective.env, **launch.env}
     return None if any(name.startswith(_START_VARIABLES[worker]) for name in names) else worker
 
@@ -110,10 +114,13 @@ def prelude_for(launch: Launch, world: World) -> Job | None:
     return Job("prelude", command, dict(world.default_env(Directories())), CODE_DIR, {name: worker})
 
 
-def _env(launch: Launch, world: World, directories: Directories, more: Mapping[str, str]) -> dict[str, str]:
+def _env(launch: Launch, world: World, directories: Directories, more: Mapping[str, str]) -> Mapping[str, str]:
     if launch.is_build:  # kept by the hash of its source, so it must not depend on who asked first
         return {**CAGED_ENV, "TMPDIR": directories.temporary}
-    return {**world.default_env(directories), **launch.program.env, **more, **world.effective.env, **launch.env}
+    default, program, given = world.default_env(directories), launch.program.env, world.effective.env
+    if not (program or more or given or launch.env):
+        return default
+    return {**default, **program, **more, **given, **launch.env}
 
 
 def _wrapped_job(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from operator import is_
 
 from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import BUILD_POLICY, MOST_SENT, Launch, job_for, prelude_for, warm_worker
@@ -87,6 +88,8 @@ class Launcher:
         self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
         self._worlds_lock = Lock()
         self._worlds: dict[object, World] = {}
+        #: The last that was asked for, and by what.
+        self._latest: tuple[tuple[object, ...], World] | None = None
 
     @property
     def enforcer(self) -> SandboxEnforcer | None:
@@ -328,10 +331,14 @@ class Launcher:
         """The world for this kind of run, remembered; of many kinds, those that were used last."""
         program = launch.program
         key = (launch.limits, program.runtime_paths, launch.is_build, program.worker)
+        latest = self._latest
+        if latest is not None and not launch.extra_paths and all(map(is_, key, latest[0])):  # as nearly always
+            return latest[1]
         with self._worlds_lock:
             world = None if launch.extra_paths else self._worlds.pop(key, None)
             if world is not None:
                 self._worlds[key] = world
+                self._latest = (key, world)
                 return world
         decide = self._effective_build if launch.is_build else self._effective
         effective = decide(launch.limits, launch.extra_paths)

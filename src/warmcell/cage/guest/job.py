@@ -13,7 +13,7 @@ from ..wire import Job, encode_job, receive_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, NoReturn, Optional, Tuple
+    from typing import Callable, List, Mapping, NoReturn, Optional, Tuple
 
 
 def await_job(
@@ -96,7 +96,7 @@ def _exec(job: Job) -> Tuple[int, str, OSError]:
         return error.errno or 0, job.argv[0], error
 
 
-def _place_of(name: str, env: Dict[str, str]) -> str:
+def _place_of(name: str, env: Mapping[str, str]) -> str:
     """A bare name is looked for in the guest's root, by the guest's PATH. What is there says more than what is not.
 
     By looking, not by trying as `execvp` does: where no process may be made, the filter allows a single exec.
