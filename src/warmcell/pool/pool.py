@@ -72,7 +72,8 @@ class Pool:
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
         self._state = PoolState(self._smallest, self._largest, 2 * self._largest)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken as it is: the condition's own methods are a call each
+        self._changed = threading.Condition(self._lock)
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
         self._zygotes: dict[ZygoteKey, ZygoteShare] = {}
         self._maker: threading.Thread | None = None
@@ -85,7 +86,7 @@ class Pool:
 
     def begin(self) -> None:
         """Before anything is leased for a run. Who has called it calls `done`, in any case."""
-        with self._changed:
+        with self._lock:
             if not self._leased:
                 self._pause = time.monotonic() - self._idle_since
             self._leased += 1
@@ -105,7 +106,7 @@ class Pool:
 
         The last thing that a run does: whoever makes them is awake then, and wants the interpreter's lock.
         """
-        with self._changed:
+        with self._lock:
             self._leased -= 1
             self._idle_since = time.monotonic()
             for share in self._zygotes.values():
@@ -120,22 +121,22 @@ class Pool:
 
         Zygotes with such a cell are not shed: their end would be its end. `leave` is called when it was closed.
         """
-        with self._changed:
+        with self._lock:
             self._staying += 1
         self.done()
 
     def leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._staying -= 1
 
     def linger(self) -> None:
         """A run takes its time: others may be made meanwhile. Short runs are not disturbed by their making."""
-        with self._changed:
+        with self._lock:
             self._changed.notify()
 
     def _take(self, kind: CellKind) -> Cell | None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._check_open()
                 self.last_used = time.monotonic()
                 is_there = self._state.lease(kind, self.last_used)
@@ -186,7 +187,7 @@ class Pool:
 
     def _zygote(self, key: ZygoteKey, run: Run, cancelled: int) -> ZygoteProcess:
         """The living one, or a new one. Starting one takes a while, and must not hold up those who need another."""
-        with self._changed:
+        with self._lock:
             self._check_open()
             share = self._zygotes.get(key)
             if share is None:
@@ -208,7 +209,7 @@ class Pool:
     def _make_in_background(self) -> None:
         while True:
             self._remove_left_groups()
-            with self._changed:
+            with self._lock:
                 if self._is_closed:
                     return
                 if self._leased:
@@ -248,11 +249,11 @@ class Pool:
         with suppress(SandboxError, OSError):  # the next caller makes it itself, and is told what is wrong
             cell = self._make(kind, Run(), waits=waits) if waiting_room.has_place_for(self) else None
         if cell is None:
-            with self._changed:
+            with self._lock:
                 self._state.failed(kind)
             return
         cell.prepare_for_end()
-        with self._changed:
+        with self._lock:
             is_kept = not self._is_closed and self._state.made(kind)
             if is_kept:
                 self._ready[kind].append(cell)
@@ -261,16 +262,16 @@ class Pool:
 
     def ready_count(self, kind: CellKind | None = None) -> int:
         """How many cells wait, of one kind or of all."""
-        with self._changed:
+        with self._lock:
             return len(self._ready[kind]) if kind else sum(len(cells) for cells in self._ready.values())
 
     def zygote_pids(self) -> list[int]:
-        with self._changed:
+        with self._lock:
             return [pid for share in self._zygotes.values() if (pid := share.pid)]
 
     def shed(self) -> bool:
         """Ends the cells that wait, and leaves the zygotes if we are served by none; all are had anew when needed."""
-        with self._changed:
+        with self._lock:
             cells = [cell for waiting in self._ready.values() for cell in waiting]
             self._ready.clear()
             self._state.clear()
@@ -280,7 +281,7 @@ class Pool:
         return _let_go(cells, shares)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._state.clear()
             cells = [cell for waiting in self._ready.values() for cell in waiting]

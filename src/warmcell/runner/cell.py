@@ -316,7 +316,8 @@ class Cell:
             return
         self._is_closed = True
         try:
-            self._end()
+            if not self.is_gone:
+                self._end()
         except BaseException:
             self.kill()  # there was no memory to wait with
             raise

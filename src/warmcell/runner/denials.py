@@ -27,7 +27,7 @@ class DenialCollector:
 
 def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
     """Everything the cage noted, in the words of the policy."""
-    found = refused(end.denials, allowed_targets)
+    found = refused(end.denials, allowed_targets) if end.denials else []
     if end.verdict == "memory" or kernel.memory_kills:
         found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
     if end.is_over_cpu:

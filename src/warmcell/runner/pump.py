@@ -67,6 +67,8 @@ class Pump:
         self._began: float | None = None
         self._deadline = self._sent + _BEGIN_SECONDS
         self._is_lost = False
+        #: Of outputs, those that nobody has open for writing any more.
+        self._ended: set[int] = set()
         self._poll = select.poll()
         self._order = (cell.stdout, cell.stderr)
         self._captures = {descriptor: Capture(bounds.output_bytes) for descriptor in self._order}
@@ -128,6 +130,7 @@ class Pump:
         cell = self._cell
         if descriptor in self._captures:
             if self._captures[descriptor].read(descriptor) is False:
+                self._ended.add(descriptor)
                 self._poll.unregister(descriptor)
                 if self._pace is not None:
                     self._pace.ended(descriptor)
@@ -153,20 +156,23 @@ class Pump:
             self._draws_from = self._began + _SHORT_RUN
 
     def _take_guests_end(self) -> None:
-        """Others are about to see to the rest of the cell, and to report: meanwhile we read what it wrote. Once, since
-        what it left behind may be writing still.
+        """Others are about to see to the rest of the cell, and to report: meanwhile we read what it wrote. Not for as
+        long as there is more, since what it left behind may be writing still.
         """
         self._poll.unregister(self._cell.guest)
         self._poll.register(self._cell.status, select.POLLIN)
         if self._draws_from:
             for descriptor, capture in self._captures.items():
-                capture.read(descriptor)
+                more = capture.read(descriptor) and capture.read(descriptor)
+                if more is False:
+                    self._ended.add(descriptor)
 
     def _draw(self) -> None:
         """From now on output is read as it comes."""
         self._draws_from = 0.0
         for descriptor in self._order:
-            self._poll.register(descriptor, select.POLLIN)
+            if descriptor not in self._ended:
+                self._poll.register(descriptor, select.POLLIN)
 
     def _hear(self) -> None:
         try:
@@ -190,8 +196,9 @@ class Pump:
         self._cell.await_gone(10)
         # Everything that could write is gone, so what is in the pipes now is all there will ever be.
         for descriptor, capture in self._captures.items():
-            while (more := capture.read(descriptor)) or (more is None and _is_readable(descriptor)):
-                pass
+            if descriptor not in self._ended:
+                while (more := capture.read(descriptor)) or (more is None and _is_readable(descriptor)):
+                    pass
             capture.finish()
         if self._cell.report is None:
             self._hear_last_words()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from warmcell.cage.cell import Shape
 from warmcell.cage.manager.cells import without_sources
+from warmcell.cage.manager.guest_children import Ending, ending_of
 from warmcell.cage.manager.serve import Manager
 from warmcell.cage.manager.zygote_child import ZygoteChild
 from warmcell.cage.plan import Bind, LaunchPlan
@@ -29,7 +30,11 @@ class _Guest:
         self.watch = watch
         self.verdicts: list[Verdict] = []
         self.is_lost = self.is_being_made = self.is_introduced = self.is_ending = self.is_closed = False
-        self.listens_to = -1
+        self.listens_to = self.pid = -1
+        self.ending = Ending(0, 0.0, 0)
+
+    def ended(self, ending: Ending) -> None:
+        self.ending = ending
 
     def introduce(self) -> None:
         self.is_introduced = True
@@ -217,6 +222,48 @@ def test_nothing_goes_on_without_the_watcher(talk: _Talk, is_noticed_by: str) ->
     talk.manager._finish(ending)
     assert asked.verdicts == ending.verdicts == [LOST]
     assert running.is_lost and talk.is_listening_to_nobody()
+
+
+@pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), 9), os.abort])
+def test_how_a_child_ended_is_known_before_it_is_reaped(end: Callable[[], None]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        sum(range(10**6))
+        end()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    told = ending_of(pid)
+    _, status, used = os.wait4(pid, 0)
+    assert told == Ending(status, pytest.approx(used.ru_utime + used.ru_stime), used.ru_maxrss * 1024)
+    assert ending_of(pid) is None
+
+
+def test_who_has_not_ended_has_no_ending() -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    assert ending_of(pid) is None
+    os.close(writer)
+    os.waitpid(pid, 0)
+    os.close(reader)
+
+
+def test_who_is_ending_is_reported_on_before_it_is_reaped(talk: _Talk) -> None:
+    """Whoever waits for the report does not wait for the kernel to take the process to pieces."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(5)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    guest, other = _Guest(None), _Guest(None)
+    guest.is_ending = True
+    talk.manager._guests = {pid: guest, 2**22: other}
+    guest.pid, other.pid = pid, 2**22
+    talk.manager._report_unreaped()
+    assert guest.verdicts == [NO_VERDICT] and guest.ending.status == 5 << 8
+    assert talk.manager._guests == {2**22: other} and other.verdicts == []
+    assert os.waitpid(pid, 0) == (pid, 5 << 8)
 
 
 def test_who_is_not_watched_is_reported_on_at_once(talk: _Talk) -> None:

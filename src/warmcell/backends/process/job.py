@@ -78,7 +78,7 @@ def job_for(launch: Launch, world: World, directories: Directories, way_out: Way
     warm = warm_worker(launch, world)
     if warm == "python":
         is_heard = launch.listener is not None
-        return Job("python", launch.args, env, directories.code, files, program.main_file, is_heard=is_heard)
+        return Job("python", launch.args, env, directories.code, files, program.main_file, "", is_heard)
     if warm == "node":
         argv = [os.path.basename(program.argv[-1]), *launch.args]
     else:

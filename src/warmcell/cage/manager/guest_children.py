@@ -7,6 +7,7 @@ ended. Nothing of this takes a process of its own: a waiting cell is the guest a
 from __future__ import annotations
 
 import os
+import struct
 import time
 
 from .. import refused_paths, verify
@@ -14,11 +15,12 @@ from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, 
 from ..failure import CageError, tell
 from ..leftovers import Leftovers
 from ..light import partial, socket
-from ..linux import connections
+from ..linux import connections, foreign
 from ..linux.mounts import is_full
 from ..linux.notify import Listener
 from ..linux.owned import close_all
 from ..linux.processes import below_init, last_pid
+from ..linux.syscalls import call
 from ..plan import Watch
 from ..records import NamedTuple
 from ..watching.watcher import LOST, Verdict, Watcher, watched
@@ -39,6 +41,27 @@ class Ending(NamedTuple):
     status: int
     cpu: float
     peak: int
+
+
+_P_PID, _EXITED, _DUMPED = 1, 1, 3
+_ENDED_AND_UNREAPED = 4 | os.WNOHANG | 0x1000000 | 0x40000000  # WEXITED, WNOWAIT, __WALL
+#: What waitid fills in, on 64-bit Linux: the code, whose it is and their status; the times, and the most memory.
+_news, _NEWS = foreign.create_string_buffer(b"", 128), struct.Struct("=8xi4xi4xi")
+_usage, _USAGE = foreign.create_string_buffer(b"", 144), struct.Struct("=5q")
+
+
+def ending_of(pid: int) -> Optional[Ending]:
+    """Of a child of ours that has ended, before it is reaped; None: it has not, or is none."""
+    try:
+        call("waitid", _P_PID, pid, _news, _ENDED_AND_UNREAPED, _usage)
+    except OSError:
+        return None
+    code, found, status = _NEWS.unpack_from(_news)
+    if not found:
+        return None
+    seconds, microseconds, more_seconds, more_microseconds, most = _USAGE.unpack_from(_usage)
+    cpu = seconds + more_seconds + (microseconds + more_microseconds) / 1e6
+    return Ending(status << 8 if code == _EXITED else status | 0x80 * (code == _DUMPED), cpu, most * 1024)
 
 
 class GuestChild:

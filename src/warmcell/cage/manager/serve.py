@@ -22,7 +22,7 @@ from ..plan import PlanError, Watch, decode_binds
 from ..watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
 from ..wire import PacketCut, new_inbox, receive_packet, send_packet
 from .cells import CellMaker
-from .guest_children import Ending, GuestChild
+from .guest_children import Ending, GuestChild, ending_of
 from .zygote_child import ZygoteChild, ZygoteLost
 
 TYPE_CHECKING = False
@@ -111,6 +111,7 @@ class Manager:
             if ends in ready:
                 # Emptied before anybody is reaped: who ends in between makes it readable again.
                 os.read(ends, _SIGNAL_BYTES)
+                self._report_unreaped()
                 self._reap()
             if self._supervisor in ready:
                 self._kill_cells()
@@ -256,6 +257,14 @@ class Manager:
             self._poll.register(guest.listens_to, select.POLLIN)
         if self._is_for_one and not guest.is_being_made:
             self._zygote.let_go()
+
+    def _report_unreaped(self) -> None:
+        """Guests whose cells are ending as well: somebody waits to hear how they ended, and reaping takes as long."""
+        for guest in [guest for guest in self._guests.values() if guest.is_ending]:
+            ending = ending_of(guest.pid)
+            if ending is not None:
+                del self._guests[guest.pid]
+                self._take_end(guest, ending)
 
     def _reap(self) -> None:
         lost = False
