@@ -76,6 +76,11 @@ def use_no_more() -> None:
         finder.close()
 
 
+def descriptors() -> List[int]:
+    """What must stay open for modules to be loaded."""
+    return [finder.descriptor for finder in sys.meta_path if isinstance(finder, Bundle)]
+
+
 class Bundle:
     """Finds modules in the file, which it keeps open: whatever becomes of the name, this stays what it was.
 
@@ -93,6 +98,10 @@ class Bundle:
         index_length = int.from_bytes(head[len(MAGIC_NUMBER) :], "little")
         self._codes_at = _INDEX_AT + index_length
         self._entries: Dict[str, Entry] = marshal.loads(self._file.read(index_length))
+
+    @property
+    def descriptor(self) -> int:
+        return self._file.fileno()
 
     def close(self) -> None:
         self._file.close()

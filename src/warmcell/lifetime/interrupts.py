@@ -13,12 +13,6 @@ import threading
 
 from warmcell.lifetime.run import Run
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-else:
-    pass  # the other one makes enums of everything, at the expense of every run
-
 #: Who presses it so often does not want to wait for anything.
 _INSISTENT = 3
 

@@ -60,6 +60,15 @@ def test_a_module_is_the_same_but_for_where_its_code_comes_from(small: Path) -> 
     assert _loaded(small) == ["bundle True True", "True 1 / 0", "False"]
 
 
+def test_who_closes_all_but_its_descriptor_can_still_load(small: Path) -> None:
+    """As the watcher does: what a look takes it loads when it is about to look."""
+    closing = "import os\n(kept,) = bundle.descriptors()\nos.closerange(3, kept), os.closerange(kept + 1, 64)\n"
+    before, _, after = _LOAD.partition("import small.inner.leaf")
+    command = [sys.executable, "-I", "-S", "-c", f"{before}{closing}import small.inner.leaf{after}", str(small.parent)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("bundle True True\n")
+
+
 def _edit(small: Path) -> None:
     with (small / "inner/leaf.py").open("a") as file:
         file.write("\n")

@@ -188,3 +188,19 @@ def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch
             process.kill()
     assert loop._due == {}
     loop._forget(0)
+
+
+@pytest.mark.attack("RX-02")
+@pytest.mark.parametrize(("memory_mib", "is_prepared"), [(16, True), (512, False)])
+def test_who_must_be_looked_at_soon_is_prepared_for_at_once(memory_mib: int, is_prepared: bool) -> None:
+    """Loading what a look takes is put off until a run is not short, and never longer than the first look is."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        loop = Loop(theirs)
+        order = {"watch": 1, "ceilings": list(Watch(memory_bytes=memory_mib << 20)), "most_tasks": 0}
+        begun, go = os.pipe()
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+        loop._add(order, [others[0], begun, *others[1:]])
+        assert loop._is_prepared == is_prepared
+        loop._forget(1)
+        os.close(go)

@@ -66,9 +66,11 @@ def gaps_between(*kept: int) -> List[int]:
     return [*bounds, start, _LARGEST]
 
 
-def close_all_but(kept: int) -> None:
-    """At once, in this process: everything above 2 but one."""
-    for first, last in ((3, kept - 1), (kept + 1, _LARGEST)):
+def close_all_but(*kept: int) -> None:
+    """At once, in this process: everything above 2 but these."""
+    bounds = iter(gaps_between(*kept))
+    for first in bounds:
+        last = next(bounds)
         if first <= last:
             call("close_range", first, last, 0)
 

@@ -93,8 +93,6 @@ class Manager:
     def serve(self) -> None:
         """Until the supervisor closes the control socket or dies; runs that are under way are seen to their end."""
         gc.enable()
-        if self._is_for_one:
-            Watcher.load()  # there may be the time for it now, and there is none later
         ends = self._ends = _ends_of_children()
         assert self._control is not None
         for descriptor in (ends, self._control.fileno(), self._supervisor):

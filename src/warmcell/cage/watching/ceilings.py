@@ -12,31 +12,20 @@ from .descriptors import Descriptors, Held, shares_of_one_guest
 from .disk_ceiling import DiskCeiling
 from .mappings import Mappings
 from .patience import Patience, TooLong
+from .pauses import FASTEST_LOOK, SLOWEST_LOOK, pause_before_look
 from .stillness import Stillness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, List, Sequence, Set
 
-_SLOWEST_LOOK = 0.1
-_FASTEST_LOOK = 0.002
 _CROWDED_LOOK = 0.01
-_SLOWEST_CPU_LOOK = 0.02
-_FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
 #: A look at a tree that was made too large to look at: what takes longer, twice in a row, counts as over the ceiling.
 #: Time of ours on the processor, and on the clock. Once is what a stall of the host's disk or of its own host does.
 _LONGEST_LOOK = (0.25, 1.0)
 _MOST_LONG_LOOKS = 2
 #: Whoever forks and ends all the time is looked for as often as this.
 _MOST_LISTINGS = 4
-
-
-def pause_before_look(watch: Watch, used: int = 0) -> float:
-    """How long it is safe not to look at a tree that uses so much. Pure."""
-    pause = _SLOWEST_CPU_LOOK if watch.cpu_seconds else _SLOWEST_LOOK
-    if not watch.memory_bytes:
-        return pause
-    return min(pause, max((watch.memory_bytes - used) / _FASTEST_GROWTH, _FASTEST_LOOK))
 
 
 class Tree(NamedTuple):
@@ -70,7 +59,7 @@ class Ceilings:
         self._stillness = Stillness(tree.proc)
         self._long_looks = 0
         #: How long it is safe not to look, by what the last look has seen.
-        self._pause = _FASTEST_LOOK
+        self._pause = FASTEST_LOOK
 
     @property
     def is_measured(self) -> bool:
@@ -99,7 +88,7 @@ class Ceilings:
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
         self._pause = min(pause_before_look(self._watch, used), self._look_at_tasks(pids))
-        return min(_FASTEST_LOOK if self._long_looks else self._pause, self._look_at_disk(pids))
+        return min(FASTEST_LOOK if self._long_looks else self._pause, self._look_at_disk(pids))
 
     def _pause_when_still(self) -> float:
         return min(self._pause, self._disk.pause()) if self._disk else self._pause
@@ -110,20 +99,20 @@ class Ceilings:
 
     def _look_at_disk(self, pids: List[int]) -> float:
         if self._disk is None:
-            return _SLOWEST_LOOK
+            return SLOWEST_LOOK
         # What is in descriptors that are in flight nobody can look at.
         pause = self._disk.look(self._tree.proc, pids, hides=bool(self._descriptors.last.in_flight))
         if self._disk.is_over:
             self.verdict = self.verdict or "disk"
-        return min(_SLOWEST_LOOK, pause)
+        return min(SLOWEST_LOOK, pause)
 
     def _look_at_tasks(self, pids: List[int]) -> float:
         if not self._most_tasks:
-            return _SLOWEST_LOOK
+            return SLOWEST_LOOK
         tasks = 1 + usage.tasks(self._tree.proc, pids)
         if tasks >= self._most_tasks:
             self.met.add("processes")
-        return _CROWDED_LOOK if 2 * tasks > self._most_tasks else _SLOWEST_LOOK
+        return _CROWDED_LOOK if 2 * tasks > self._most_tasks else SLOWEST_LOOK
 
     def _look_at_what_is_held(self, pids: List[int]) -> int:
         patience = Patience(*_LONGEST_LOOK)

@@ -7,24 +7,22 @@ import os
 import select
 import time
 
-from ..light import partial, signal, socket
-from ..linux.namespaces import CLONE_NEWIPC
+from ..light import signal, socket
 from ..linux.owned import close_all
-from ..linux.syscalls import call
 from ..plan import Watch
 from ..wire import new_inbox, packets_at, receive_packet, send_packet
-from . import usage
-from .ceilings import Ceilings, Tree, pause_before_look, processes_in
-from .locks import Locks, is_in_namespace_of
-from .patience import Patience
-from .patterns import compile_all
+from .pauses import pause_before_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Set
 
+    from .ceilings import Ceilings
+
 #: A run that takes longer will be looked at.
 _NOT_SHORT_MS = 5
+#: Who is to be looked at sooner than that finds it loaded by then.
+_LOADS_WITHIN = 0.05
 #: For everybody in a cell to be gone after its init was killed.
 _LAST_MOMENT_MS = 500
 #: Its namespaces are had no more from the moment that it begins to end, which is told when its mounts are taken down.
@@ -52,11 +50,9 @@ class _Cell:
     @property
     def ceilings(self) -> Ceilings:
         if self._ceilings is None:
-            proc = f"/proc/self/fd/{self.processes}"
-            locks = Locks(partial(_is_in, proc), os.fstat(self.scratch).st_dev)
-            stores = partial(_stores, self.init, proc, self.scratch, locks)
-            tree = Tree(proc, partial(processes_in, proc), stores, self.watch.disk_paths)
-            self._ceilings = Ceilings(self.watch, tree, self._most_tasks)
+            from .looking import ceilings_of
+
+            self._ceilings = ceilings_of(self.watch, self._most_tasks, self.init, self.processes, self.scratch)
         return self._ceilings
 
     @property
@@ -104,8 +100,7 @@ class Loop:
         while True:
             ready = dict(self._poll.poll(self._pause_ms()))
             if not ready and not self._is_prepared:
-                compile_all()
-                self._is_prepared = True
+                self._prepare()
             now = time.monotonic()
             # Looks come first: no number of messages may put them off.
             for number in [number for number, due in self._due.items() if due <= now]:
@@ -116,6 +111,12 @@ class Loop:
                 self._begin(descriptor)
             if self._channel.fileno() in ready and not self._hear():
                 return
+
+    def _prepare(self) -> None:
+        from .looking import compile_all
+
+        compile_all()
+        self._is_prepared = True
 
     def _pause_ms(self) -> Optional[float]:
         if not self._due:
@@ -147,6 +148,8 @@ class Loop:
             cell.answer = order["answer"]
             self._askers[cell.asker.fileno()] = number
             self._poll.register(cell.asker, select.POLLIN)
+        if not self._is_prepared and pause_before_look(cell.watch) < _LOADS_WITHIN:
+            self._prepare()
 
     def _hear_asker(self, descriptor: int) -> None:
         """It asks when it has a job for the guest. Who lets go instead says nothing."""
@@ -249,14 +252,3 @@ def _has_ended(process: int, patience_ms: int = 0) -> bool:
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(patience_ms))
-
-
-def _is_in(proc: str, owner: int, pids: List[int]) -> bool:
-    return bool(pids) and is_in_namespace_of(owner, f"{proc}/{pids[0]}")
-
-
-def _stores(init: int, proc: str, scratch: int, locks: Locks, pids: List[int], patience: Patience) -> int:
-    """The scratch tmpfs, System V objects, locks, what sockets hold. Only who is in a namespace can read some of it."""
-    call("setns", init, CLONE_NEWIPC)
-    total = usage.filled(scratch) + usage.system_v_objects() + locks.held(pids, patience)
-    return total + (usage.socket_buffers(f"{proc}/{pids[0]}/net") if pids else 0)

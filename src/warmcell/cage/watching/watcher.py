@@ -14,6 +14,7 @@ import os
 import select
 import time
 
+from .. import bundle
 from ..cell import CODE_DIRECTORY, PROCESSES
 from ..light import socket
 from ..linux.fds import close_all_but
@@ -182,13 +183,9 @@ class Watcher:
             os.close(self._channel.detach())
             self._channel = None
 
-    @staticmethod
-    def load() -> None:
-        """What the process is made of: loaded before the fork, it need not be copied."""
-        from . import loop  # noqa: F401
-
     def _start(self) -> None:
-        self.load()
+        from . import loop  # noqa: F401  # loaded before the fork, it need not be copied
+
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -200,7 +197,7 @@ class Watcher:
 def _be_watcher(channel: socket.socket) -> NoReturn:
     """In the new process. Whatever happens to it, nothing that is its manager's is closed or run a second time."""
     try:
-        close_all_but(channel.fileno())
+        close_all_but(channel.fileno(), *bundle.descriptors())
         from .loop import Loop
 
         send_packet(channel, {"up": True})
