@@ -253,6 +253,10 @@ class Cell:
         """When it has begun: there is more time for that while it runs than when it has ended."""
         self._owned.close_only(self.job.fileno())
 
+    def close_early(self, *descriptors: int) -> None:
+        """Those that are of no more use, while there is time: at the end somebody waits."""
+        self._owned.close_only(*descriptors)
+
     def has_begun(self) -> None:
         """For a cell that stays: lets go of what was open for its beginning, since there may be hundreds of them."""
         self._owned.close_only(self.job.fileno(), self.guest)

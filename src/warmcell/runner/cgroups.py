@@ -27,14 +27,15 @@ ROOT = "/sys/fs/cgroup"
 _REMOVAL_SECONDS = 2.0
 _PERIOD = 100_000
 _SHORT = 4096  # as those files are
-#: What is looked at when everybody has left, by controller.
+#: What is looked at when everybody has left, by controller: the most memory, the time, kills and refusals.
 _COUNTERS_1 = (
     ("memory", "memory.max_usage_in_bytes"),
     ("cpuacct", "cpuacct.usage"),
     ("memory", "memory.oom_control"),
     ("pids", "pids.events"),
 )
-_COUNTERS_2 = (("", "memory.events"), ("", "pids.events"), ("", "memory.peak"), ("", "cpu.stat"))
+_COUNTERS_2 = (("", "memory.peak"), ("", "cpu.stat"), ("", "memory.events"), ("", "pids.events"))
+_ALL, _TIME = slice(4), slice(1, 2)
 #: A group, or a file of it, that is gone or was never there. Any other error means that we are blind.
 _NOT_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES)
 
@@ -69,7 +70,8 @@ class Group:
         self._is_version_2 = "" in directories
         self._paths = {controller: f"{base}/{name}" for controller, base in directories.items()}
         self._opened = Descriptors()
-        self._counters: dict[str, int] = {}
+        #: In the order of their names above; -1: this kernel has none.
+        self._counters: list[int] = []
         try:
             for path in dict.fromkeys(self._paths.values()):  # cpu and cpuacct are often one hierarchy
                 os.mkdir(path, 0o755)
@@ -121,54 +123,52 @@ class Group:
 
     def open_counters(self) -> None:
         """For a cell that waits: `usage`, for which somebody waits, then only looks."""
-        flags = os.O_RDONLY | os.O_CLOEXEC
         with suppress(OSError):  # no descriptor left, this time
-            for controller, name in _COUNTERS_2 if self._is_version_2 else _COUNTERS_1:
-                self._counters[name] = self._opened.opened(partial(os.open, f"{self._paths[controller]}/{name}", flags))
+            self._counters = [self._open_counter(path) for path in self._counter_paths()]
+
+    def _open_counter(self, path: str) -> int:
+        try:
+            return self._opened.opened(partial(os.open, path, os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return -1
+
+    def _counter_paths(self) -> list[str]:
+        counters = _COUNTERS_2 if self._is_version_2 else _COUNTERS_1
+        return [f"{self._paths[controller]}/{name}" for controller, name in counters]
 
     def usage(self) -> KernelUsage:
-        return self._usage_version_2() if self._is_version_2 else self._usage_version_1()
-
-    def _usage_version_2(self) -> KernelUsage:
-        memory = self._read("", "memory.events")
+        """With few calls: at the end of a run somebody waits for it."""
+        peak, time_used, memory, pids = self._look(_ALL)
         kills = _entry(memory, b"oom_kill")
         # A kill without the group itself having been full came from a limit above it or a host without memory.
-        is_own = kills > 0 and _entry(memory, b"oom") > 0
+        is_own = kills > 0 and (not self._is_version_2 or _entry(memory, b"oom") > 0)
         return KernelUsage(
-            int(self._read("", "memory.peak") or 0),  # since Linux 5.19; 0 lets init's own figure stand
-            self.cpu_seconds(),
+            int(peak or 0),  # of version 2 since Linux 5.19; 0 lets init's own figure stand
+            self._seconds(time_used),
             kills if is_own else 0,
-            _entry(self._read("", "pids.events"), b"max"),
+            _entry(pids, b"max"),
             0 if is_own else kills,
         )
 
-    def _usage_version_1(self) -> KernelUsage:
-        return KernelUsage(
-            int(self._read("memory", "memory.max_usage_in_bytes") or 0),
-            self.cpu_seconds(),
-            _entry(self._read("memory", "memory.oom_control"), b"oom_kill"),
-            _entry(self._read("pids", "pids.events"), b"max"),
-        )
-
     def cpu_seconds(self) -> float:
-        if self._is_version_2:
-            return _entry(self._read("", "cpu.stat"), b"usage_usec") / 1e6
-        return int(self._read("cpuacct", "cpuacct.usage") or 0) / 1e9
+        return self._seconds(*self._look(_TIME))
 
-    def _read(self, controller: str, name: str) -> bytes:
-        """b"" where there is none. With no call between the two that need not be: at its end, a run waits for this."""
-        descriptor = self._counters.get(name, -1)
-        if descriptor not in self._opened:
-            return read(f"{self._paths[controller]}/{name}", kernel_files.read_short).encode()
+    def _seconds(self, time_used: bytes) -> float:
+        return _entry(time_used, b"usage_usec") / 1e6 if self._is_version_2 else int(time_used or 0) / 1e9
+
+    def _look(self, which: slice) -> list[bytes]:
+        """What those counters say; b"" where there is none."""
         try:
-            return os.pread(descriptor, _SHORT, 0)
+            if self._counters:
+                return [os.pread(counter, _SHORT, 0) if counter >= 0 else b"" for counter in self._counters[which]]
         except OSError as error:
             if error.errno not in _NOT_THERE:
                 raise
-            return b""
+        return [read(path, kernel_files.read_short).encode() for path in self._counter_paths()[which]]
 
     def remove(self) -> None:
         """Ends whatever is still in there, and leaves nothing of it."""
+        self._counters = []
         self._opened.close()
         for path in dict.fromkeys(self._paths.values()):
             remove_group(path)

@@ -27,7 +27,10 @@ class DenialCollector:
 
 def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
     """Everything the cage noted, in the words of the policy."""
-    found = refused(end.denials, allowed_targets) if end.denials else []
+    is_told = end.denials or end.verdict or end.cut_short or end.limits_met
+    if not (is_told or kernel.memory_kills or kernel.process_refusals):
+        return []  # as nearly always
+    found = refused(end.denials, allowed_targets)
     if end.verdict == "memory" or kernel.memory_kills:
         found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
     if end.is_over_cpu:

@@ -92,23 +92,24 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
         raise _not_started(end.start_failure, terms)
     if end.cut_short == "never began" and not end.ended_by_itself:
         raise ExecutionFailed("the guest had its job and never began: this host has no time for it")
-    was_cut_short = end.is_timeout or end.is_over_cpu
+    is_over_cpu = end.is_over_cpu
+    was_cut_short = is_over_cpu or end.is_timeout
     if end.status is None and not (was_cut_short or is_memory):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
     if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
         raise ExecutionFailed("the guest was killed because memory around Warmcell ran out, not its own limit")
-    result = _result(end, terms, kernel, denials)
+    result = _result(end, terms, kernel, denials, is_over_cpu)
     if is_memory:
         raise MemoryExceeded(terms.memory_mb, result)
-    if end.is_over_cpu:
+    if is_over_cpu:
         raise ExecutionTimeout(terms.cpu_seconds or 0.0, result, phase=terms.phase, clock="cpu")
-    if end.is_timeout:
+    if was_cut_short:
         raise ExecutionTimeout(terms.timeout, result, phase=terms.phase)
     return result
 
 
-def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
-    exit_code, number = _exit_code(end, terms.is_wrapped)
+def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial], is_over_cpu: bool) -> ExecResult:
+    exit_code, number = _exit_code(end, terms.is_wrapped, is_over_cpu)
     stdout, stdout_bytes = text_of(end.stdout)
     stderr, stderr_bytes = text_of(end.stderr)
     return ExecResult(
@@ -123,7 +124,7 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial])
         stderr_truncated=end.stderr.total > end.stderr.cap,
         usage=Usage(
             # A wrapper's own init reaps the guest, and init then never hears what was used beyond the limit.
-            cpu_time=max(kernel.cpu_time or end.cpu_time, (end.is_over_cpu and terms.cpu_seconds) or 0.0),
+            cpu_time=max(kernel.cpu_time or end.cpu_time, (is_over_cpu and terms.cpu_seconds) or 0.0),
             wall_time=end.duration,
             peak_memory_bytes=max(kernel.peak_memory, 0) or end.peak_memory,
         ),
@@ -133,8 +134,8 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial])
     )
 
 
-def _exit_code(end: Exit, is_wrapped: bool) -> tuple[int, int | None]:
-    if end.is_over_cpu:
+def _exit_code(end: Exit, is_wrapped: bool, is_over_cpu: bool) -> tuple[int, int | None]:
+    if is_over_cpu:
         return _SIGNAL_BASE + signal.SIGXCPU, int(signal.SIGXCPU)
     if end.verdict == "disk":
         return _SIGNAL_BASE + signal.SIGXFSZ, int(signal.SIGXFSZ)

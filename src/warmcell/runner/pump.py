@@ -166,6 +166,8 @@ class Pump:
                 more = capture.read(descriptor) and capture.read(descriptor)
                 if more is False:
                     self._ended.add(descriptor)
+            self._cell.close_early(self._cell.guest, *self._ended)
+            self._cell.guest = -1
 
     def _draw(self) -> None:
         """From now on output is read as it comes."""
@@ -199,17 +201,18 @@ class Pump:
             if descriptor not in self._ended:
                 while (more := capture.read(descriptor)) or (more is None and _is_readable(descriptor)):
                     pass
-            capture.finish()
+            if self._pace is not None:
+                capture.finish()
         if self._cell.report is None:
             self._hear_last_words()
         if self._began is None:
             self._cell.hear_start()
         report = self._cell.report or {}
         began = self._sent if self._began is None else self._began
-        stdout, stderr = (self._captures[descriptor] for descriptor in self._order)
+        stdout, stderr = self._order
         return Exit(
-            stdout,
-            stderr,
+            self._captures[stdout],
+            self._captures[stderr],
             began=began,
             duration=time.monotonic() - began,
             cut_short=cut_short,

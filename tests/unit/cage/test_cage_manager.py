@@ -224,7 +224,7 @@ def test_nothing_goes_on_without_the_watcher(talk: _Talk, is_noticed_by: str) ->
     assert running.is_lost and talk.is_listening_to_nobody()
 
 
-@pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), 9), os.abort])
+@pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), 9), lambda: os.kill(os.getpid(), 3)])
 def test_how_a_child_ended_is_known_before_it_is_reaped(end: Callable[[], None]) -> None:
     pid = os.fork()
     if pid == 0:

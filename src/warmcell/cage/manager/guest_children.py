@@ -227,11 +227,12 @@ class GuestChild:
             self._init.end()
 
     def ended(self, ending: Ending) -> None:
-        """It was reaped. What it left behind, now children of init, may still be about something: see `is_over`."""
+        """What it left behind, now children of init, may still be about something: see `is_over`."""
         self._ending = ending
         if self.is_being_made and self._handoff.fileno() >= 0:
             self._tell_last_words()
-        self.leftovers = Leftovers()
+        if not self.is_ending:
+            self.leftovers = Leftovers()
 
     def _tell_last_words(self) -> None:
         """It died before its cage stood; what it said of that may not have been heard yet."""

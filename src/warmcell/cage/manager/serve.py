@@ -107,9 +107,9 @@ class Manager:
                     self._maker.complete()
                 continue
             if ends in ready:
+                self._report_unreaped()
                 # Emptied before anybody is reaped: who ends in between makes it readable again.
                 os.read(ends, _SIGNAL_BYTES)
-                self._report_unreaped()
                 self._reap()
             if self._supervisor in ready:
                 self._kill_cells()
@@ -293,6 +293,8 @@ class Manager:
 
     def _finish_ended(self) -> None:
         """Reports on guests that have ended, once nothing that they left behind deserves more time."""
+        if not self._ended:
+            return
         now = time.monotonic()
         for guest in [guest for guest in self._ended if guest.leftovers and guest.leftovers.next_look <= now]:
             if guest.is_over():
