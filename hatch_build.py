@@ -3,7 +3,8 @@
 Our own Python modules, compiled by the interpreter that builds, in the one file that commands load them from
 (`cage/bundle.py`): other interpreters pass it by. Where there is a C compiler, the small program in front of the
 command (`bin/front.c`). And the modules of the toolbox, so that nobody's first command waits for a compiler: they are
-used with the very wasmtime that compiled them only. A wheel with either of the latter two is for one platform.
+used with the very wasmtime that compiled them only. With them goes what commands load of that wasmtime in place of its
+own declarations. A wheel with either of the latter two is for one platform.
 
 Editable installs have none of it. WARMCELL_NO_PRECOMPILE=1 leaves the modules of the toolbox out, which are compiled
 when they are first used then; WARMCELL_NO_PRECOMPILE_PYTHON=1 its Python alone. WARMCELL_PURE=1 gives a wheel for every
@@ -103,6 +104,8 @@ class CompileModules(BuildHookInterface):
             self.app.display_info(f"no compiled modules: {reason}")
         else:
             made = precompiler().precompile(scratch_directory("ready_made"), wants_python(), self.app.display_info)
+            bindings = from_modules("bindings").write_bindings(scratch_directory("bindings"))
+            made += [bindings] if bindings is not None else []
             build_data["force_include"] |= {str(path): f"{INTO}/{path.name}" for path in made}
         if front is not None or not reason:
             build_data["pure_python"] = False

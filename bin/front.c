@@ -5,7 +5,8 @@
  * decides nothing. Where something is not as it expects, the script starts the manager itself, as it does without this.
  *
  * What the manager is given is the same as in src/warmcell/pool/spawn.py, from which modules/front.py writes front.h:
- * BOOT, its program; ENVIRONMENT, its variables; ORDER_BEGINS and ORDER_ENDS, around the path of the worker.
+ * BOOT, its program; ENVIRONMENT, its variables; ORDER_BEGINS, ORDER_GOES_ON and ORDER_ENDS, around the path of the
+ * worker and, for one that runs WebAssembly, that of the packages in which its runtime is.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -116,22 +117,23 @@ static pid_t spawn_manager(const int descriptors[4])
     return pid;
 }
 
-/* As JSON, for which the path must need no escaping. */
-static bool tell_order(int channel, bool has_worker)
+/* As JSON, for which the path must need no escaping. The packages are those that ours was installed with. */
+static bool tell_order(int channel, bool is_wasm)
 {
-    char order[2 * PATH_ROOM];
+    char order[3 * PATH_ROOM];
     for (const char *place = package; *place != '\0'; place++)
         if (*place < ' ' || *place > '~' || *place == '"' || *place == '\\')
             return false;
-    int length = has_worker ? snprintf(order, sizeof order, "%s%s/guest/python%s", ORDER_BEGINS, package, ORDER_ENDS)
-                            : snprintf(order, sizeof order, "%s%s", ORDER_BEGINS, ORDER_ENDS);
+    int packages = is_wasm ? (int)(strrchr(package, '/') - package) : 0;
+    int length = snprintf(order, sizeof order, "%s%s/guest/%s%s%.*s%s", ORDER_BEGINS, package,
+                          is_wasm ? "wasm" : "python", ORDER_GOES_ON, packages, package, ORDER_ENDS);
     return length > 0 && (size_t)length < sizeof order && send(channel, order, (size_t)length, MSG_NOSIGNAL) == length;
 }
 
 static void keep_open(int descriptor) { fcntl(descriptor, F_SETFD, 0); }
 
 /* True: it is on its way, and the script is told by an environment variable where its ends of the channels are. */
-static bool start_manager(bool has_worker)
+static bool start_manager(bool is_wasm)
 {
     int in[2], out[2], complaints[2], control[2];
     if (!make_pipe(in) || !make_pipe(out) || !make_pipe(complaints) || !make_channel(control))
@@ -144,7 +146,7 @@ static bool start_manager(bool has_worker)
         return false;
     char told[2 * PATH_ROOM + 128];
     int length = snprintf(told, sizeof told, "%d %d %d %d %d %d\n%s\n%s", (int)pid, control[0], complaints[0], in[1],
-                          out[0], tell_order(control[0], has_worker), real_interpreter, package);
+                          out[0], tell_order(control[0], is_wasm), real_interpreter, package);
     if (length < 0 || (size_t)length >= sizeof told || setenv(HANDED_OVER, told, 1) != 0)
         return false;
     keep_open(control[0]);
@@ -175,8 +177,7 @@ int main(int count, char **words)
     *strrchr(own, '/') = '\0';
     bool is_run = count > 1 && strcmp(words[1], "run") == 0, is_sh = count > 1 && strcmp(words[1], "sh") == 0;
     unsetenv(HANDED_OVER);
-    if ((is_run || is_sh) && !asks_for_help(words) && read_interpreter() && find_package(own) && start_manager(is_run)
-        && is_run) {
+    if ((is_run || is_sh) && !asks_for_help(words) && read_interpreter() && find_package(own) && start_manager(is_sh)) {
         /* Without `site`: most runs need none of what it does, and the script makes up for it in those that do. */
         char **with_options = calloc((size_t)count + 3, sizeof *with_options);
         if (with_options != NULL) {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "bin/front.c"
-_WORKER = "WORKER"
+_WORKER, _PACKAGES = "WORKER", "PACKAGES"
 
 
 def compile_front(directory: Path) -> Path | None:
@@ -39,9 +39,11 @@ def _header() -> str:
         from warmcell.pool.start import first_order
     finally:
         sys.path.remove(str(ROOT / "src"))
-    order = write_json({**first_order("namespaces"), "worker": _WORKER, "once": True})
-    begins, _, ends = order.partition(_WORKER)
-    names = {"BOOT": BOOT, "HANDED_OVER": HANDED_OVER, "ORDER_BEGINS": begins, "ORDER_ENDS": ends}
+    order = write_json({**first_order("namespaces"), "worker": _WORKER, "packages": _PACKAGES, "once": True})
+    begins, _, rest = order.partition(_WORKER)
+    goes_on, _, ends = rest.partition(_PACKAGES)
+    names = {"BOOT": BOOT, "HANDED_OVER": HANDED_OVER}
+    names |= {"ORDER_BEGINS": begins, "ORDER_GOES_ON": goes_on, "ORDER_ENDS": ends}
     lines = [f"#define {name} {_literal(text)}" for name, text in names.items()]
     variables = ", ".join(_literal(f"{name}={value}") for name, value in ENVIRONMENT.items())
     return "\n".join([*lines, f"#define ENVIRONMENT {variables}", ""])

@@ -234,7 +234,7 @@ def test_whatever_the_umask_nobody_else_can_write_to_a_cache(own_cache: Path) ->
         artefacts = Artefacts()
         with artefacts.workshop() as workshop:
             assert Path(workshop).parent == own_cache
-        assert SignedDirectory(own_cache.parent / "wasm").path.exists()  # it looks at what lies above it, too
+        assert os.path.exists(SignedDirectory(own_cache.parent / "wasm").path)  # it looks at what lies above it, too
     finally:
         os.umask(before)
     own_cache.parent.chmod(0o777)

@@ -2,22 +2,20 @@
 
     pytest -p tests.inside.plugin --inside=DIRECTORY --cov=warmcell ...
 
-Nothing in the package knows of this: the tests change how zygotes and workers are started, in their own process.
+Nothing in the package knows of this: the tests change how zygotes are started, of which all the others are forks, in
+their own process.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from coverage import CoverageData
 
 import warmcell
-from warmcell.backends.wasm import caged_launcher
-from warmcell.backends.wasm.caged_launcher import CagedLauncher
 from warmcell.pool import start
 
 PACKAGE = Path(warmcell.__file__).parent
@@ -40,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         lay_out(directory)
     count_zygotes(directory)
-    count_workers(directory)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -94,18 +91,3 @@ def count_zygotes(directory: Path) -> None:
     scope = f"{{'__name__': 'collector', 'directory': {str(directory)!r}}}"
     begin = f"exec(open({str(COLLECTOR)!r}).read() + 'collect(directory)', {scope})\n"
     start.BOOT = begin + start.BOOT
-
-
-def count_workers(directory: Path) -> None:
-    launch, pin = CagedLauncher.__call__, caged_launcher.pin
-
-    def launch_counted(self: CagedLauncher, argv: Sequence[str], control: int, shown: Sequence[str], rest: Any) -> Any:
-        script = next(index for index, word in enumerate(argv) if word.endswith(".py"))
-        counted_argv = [*argv[:script], str(COLLECTOR), str(directory), *argv[script:]]
-        return launch(self, counted_argv, control, [*shown, str(COLLECTOR), str(directory)], rest)
-
-    def pin_writable(real: str, path: str) -> Any:
-        return pin(real, path, path == str(directory))
-
-    CagedLauncher.__call__ = launch_counted  # type: ignore[method-assign]
-    caged_launcher.pin = pin_writable  # type: ignore[attr-defined]

@@ -35,7 +35,6 @@ from warmcell import ExecRequest, Language, ProcessBackend, WasmBackend
 directory = Path(sys.argv[1])
 plugin.lay_out(directory)
 plugin.count_zygotes(directory)
-plugin.count_workers(directory)
 with ProcessBackend() as backend:
     assert backend.execute_blocking(ExecRequest(Language.PYTHON, "print(6 * 7)", 20)).stdout == "42\\n"
 with WasmBackend() as backend:

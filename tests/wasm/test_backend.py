@@ -14,11 +14,14 @@ from tests.wasm import guests
 from tests.wasm.conftest import Run
 
 from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.pool import WorkerPool
+from warmcell.cage.environment import CHILD_MARK
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
 from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest, Language, Limits
+from warmcell.pool.spawn import ENVIRONMENT
 
 HELLO = guests.prints("hello\n")
 
@@ -266,7 +269,8 @@ def test_a_worker_has_nothing_of_ours(no_workers: WorkerPool, monkeypatch: pytes
         try:
             fresh.execute_blocking(ExecRequest("wasm", HELLO, 9))
             (pid,) = fresh.worker_pids()
-            assert Path(f"/proc/{pid}/environ").read_bytes() == b""
+            given = "".join(f"{name}={value}\0" for name, value in ENVIRONMENT.items() if launcher().confines)
+            assert Path(f"/proc/{pid}/environ").read_bytes() == (given or f"{CHILD_MARK}=1\0").encode()
             links = [os.readlink(f"/proc/{pid}/fd/{item}") for item in os.listdir(f"/proc/{pid}/fd")]
             known = ("/dev/null", "pipe:", "socket:", "anon_inode:", "/memfd:", "/proc/")
             assert all(link.startswith(known) for link in links), links

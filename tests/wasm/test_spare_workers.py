@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -20,9 +21,8 @@ from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.worker import USUAL_PLACES, Worker
 from warmcell.core.errors import ExecutionFailed, SandboxError
-from warmcell.languages.config import ProcessConfig
-from warmcell.languages.python import find_interpreter
 from warmcell.runner.cell import Cell
+from warmcell.toolbox.runtime import wasmtime_directory
 
 
 @pytest.fixture
@@ -110,6 +110,7 @@ def test_a_directory_that_was_swapped_is_not_shown(pool: WorkerPool, tmp_path: P
     (tmp_path / "work").mkdir()
     worker = Worker()
     try:
+        worker.begin()
         with pytest.raises(SandboxError, match="not what it was"):
             worker.show((directory,))
         assert mounts_of(worker) == {}
@@ -167,10 +168,11 @@ def test_what_is_written_to_a_shown_directory_is_watched(
 
 def test_a_worker_started_ahead_takes_the_first_run(pool: WorkerPool) -> None:
     pool.start_ahead()
-    (pid,) = pool.pids
+    (ahead,) = pool._idle
+    assert not ahead.has_begun and pool.pids == []  # nobody waited for it
     with Sandbox(backend="wasm") as sandbox:
         assert sandbox.sh("echo hi").stdout == "hi\n"
-        assert pid in pool.pids
+        assert ahead.pid in pool.pids
     pool.start_ahead()
     pool.close()  # while it is still loading
     assert pool.pids == []
@@ -186,11 +188,11 @@ def test_a_worker_that_is_being_made_keeps_its_zygote(pool: WorkerPool, monkeypa
         caged.rest()
 
     ours, theirs = socket.socketpair()
-    python = find_interpreter(ProcessConfig()).path
-    sleep = [python, "-I", "-S", "-c", "import time; time.sleep(60)"]
+    waiting = [os.path.dirname(wasmtime_directory())]
     with ours, theirs, monkeypatch.context() as patched:
         patched.setattr(Cell, "start", begin_while_another_ends)
-        process = caged(sleep, theirs.fileno(), [], 1)
+        process = caged(waiting, theirs.fileno(), [], 1)
+        process.begin()
         assert not process._cell.await_gone(0.3)
         caged.rest()
         assert caged._zygote is not None
@@ -198,5 +200,25 @@ def test_a_worker_that_is_being_made_keeps_its_zygote(pool: WorkerPool, monkeypa
         assert process.wait(10) == -signal.SIGKILL
         patched.setattr(Cell, "start", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            caged(sleep, theirs.fileno(), [], 1)
+            caged(waiting, theirs.fileno(), [], 1).begin()
+    caged.rest()
     assert caged._zygote is None
+
+
+def test_a_worker_that_cannot_be_loaded_says_why(pool: WorkerPool, tmp_path: Path) -> None:
+    caged = CagedLauncher()
+    ours, theirs = socket.socketpair()
+    why = "not load worker: ModuleNotFoundError: No module named 'wasmtime'"
+    with ours, theirs, pytest.raises(SandboxError, match=why):
+        caged([str(tmp_path)], theirs.fileno(), [], 1)
+    assert caged._zygote is None
+
+
+def test_a_worker_that_nobody_waited_for_is_ended_like_any_other(pool: WorkerPool) -> None:
+    worker = Worker()
+    worker.kill()
+    assert worker.dispose() == -signal.SIGKILL and not worker.has_begun
+    killed = Worker()
+    killed.kill()  # when it is not known yet whom to kill
+    killed.begin()
+    assert killed.dispose() == -signal.SIGKILL

@@ -41,11 +41,13 @@ def _refuse(thing: object) -> NoReturn:
 
 
 _scan = _json.make_scanner(_Reading)  # type: ignore[arg-type]
-_chunks = _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)
+_encoding = (None, _refuse, _json.encode_basestring_ascii, None, ":", ",")
+_chunks, _sorted_chunks = (_json.make_encoder(*_encoding, is_sorted, False, True) for is_sorted in (False, True))
 
 
-def write_json(value: Any) -> str:
-    return "".join(_chunks(value, 0))
+def write_json(value: Any, *, is_sorted: bool = False) -> str:
+    """Without a space; `is_sorted`: by the keys, so that equal values are equal texts."""
+    return "".join((_sorted_chunks if is_sorted else _chunks)(value, 0))
 
 
 def read_json_at(text: str, start: int) -> Tuple[Any, int]:

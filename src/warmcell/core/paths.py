@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 
 from warmcell.core.errors import PathTraversal
 
 MAX_PATH_BYTES = 4096
 MAX_NAME_BYTES = 255
 Parts = tuple[str, ...]
-
-_DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def split_relative(path: str | os.PathLike[str]) -> Parts:
@@ -50,7 +47,7 @@ def refuse_foreign_forms(text: str) -> None:
     """Forms that mean "elsewhere" on another system or to a shell; taken literally they would only surprise."""
     if "\\" in text:
         raise PathTraversal(shown(text), "contains a backslash")
-    if _DRIVE.match(text):
+    if text[1:2] == ":" and text[0].isascii() and text[0].isalpha():
         raise PathTraversal(shown(text), "starts with a drive letter")
     if text.startswith("~") and (text == "~" or "/" in text):
         raise PathTraversal(shown(text), "starts with a home directory")

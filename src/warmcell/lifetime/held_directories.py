@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 from collections.abc import Iterator
 
 from warmcell.lifetime.descriptors import is_shortage
@@ -79,10 +80,8 @@ def make_cache(path: str) -> None:
 
 def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
     """A new directory for this user alone, held from the beginning."""
-    import tempfile
-
     for _ in range(_ATTEMPTS):
-        path = tempfile.mkdtemp(prefix=prefix, dir=parent)
+        path = _new_directory(prefix, parent)
         try:
             held = hold(path)
         except OSError:
@@ -90,7 +89,25 @@ def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
             raise
         if held is not None:  # between the two steps somebody's sweep may have taken it for abandoned
             return held
-    raise FileExistsError(f"something removes each directory that is made in {parent or tempfile.gettempdir()}")
+    raise FileExistsError(f"something removes each directory that is made in {parent or temporary_place()}")
+
+
+def _new_directory(prefix: str, parent: str | None) -> str:
+    """As `tempfile` makes it. That module is loaded where the first place will not do: it knows others. And where a
+    program has it loaded, it may have told it a place.
+    """
+    if (loaded := sys.modules.get("tempfile")) is not None:
+        return str(loaded.mkdtemp(prefix=prefix, dir=parent))
+    path = os.path.abspath(os.path.join(parent or temporary_place(), prefix + os.urandom(8).hex()))
+    try:
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        import tempfile
+
+        return tempfile.mkdtemp(prefix=prefix, dir=parent)
+    return path
 
 
 def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:

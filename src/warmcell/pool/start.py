@@ -18,6 +18,7 @@ from warmcell.pool.spawn import BOOT, CAGE_DIR, LOWEST_OWN, Early, spawn
 
 _NAMESPACES_SECONDS = 2.0
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python")
+WASM_WORKER = os.path.join(warmcell.guest.__path__[0], "wasm")
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
@@ -192,13 +193,16 @@ def _spawn(command: list[str], descriptors: Sequence[int]) -> int:
 _ahead: dict[str, Start] = {}
 
 
-def start_ahead(interpreter: str, early: Early | None = None, *, has_worker: bool = True) -> None:
-    """For a process that will most likely need a plain one: it loads, and becomes it, while its supervisor loads."""
+def start_ahead(interpreter: str, early: Early | None = None, *, packages: str = "") -> None:
+    """For a process that will most likely need a plain one: it loads, and becomes it, while its supervisor loads.
+
+    `packages`: it is for workers of WebAssembly, whose runtime is there.
+    """
     if interpreter in _ahead:
         return
     with suppress(OSError):  # told when it is needed
         start = Start(interpreter, early=early)
-        order = first_order("namespaces", has_worker=has_worker)
+        order = first_order("namespaces", packages=packages)
         try:
             if early is not None and early.was_told:
                 start.order = order
@@ -234,10 +238,12 @@ def first_order(
     isolation: str,
     *,
     has_worker: bool = True,
+    packages: str = "",
     with_site: bool = False,
     preload: Sequence[str] = (),
     spares: bool = False,
 ) -> dict[str, Any]:
-    """What a manager and its zygote are to be."""
-    worker = PYTHON_WORKER if has_worker else ""
-    return {"isolation": isolation, "worker": worker, "site": with_site, "preload": list(preload), "spares": spares}
+    """What a manager and its zygote are to be. `packages`: where the runtime of its worker for WebAssembly is."""
+    worker = WASM_WORKER if packages else PYTHON_WORKER if has_worker else ""
+    of_python = {"site": with_site, "preload": list(preload), "spares": spares}
+    return {"isolation": isolation, "worker": worker, "packages": packages, **of_python}

@@ -46,6 +46,8 @@ class ZygoteKey:
     isolation: str
     enforcer: str
     has_worker: bool = True
+    #: Where the package wasmtime is, for a zygote of workers that run WebAssembly.
+    packages: str = ""
     with_site: bool = False
     preload: tuple[str, ...] = ()
     #: Whether anything may wait for a run that has not been asked for.
@@ -62,6 +64,7 @@ class ZygoteKey:
         return first_order(
             self.isolation,
             has_worker=self.has_worker,
+            packages=self.packages,
             with_site=self.with_site,
             preload=self.preload,
             spares=self.keeps_spares,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-from pathlib import Path
-from typing import Any
+import os
 
+from warmcell.cage.light import read_json
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
 
-DIRECTORY = Path(__file__).resolve().parent
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DIRECTORY = os.path.dirname(os.path.realpath(__file__))
 TOOLBOX, PYTHON = "toolbox", "python"
 #: Commands that are modules of their own, so that the shell does not pay for them at its start.
 OWN_MODULES = {"node": "node", "nodejs": "node", "git": "git", "python": PYTHON, "python3": PYTHON}
@@ -22,14 +24,16 @@ class Artefact:
     """A module that was built and committed, as its manifest describes it."""
 
     name: str
-    path: Path
+    path: str
     sha256: str
     entry: str
 
     def read(self) -> bytes:
         """Its bytes, or `BackendUnavailable` when they are not the ones that were built."""
+        import hashlib
+
         try:
-            data = self.path.read_bytes()
+            data = _content(self.path)
         except OSError as error:
             raise BackendUnavailable(f"the toolbox module {self.name} cannot be read: {error}") from error
         if hashlib.sha256(data).hexdigest() != self.sha256:
@@ -44,7 +48,7 @@ def find_artefact(name: str) -> Artefact:
     if not record:
         raise BackendUnavailable(f"this installation has no toolbox module {name!r}", hint="reinstall warmcell")
     entry = str(record.get("entry", "run"))
-    return Artefact(name, DIRECTORY / record.get("file", f"{name}.wasm"), str(record["sha256"]), entry)
+    return Artefact(name, os.path.join(DIRECTORY, record.get("file", f"{name}.wasm")), str(record["sha256"]), entry)
 
 
 @functools.cache
@@ -65,7 +69,7 @@ def _is_present(module: str) -> bool:
 
         return python_component.is_available()
     try:
-        return find_artefact(module).path.is_file()
+        return os.path.isfile(find_artefact(module).path)
     except BackendUnavailable:
         return False
 
@@ -80,7 +84,12 @@ def module_of(command: str) -> str | None:
 
 def _manifest(file: str) -> dict[str, Any]:
     try:
-        manifest = json.loads((DIRECTORY / file).read_bytes())
+        manifest = read_json(_content(os.path.join(DIRECTORY, file)).strip())
     except FileNotFoundError:
         return {}
     return manifest if isinstance(manifest, dict) else {}
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

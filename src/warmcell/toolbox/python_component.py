@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.late_site import run_site
 from warmcell.toolbox.ready_made import has_ready_made
 from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
 
@@ -105,6 +106,7 @@ def components() -> SignedDirectory:
 
 
 def require_builder() -> None:
+    run_site()  # the command may have left it out
     try:
         found = importlib.metadata.version("componentize-py")
     except importlib.metadata.PackageNotFoundError:
@@ -117,10 +119,10 @@ def require_builder() -> None:
 def _build_once(name: str, kept: SignedDirectory, report: Progress) -> None:
     require_builder()
     try:
-        with _lock(kept.path / "build.lock", report):
+        with _lock(Path(kept.path) / "build.lock", report):
             if not kept.has(name):  # another process may have built it while we waited
                 report("building the Python component (once, about half a minute)")
-                _remove_unfinished(kept.path)
+                _remove_unfinished(Path(kept.path))
                 _build(name, kept)
                 kept.prune(MOST_BYTES)
                 report("the Python component is ready")

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import platform
-from pathlib import Path
-from typing import Any
 
+from warmcell.cage.light import read_json
 from warmcell.core.late_log import LateLog
-from warmcell.toolbox.runtime import READY_MADE, processor_features, settings_digest, wasmtime_version
+from warmcell.toolbox.runtime import READY_MADE, machine, processor_features, settings_digest, wasmtime_version
 from warmcell.toolbox.signed_directory import (
     SignedDirectory,
     SignedFile,
@@ -27,7 +24,11 @@ from warmcell.toolbox.signed_directory import (
     sealed_copy,
 )
 
-DIRECTORY = Path(READY_MADE)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DIRECTORY = READY_MADE
 MANIFEST = "manifest.json"
 #: What modules that travel may need of a processor: engine.PORTABLE_FLAGS by the kernel's names.
 FEATURES = {"x86_64": ["pni", "popcnt", "sse4_1", "sse4_2", "ssse3"]}
@@ -43,9 +44,9 @@ def find_ready_made(digest: str, entry: str, *, is_copied: bool = False) -> Sign
     record = _modules().get(digest)
     if record is None or record["entry"] != entry:
         return None
-    path = DIRECTORY / record["file"]
+    path = os.path.join(DIRECTORY, record["file"])
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             is_used_itself = not is_copied and _is_like_code(found)
             module = os.dup(file.fileno()) if is_used_itself else sealed_copy(file.fileno())
@@ -96,11 +97,12 @@ def _notes() -> SignedDirectory | None:
 def _modules() -> dict[str, dict[str, Any]]:
     """By the digest of their source; none when they were made for something else."""
     try:
-        manifest = json.loads((DIRECTORY / MANIFEST).read_bytes())
+        with open(os.path.join(DIRECTORY, MANIFEST), "rb") as file:
+            manifest = read_json(file.read().strip())
     except FileNotFoundError:
         return {}
     made_for = {name: manifest[name] for name in ("wasmtime", "settings", "machine")}
-    here = {"wasmtime": wasmtime_version(), "settings": settings_digest(), "machine": platform.machine()}
+    here = {"wasmtime": wasmtime_version(), "settings": settings_digest(), "machine": machine()}
     if made_for != here or not processor_features() >= set(manifest["features"]):
         _log.info("the compiled modules of this installation were made for another wasmtime or processor")
         return {}

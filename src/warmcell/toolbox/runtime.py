@@ -7,10 +7,12 @@ import functools
 import math
 import os
 import sys
-from importlib.util import find_spec
+from _frozen_importlib_external import PathFinder
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.languages.base import base_executable
+from warmcell.lifetime.late_site import run_site
+from warmcell.toolbox.small_digests import sha256
 
 _WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "guest", "wasm")
 #: Where a wheel has its compiled modules; workers see it.
@@ -23,7 +25,12 @@ _DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py"
 @functools.cache
 def wasmtime_directory() -> str:
     """The package wasmtime, found without importing it."""
-    spec = find_spec("wasmtime")
+    spec = PathFinder.find_spec("wasmtime")
+    if spec is None:
+        from importlib.util import find_spec
+
+        run_site()  # the command may have left it out
+        spec = find_spec("wasmtime")
     if spec is None or not spec.origin:
         raise BackendUnavailable("wasmtime is not installed", hint="pip install 'warmcell[wasm]'")
     return os.path.dirname(os.path.realpath(spec.origin))
@@ -83,8 +90,6 @@ def interpreter() -> str:
 @functools.cache
 def settings_digest() -> str:
     """Changes whenever the code that compiles changes."""
-    from hashlib import sha256
-
     digest = sha256()
     for name in _DECIDING_FILES:
         with open(os.path.join(_WORKER, name), "rb") as file:
@@ -105,11 +110,21 @@ def processor_features() -> frozenset[str]:
 @functools.cache
 def processor() -> str:
     """The machine and the features of its processor: compiled code uses what it finds."""
-    import platform
-    from hashlib import sha256
+    features = " ".join(sorted(processor_features()))
+    if not features:
+        import platform
 
-    features = " ".join(sorted(processor_features())) or platform.processor()
-    return sha256(f"{platform.machine()} {features}".encode()).hexdigest()
+        features = platform.processor()
+    return sha256(f"{machine()} {features}".encode()).hexdigest()
+
+
+def machine() -> str:
+    """As `platform.machine()`."""
+    if hasattr(os, "uname"):
+        return os.uname().machine
+    import platform
+
+    return platform.machine()
 
 
 def runtime_fingerprint() -> list[str]:

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import hmac
-import json
 import mmap
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+from warmcell.cage.light import read_json, write_json
 from warmcell.core.records import dataclass
+from warmcell.toolbox.small_digests import is_same_text, keyed_sha256
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _SECRET = "secret"
 _SECRET_BYTES = 32
 _MOST_RECORD_BYTES = 4096
+_SMALL_BYTES = 1 << 20
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SUFFIX = ".signed"
 #: Whoever begins a file locks it a moment later. What is older and not locked was left by a process that was killed.
@@ -59,29 +60,32 @@ class SignedFile:
         os.close(self.descriptor)
 
 
-def cache_directory(name: str) -> Path | None:
+def cache_directory(name: str) -> str | None:
     """`$XDG_CACHE_HOME/warmcell/<name>`, or None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "warmcell" / name if os.path.isabs(base) else None
+    return os.path.join(base, "warmcell", name) if os.path.isabs(base) else None
 
 
 class SignedDirectory:
     """Safe to use from many threads and processes: a file appears whole or not at all."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Makes the directory when it is missing. Raises `Unusable` or `OSError`."""
-        self.path = path
-        _prepare(path)
-        _sweep_unfinished(path)
-        self._secret = _read_secret(path)
+        self.path = os.fspath(path)
+        _prepare(self.path)
+        _sweep_unfinished(self.path)
+        self._secret = _read_secret(self.path)
+
+    def _place(self, name: str) -> str:
+        return os.path.join(self.path, name + _SUFFIX)
 
     def has(self, name: str) -> bool:
-        return (self.path / (name + _SUFFIX)).exists()
+        return os.path.exists(self._place(name))
 
     def read(self, name: str) -> SignedFile | None:
         """What was written under this name, or None where nothing was. Raises `Tampered`."""
         try:
-            descriptor = os.open(self.path / (name + _SUFFIX), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(self._place(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
@@ -92,14 +96,15 @@ class SignedDirectory:
         finally:
             os.close(descriptor)
         expected = self._mac(name, record.get("facts"), content_digest(sealed))
-        if not hmac.compare_digest(expected, str(record.get("mac"))):
+        mac = record.get("mac")
+        if not isinstance(mac, str) or not mac.isascii() or not is_same_text(expected, mac):
             os.close(sealed)
             raise Tampered(name)
         return SignedFile(sealed, record["facts"])
 
     def write(self, name: str, content: int, facts: dict[str, Any]) -> None:
         """Keeps the content of an open file. Raises `OSError`, and leaves nothing half-written behind."""
-        record = json.dumps({"facts": facts, "mac": self._mac(name, facts, content_digest(content))}).encode()
+        record = write_json({"facts": facts, "mac": self._mac(name, facts, content_digest(content))}).encode()
 
         def fill(target: int) -> None:
             with os.fdopen(os.dup(target), "wb") as file, _mapped(content) as data:
@@ -110,40 +115,41 @@ class SignedDirectory:
 
     def forget(self, name: str) -> None:
         with contextlib.suppress(OSError):
-            (self.path / (name + _SUFFIX)).unlink()
+            os.unlink(self._place(name))
 
     def prune(self, most_bytes: int) -> None:
         """The files that were not used for longest go, until the rest is no larger than this."""
-        files = sorted((item.stat().st_mtime, item.stat().st_size, item) for item in self.path.glob(f"*{_SUFFIX}"))
+        places = [os.path.join(self.path, name) for name in os.listdir(self.path) if name.endswith(_SUFFIX)]
+        files = sorted((os.stat(place).st_mtime, os.stat(place).st_size, place) for place in places)
         total = sum(size for _, size, _ in files)
-        for _, size, item in files[:-1]:
+        for _, size, place in files[:-1]:
             if total <= most_bytes:
                 break
-            item.unlink(missing_ok=True)
+            _unlink(place)
             total -= size
         _sweep_unfinished(self.path)
 
     def _mac(self, name: str, facts: object, digest: str) -> str:
-        text = json.dumps([name, facts, digest], sort_keys=True, separators=(",", ":"))
-        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+        return keyed_sha256(self._secret, write_json([name, facts, digest], is_sorted=True).encode())
 
 
-def _prepare(directory: Path) -> None:
+def _prepare(directory: str) -> None:
     """Makes it, for us alone; refuses one that somebody else owns or can write to."""
-    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    for item in (directory, directory.parent):
+    above = os.path.dirname(directory)
+    for item in (above, directory):
+        os.makedirs(item, mode=0o700, exist_ok=True)
+    for item in (directory, above):
         found = os.lstat(item)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise Unusable(f"{item} must be a directory of ours that no one else can write to")
 
 
-def _read_secret(directory: Path) -> bytes:
+def _read_secret(directory: str) -> bytes:
     """The key of the MACs, made when there is none. Of two who make one at once, the first is right."""
-    path = directory / _SECRET
-    if not path.exists():
+    path = os.path.join(directory, _SECRET)
+    if not os.path.exists(path):
         with contextlib.suppress(FileExistsError):
-            _write_new(directory, _SECRET, lambda target: os.write(target, secrets.token_bytes(_SECRET_BYTES)), os.link)
+            _write_new(directory, _SECRET, lambda target: os.write(target, os.urandom(_SECRET_BYTES)), os.link)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
@@ -156,33 +162,38 @@ def _read_secret(directory: Path) -> bytes:
 
 
 def _write_new(
-    directory: Path,
+    directory: str,
     name: str,
     fill: Callable[[int], object],
-    put_in_place: Callable[[Path, Path], object] = os.replace,
+    put_in_place: Callable[[str, str], object] = os.replace,
 ) -> None:
     """Fills a file that nobody else has open (O_EXCL) and gives it its name when it is whole."""
-    temporary = directory / f".{name}.{secrets.token_hex(8)}"
+    temporary = os.path.join(directory, f".{name}.{os.urandom(8).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fill(descriptor)
-        put_in_place(temporary, directory / name)
+        put_in_place(temporary, os.path.join(directory, name))
     finally:
         os.close(descriptor)
-        temporary.unlink(missing_ok=True)
+        _unlink(temporary)
 
 
-def _sweep_unfinished(directory: Path) -> None:
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _sweep_unfinished(directory: str) -> None:
     """Removes what killed processes had begun to write: nobody holds the lock of such a file any more."""
-    for item in directory.glob(".*"):
+    for item in [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(".")]:
         with contextlib.suppress(OSError):  # finished, or swept by somebody else; or held, which is the point
             descriptor = os.open(item, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 is_old = os.fstat(descriptor).st_mtime < time.time() - _MOMENT_SECONDS
                 if is_old:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    item.unlink()
+                    os.unlink(item)
             finally:
                 os.close(descriptor)
 
@@ -191,7 +202,7 @@ def _record(descriptor: int) -> tuple[dict[str, Any], int]:
     """The first line, and where the content begins. What cannot be read has no right MAC either."""
     line, newline, _ = os.pread(descriptor, _MOST_RECORD_BYTES, 0).partition(b"\n")
     try:
-        record = json.loads(line)
+        record = read_json(line)
     except (ValueError, RecursionError):
         record = None
     return (record, len(line) + 1) if newline and isinstance(record, dict) else ({}, 0)
@@ -216,8 +227,12 @@ def sealed_copy(descriptor: int, start: int = 0) -> int:
 
 def content_digest(descriptor: int) -> str:
     """SHA-256 of an open file."""
+    if os.fstat(descriptor).st_size > _SMALL_BYTES:
+        from hashlib import sha256  # faster, and takes longer to load
+    else:
+        from warmcell.toolbox.small_digests import sha256
     with _mapped(descriptor) as content:
-        return hashlib.sha256(content).hexdigest()
+        return sha256(content).hexdigest()
 
 
 def _mapped(descriptor: int) -> contextlib.AbstractContextManager[Any]:

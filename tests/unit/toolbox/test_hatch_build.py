@@ -55,8 +55,10 @@ def build(hook: Any, version: str = "standard") -> dict[str, Any]:
 
 def test_a_wheel_with_compiled_modules_is_for_one_platform(hook: Any, tmp_path: Path) -> None:
     made = build(hook)
+    bindings = f"bindings.{sys.implementation.cache_tag}.bin"
     assert made["force_include"] == {
         str(tmp_path / "modules.bin"): "warmcell/modules.bin",
+        str(tmp_path / bindings): f"warmcell/toolbox/ready_made/{bindings}",
         str(tmp_path / "manifest.json"): "warmcell/toolbox/ready_made/manifest.json",
         str(tmp_path / "toolbox.cwasm"): "warmcell/toolbox/ready_made/toolbox.cwasm",
     }

@@ -55,18 +55,18 @@ def test_another_process_reads_it_too(kept: SignedDirectory) -> None:
 @pytest.mark.parametrize("change", ["content", "facts", "name", "mac", "nothing", "cut"])
 def test_what_was_changed_is_not_believed(kept: SignedDirectory, change: str) -> None:
     write(kept, "a", b"content", {"entry": "run"})
-    path = kept.path / "a.signed"
+    path = Path(kept.path) / "a.signed"
     data = path.read_bytes()
     changed = {
         "content": data.replace(b"content", b"CONTENT"),
         "facts": data.replace(b"run", b"RUN"),
         "name": data,
-        "mac": data.replace(b'"mac": "', b'"mac": "0'),
+        "mac": data.replace(b'"mac":"', b'"mac":"0'),
         "nothing": b"",
         "cut": data[:-1],
     }[change]
     name = "b" if change == "name" else "a"
-    (kept.path / f"{name}.signed").write_bytes(changed)
+    (Path(kept.path) / f"{name}.signed").write_bytes(changed)
     with pytest.raises(Tampered):
         kept.read(name)
 
@@ -77,7 +77,7 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_file(kept: SignedDirectory, mon
     monkeypatch.setattr(signed_directory._write_new, "__defaults__", (_full,))
     with pytest.raises(OSError, match="No space"):
         write(kept, "a", b"new")
-    assert sorted(item.name for item in kept.path.iterdir()) == ["a.signed", "secret"]
+    assert sorted(item.name for item in Path(kept.path).iterdir()) == ["a.signed", "secret"]
     assert read(kept, "a") == b"old"
 
 
@@ -91,8 +91,8 @@ def test_a_temporary_file_that_somebody_prepared_is_not_used(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_text("untouched")
-    monkeypatch.setattr(signed_directory.secrets, "token_hex", lambda _size: "guessed")
-    (kept.path / ".a.signed.guessed").symlink_to(victim)
+    monkeypatch.setattr(signed_directory.os, "urandom", bytes)
+    (Path(kept.path) / f".a.signed.{bytes(8).hex()}").symlink_to(victim)
     with pytest.raises(FileExistsError):
         write(kept, "a", b"content")
     assert victim.read_text() == "untouched"
@@ -121,9 +121,14 @@ def test_a_directory_that_others_write_to_is_refused(tmp_path: Path, mode: int) 
 def test_the_oldest_go_first_and_what_was_never_finished_too(kept: SignedDirectory) -> None:
     for at, name in enumerate("abc"):
         write(kept, name, bytes(1000))
-        os.utime(kept.path / f"{name}.signed", (at, at))
-    (kept.path / ".d.signed.0123").write_bytes(b"half")
-    os.utime(kept.path / ".d.signed.0123", (0, 0))
-    (kept.path / ".e.signed.0123").write_bytes(b"another process is writing this")
-    kept.prune(2 * (kept.path / "a.signed").stat().st_size)
-    assert sorted(item.name for item in kept.path.iterdir()) == [".e.signed.0123", "b.signed", "c.signed", "secret"]
+        os.utime(Path(kept.path) / f"{name}.signed", (at, at))
+    (Path(kept.path) / ".d.signed.0123").write_bytes(b"half")
+    os.utime(Path(kept.path) / ".d.signed.0123", (0, 0))
+    (Path(kept.path) / ".e.signed.0123").write_bytes(b"another process is writing this")
+    kept.prune(2 * (Path(kept.path) / "a.signed").stat().st_size)
+    assert sorted(item.name for item in Path(kept.path).iterdir()) == [
+        ".e.signed.0123",
+        "b.signed",
+        "c.signed",
+        "secret",
+    ]

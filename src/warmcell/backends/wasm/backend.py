@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 from warmcell.backends.built import Program
 from warmcell.backends.many import Requests, in_step, run_many
@@ -79,7 +78,7 @@ class WasmBackend:
         self._fuel = fuel
         self._policy = SandboxPolicy(limits=limits)
         queue_timeout = check_timeout(queue_timeout, "queue_timeout")
-        cache = shared_cache() if cache_dir is None else ModuleCache(Path(cache_dir).absolute())
+        cache = shared_cache() if cache_dir is None else ModuleCache(os.path.abspath(cache_dir))
         self._supervisor = Supervisor(cache, queue_timeout=queue_timeout)
         self._runs = Runs(self.name, max_workers, queue_timeout)
 

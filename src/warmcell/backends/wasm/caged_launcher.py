@@ -27,6 +27,12 @@ from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:  # its half in C: the rest takes longer to load
+    import _signal as signal
+
 #: Where directories of the host appear, by number: their own paths could be where the cage has something else.
 _READ_ONLY, _WRITABLE = "/mnt/read", "/mnt/write"
 #: For the worker as a whole, runtime included; what a run may use of it is the runtime's to keep.
@@ -37,23 +43,52 @@ _ATTEMPTS = 3
 
 
 class CagedProcess:
-    """A worker in a cell of its own. `kill` may be called from any thread, at any time, more than once."""
+    """A worker in a cell of its own, which was ordered and has yet to `begin`. `kill` may be called from any thread,
+    at any time, more than once.
+    """
 
     def __init__(self, cell: Cell, zygote: ZygoteProcess) -> None:
         self._cell = cell
         self._zygote = zygote
         self._places: dict[Directory, str] = {}
         self._lock = Lock()
+        self._has_begun = self._is_killed = False
         self.is_running = True
-        self.pid = cell.guest_pid
+        self.pid = 0
+
+    def begin(self) -> None:
+        """`CellLost`: its zygote was dying, and is not asked again."""
+        try:
+            self._cell.await_ready(_READY_SECONDS)
+            self._cell.start(Job("python", (), {}, "/code", {}))
+            self.pid = self._cell.guest_pid
+        except BaseException as error:
+            self._close()
+            if isinstance(error, CellLost):
+                self._zygote.await_death(DYING_SECONDS)
+            raise
+        with self._lock:
+            self._has_begun = True
+            if self._is_killed:  # when it was not known yet whom to kill
+                self._cell.ask_to_stop()
+
+    def _close(self) -> None:
+        self.is_running = False
+        with self._lock:
+            self._cell.close()
 
     def kill(self) -> None:
         """Through init, which then still reports how the worker ended if it was dead already."""
         with self._lock:
-            self._cell.ask_to_stop()
+            self._is_killed = True
+            if self._has_begun:
+                self._cell.ask_to_stop()
 
     def wait(self, timeout: float) -> int | None:
         """The exit status (negative for a signal), or None when it is still there after `timeout` seconds."""
+        if not self._has_begun:
+            self._close()
+            return -signal.SIGKILL
         if not self._cell.await_gone(timeout / 2):
             self._cell.kill()
             if not self._cell.await_gone(timeout / 2):
@@ -65,9 +100,8 @@ class CagedProcess:
             while self._cell.report is None and poll.poll(_REPORT_MS):
                 self._cell.hear()
         status = (self._cell.report or {}).get("exit", 9)
-        self.is_running = False
-        with self._lock, suppress(OSError):  # without descriptors it cannot be said what the cell used
-            self._cell.close()
+        with suppress(OSError):  # without descriptors it cannot be said what the cell used
+            self._close()
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def show(self, directories: Directories) -> None:
@@ -102,7 +136,10 @@ def has_cage() -> bool:
 
 
 class CagedLauncher:
-    """One zygote for all workers of this process; replaced when it is gone or when this is a fork of its owner."""
+    """One zygote for all workers of this process, which are forks of it, as it has loaded all that they need.
+
+    It is replaced when it is gone, or when this is a fork of its owner.
+    """
 
     isolation_class = "wasm+process"
     confines = True
@@ -131,25 +168,16 @@ class CagedLauncher:
         parent = group_parent()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
         for _ in range(_ATTEMPTS):
-            zygote = self._living_zygote()
+            zygote = self._living_zygote(packages=argv[-1])
             try:
-                return self._running_in(
-                    zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False), zygote, argv
-                )
+                cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
             except CellLost:  # its zygote was dying: another one takes its place
                 zygote.await_death(DYING_SECONDS)
+                continue
+            process = CagedProcess(cell, zygote)
+            self._running.add(process)
+            return process
         raise ExecutionFailed("the cages of WASM workers end before they can be used")
-
-    def _running_in(self, cell: Cell, zygote: ZygoteProcess, argv: Sequence[str]) -> CagedProcess:
-        try:
-            cell.await_ready(_READY_SECONDS)
-            cell.start(Job("exec", tuple(argv), {}, "/code", {}))
-        except BaseException:
-            cell.close()
-            raise
-        process = CagedProcess(cell, zygote)
-        self._running.add(process)
-        return process
 
     def rest(self) -> None:
         """Without workers there is nothing to keep a zygote for."""
@@ -176,7 +204,7 @@ class CagedLauncher:
             )
         )
 
-    def _living_zygote(self) -> ZygoteProcess:
+    def _living_zygote(self, packages: str) -> ZygoteProcess:
         with self._lock:
             if self._zygote is None or not self._zygote.is_alive():
                 base = find_interpreter(ProcessConfig()).path
@@ -185,5 +213,5 @@ class CagedLauncher:
                 if self._zygote is not None:
                     self._zygote.retire()
                     self._retired.append(self._zygote)
-                self._zygote = ZygoteProcess(ZygoteKey(base, "namespaces", NATIVE, has_worker=False), prefix)
+                self._zygote = ZygoteProcess(ZygoteKey(base, "namespaces", NATIVE, packages=packages), prefix)
             return self._zygote

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 from warmcell.backends.wasm.launcher import launcher
 from warmcell.backends.wasm.module_source import source_from_code
@@ -23,8 +22,13 @@ from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.mount_points import WORK, MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from warmcell.core.output_events import StreamEvent
+else:
+    Protocol = object  # type checkers alone look at these
 
 _TEMPORARY = "/tmp"
 _WORLD = {"HOME": WORK, "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": _TEMPORARY, "LANG": "C.UTF-8"}

@@ -23,7 +23,12 @@ else:
 class WorkerProcess(Protocol):
     """A started worker, wherever it runs. `kill` may be called from any thread, at any time, more than once."""
 
+    #: Known when it has begun.
     pid: int
+
+    def begin(self) -> None:
+        """To be called once before it is used, but for `kill` and `wait`; then it has its cage and loads."""
+        ...
 
     def kill(self) -> None: ...
 
@@ -45,7 +50,8 @@ class WorkerProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts `argv` with `control` as descriptor 0, next to no environment, no other descriptor, its own session.
+    """Starts `argv`, or a copy of a process that has loaded the same, with `control` as descriptor 0, next to no
+    environment, no other descriptor, its own session.
 
     The worker needs the system's libraries, the interpreter and `read_only` (at the same place). It ends by itself when
     the other end of the socket is closed. `confines`: of the host's other directories it can reach only those that it
@@ -70,6 +76,9 @@ class PlainProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
         self._process = process
+
+    def begin(self) -> None:
+        """It has."""
 
     def kill(self) -> None:
         # Popen never signals a process that it has reaped, so a recycled pid is never hit.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
 
 from warmcell.backends.wasm.frames import WorkerDied, encode
 from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable
@@ -13,6 +11,11 @@ from warmcell.core.late_log import LateLog
 from warmcell.lifetime.descriptors import told_shortage
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run, RunCancelled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
 
 _log = LateLog(__name__)
 

@@ -6,12 +6,14 @@ import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from warmcell.core.late_log import LateLog
 from warmcell.lifetime.ownership import Lock
 from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _log = LateLog(__name__)
 #: Of those in memory. Whoever may send modules decides how large they are, so their number alone says little.
@@ -23,7 +25,7 @@ DEFAULT_MOST_BYTES = 1 << 30
 class ModuleCache:
     """Thread-safe. A cache that cannot be used behaves like an empty one: runs go on, compiling each time."""
 
-    def __init__(self, path: Path | None, most_bytes: int = DEFAULT_MOST_BYTES) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, most_bytes: int = DEFAULT_MOST_BYTES) -> None:
         self._path = path
         self._most_bytes = most_bytes
         self._directory: SignedDirectory | None = None

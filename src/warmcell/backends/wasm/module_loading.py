@@ -8,10 +8,7 @@ in the compiler that a module triggers can spoil that module's own entry and no 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-from typing import Any
 
 from warmcell.backends.wasm.conversation import Bounds, Conversation, OverMemory
 from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
@@ -19,6 +16,7 @@ from warmcell.backends.wasm.lease import Lease
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.pool import Wanted, WorkerPool
+from warmcell.cage.light import write_json
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
 from warmcell.core.late_log import LateLog
 from warmcell.core.records import dataclass
@@ -29,6 +27,11 @@ from warmcell.lifetime.run import Run
 from warmcell.toolbox.ready_made import find_ready_made
 from warmcell.toolbox.runtime import runtime_fingerprint
 from warmcell.toolbox.signed_directory import SignedFile
+from warmcell.toolbox.small_digests import sha256
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _log = LateLog(__name__)
 #: Larger modules are worth a worker that nobody used, so that their compiled form can be kept.
@@ -60,7 +63,7 @@ class Load:
         """Two requests share compiled code exactly when this is the same."""
         source = self.source
         parts = [source.digest, source.entry, source.is_own, self.needs_fuel, *runtime_fingerprint()]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return sha256(f"[{', '.join(map(write_json, parts))}]".encode()).hexdigest()
 
     @property
     def bounds(self) -> Bounds:

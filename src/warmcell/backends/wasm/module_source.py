@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
 
 MAGIC = b"\0asm"
 CORE_VERSION = b"\1\0\0\0"
@@ -68,6 +68,9 @@ def _from_bytes(data: bytes) -> ModuleSource:
 
 
 def _from_base64(text: str) -> bytes:
+    import base64
+    import binascii
+
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -77,4 +80,6 @@ def _from_base64(text: str) -> bytes:
 
 
 def _make(form: Literal["wasm", "wat"], data: bytes) -> ModuleSource:
+    import hashlib
+
     return ModuleSource(form, lambda: data, hashlib.sha256(form.encode() + b"\0" + data).hexdigest())

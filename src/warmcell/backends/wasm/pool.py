@@ -34,6 +34,8 @@ MOST_WORKERS = 256
 _IDLE_SECONDS = 60.0
 _START_SECONDS = 30.0
 _START_MEMORY = 1 << 30
+#: How often a zygote may turn out to be dying.
+_ATTEMPTS = 3
 #: A program that runs one command and ends has no use for a spare worker.
 _SPARE_DELAY_SECONDS = 0.2
 
@@ -109,7 +111,7 @@ class WorkerPool:
     def pids(self) -> list[int]:
         """Of all workers that are alive."""
         with self._lock:
-            return [worker.pid for worker in self._all]
+            return [worker.pid for worker in self._all if worker.has_begun]
 
     def take(self, wanted: Wanted, run: Run, queue_timeout: float) -> Worker:
         """An idle worker or a new one, ready for requests. Where all are busy it waits: `BackendBusy` in the end.
@@ -121,7 +123,7 @@ class WorkerPool:
             if (ready := self._take_ready(wanted)) is not None:
                 return ready
             return scarcity.retried(
-                lambda: self._loaded(self._shown(self._take_idle(wanted) or self._start(wanted), wanted)),
+                lambda: self._loaded(self._shown(self._begun(self._take_idle(wanted), wanted), wanted)),
                 run,
                 queue_timeout,
                 own=self,
@@ -220,6 +222,22 @@ class WorkerPool:
         fitting = [worker for worker in reversed(self._idle) if wanted.fits(worker)]
         fitting.sort(key=lambda worker: (worker.directories != wanted.shown, wanted.prefer not in worker.loaded))
         return fitting[0] if fitting else None
+
+    def _begun(self, worker: Worker | None, wanted: Wanted) -> Worker:
+        """The same worker, or a new one, whose process is there."""
+        for _ in range(_ATTEMPTS):
+            worker = worker or self._start(wanted)
+            try:
+                if not worker.has_begun:
+                    worker.begin()
+                return worker
+            except BaseException as error:
+                self._drop(worker)
+                launcher().rest()
+                if not isinstance(error, CellLost):
+                    raise
+                worker = None  # its zygote was dying: another one takes its place
+        raise ExecutionFailed("the cages of WASM workers end before they can be used")
 
     def _shown(self, worker: Worker, wanted: Wanted) -> Worker:
         """The same worker, which from now on can reach the directories."""

@@ -6,12 +6,9 @@ passed on as bytes.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import time
 from collections.abc import Callable
-from typing import Any
 
 from warmcell.backends.wasm.conversation import Conversation
 from warmcell.backends.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
@@ -19,10 +16,15 @@ from warmcell.backends.wasm.lease import Lease
 from warmcell.backends.wasm.module_loading import Load, Loader
 from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.run_request import Fetch, RunRequest
+from warmcell.cage.light import write_json
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
 from warmcell.core.late_log import LateLog
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _log = LateLog(__name__)
 #: The module that runs a command, or None where there is no such command.
@@ -130,9 +132,11 @@ def fetch_request(frame: Frame) -> bytes:
     if not all(isinstance(value, str) for value in fields.get("headers", {}).values()):
         raise ProtocolViolation("headers are not texts")
     if frame.message.get("has_body") is True:
+        import base64
+
         fields["body"] = base64.b64encode(frame.blob).decode()
-    return json.dumps(fields).encode()
+    return write_json(fields).encode()
 
 
 def _error(code: str, message: str) -> bytes:
-    return json.dumps({"error": {"code": code, "message": message}}).encode()
+    return write_json({"error": {"code": code, "message": message}}).encode()

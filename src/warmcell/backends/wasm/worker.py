@@ -89,7 +89,8 @@ class Worker:
         #: What the worker was told, by its number.
         self._terms: dict[RunTerms, int] = {}
         self.is_clean = True
-        self.is_ready = False
+        self.has_begun = self.is_ready = False
+        self._statm = self._stat = -1
         self.idle_since = 0.0
         #: Set by any thread, never taken back.
         self.is_killed = False
@@ -105,10 +106,18 @@ class Worker:
             own(self)
             try:
                 self._introduce()
-                self._statm, self._stat = self._open_status("statm"), self._open_status("stat")
             except OSError as error:
                 self.dispose()
                 raise host_failure(error, "start a WASM worker") from error
+
+    def begin(self) -> None:
+        """Waits until its process is there, which was only asked for. Whoever gets an error disposes of it."""
+        try:
+            self._process.begin()
+            self._statm, self._stat = self._open_status("statm"), self._open_status("stat")
+            self.has_begun = True
+        except OSError as error:
+            raise host_failure(error, "start a WASM worker") from error
 
     def _open(self) -> None:
         self._streams = (OutputPipe(self._descriptors), OutputPipe(self._descriptors))

@@ -84,7 +84,10 @@ class Manager:
         spares = bool(order.get("spares"))
         self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, self._start_watcher, spares)
         self._maker.prepare_first()
-        if order.get("preload") or order.get("site"):
+        is_for_one_worker = bool(order.get("packages") and order.get("once"))
+        if is_for_one_worker:
+            self._start_watcher()  # it will be shown directories, of which some can be written to
+        elif order.get("preload") or order.get("site") or order.get("packages"):
             zygote.await_ready()  # what it loads of the caller's may fail, which is told before anything is ordered
 
     def _remember(self, pid: int, keeps: object) -> None:

@@ -28,6 +28,19 @@ def load_worker(directory: str, with_site: bool, preload: Sequence[str]) -> Modu
     return worker
 
 
+def load_wasm_worker(directory: str, packages: str, is_for_one: bool) -> ModuleType:
+    """Imports the worker for WebAssembly, and with it the runtime, which is the package wasmtime in `packages`."""
+    # They stay: of both a worker loads more when it is asked to run Python.
+    sys.path[:] = [directory.rpartition("/")[0], *sys.path, packages]
+    try:
+        __import__("wasm.forked")
+        worker = sys.modules["wasm.forked"]
+        worker.prepare(packages, is_for_one)
+    except Exception as error:
+        raise CageError("load worker", 0, f"{type(error).__name__}: {error}") from None
+    return worker
+
+
 def _loaded(directory: str, name: str) -> ModuleType:
     """One file of ours, as a module of its own that nobody can import."""
     module = ModuleType(f"warmcell_{name}")

@@ -22,7 +22,14 @@ from ..linux.call_list import CallList, Field, Prepared
 from ..linux.syscalls import MACHINE, prctl
 from ..records import NamedTuple
 from ..wire import FORK_ANSWER, FORK_ORDER, new_inbox, receive_order, send_packet
-from .prepare import forget_callers_signals, hide_command_line, hide_modules, load_what_many_import, load_worker
+from .prepare import (
+    forget_callers_signals,
+    hide_command_line,
+    hide_modules,
+    load_wasm_worker,
+    load_what_many_import,
+    load_worker,
+)
 from .programs import Programs
 
 TYPE_CHECKING = False
@@ -82,7 +89,9 @@ class _Zygote:
         forget_callers_signals()
         if order.get("spares"):
             load_what_many_import()
-        if order.get("worker"):
+        if order.get("packages"):
+            self._worker = load_wasm_worker(order["worker"], order["packages"], bool(order.get("once")))
+        elif order.get("worker"):
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
         call_list.load()
@@ -96,7 +105,7 @@ class _Zygote:
             compile_all()
             self._keeper = keeper
         hide_modules()
-        self._tells_modules = bool(order.get("site") or order.get("preload"))
+        self._tells_modules = bool(order.get("site") or order.get("preload") or order.get("packages"))
         self._clone = _clone_arguments()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         come_back = CallList()

@@ -7,6 +7,7 @@ that we do for it fail, in places and words that it should never see.
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 from collections.abc import Iterator
 
@@ -19,8 +20,12 @@ class OpenFilesLimit:
     """Set once for a run; `raised` while something is opened on behalf of the worker."""
 
     def __init__(self) -> None:
-        self._hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._soft = 0
+
+    @functools.cached_property
+    def _hard(self) -> int:
+        """Of the worker, and not of the zygote that it is a copy of."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def set(self, open_files: int) -> None:
         soft = open_files + _OWN_FILES

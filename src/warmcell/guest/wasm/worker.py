@@ -1,7 +1,8 @@
 """A worker process: loads modules and runs them, one at a time, for a supervisor at the other end of descriptor 0.
 
-Started as `python -I -S wasm/worker.py <directory that holds wasmtime>`. It has no environment, no files and nothing
-of the caller's; it ends when the supervisor goes away, even in the middle of a run.
+In a cage it is a fork of a process that has loaded all this (`forked.py`), else it is started as
+`python -I -S wasm/worker.py <directory that holds wasmtime>`. It has no environment, no files and nothing of the
+caller's; it ends when the supervisor goes away, even in the middle of a run.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ import sys
 import time
 from typing import NamedTuple
 
-gc.disable()  # until all is loaded, which stays
-sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(__file__)))]
-sys.path.append(sys.argv[1])
+if __name__ == "__main__":
+    gc.disable()  # until all is loaded, which stays
+    sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(__file__)))]
+    sys.path.append(sys.argv[1])
 
-import wasmtime  # noqa: E402
-from wasm.deadline import Deadline, DeadlineReached  # noqa: E402
-from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled  # noqa: E402
-from wasm.exec_call import ExecCall, NoSuchCommand  # noqa: E402
-from wasm.fetch_call import parse_fetch  # noqa: E402
-from wasm.frames import Channel, SupervisorGone, decode_run, encode_ending  # noqa: E402
-from wasm.host_calls import HostCalls  # noqa: E402
-from wasm.open_files import open_files_limit  # noqa: E402
-from wasm.run import Outcome, Runner, Spec  # noqa: E402
-from wasm.run_stack import RunStack  # noqa: E402
-from wasm.wasi_calls import Wasi  # noqa: E402
-from wasm.world import Preopen, World  # noqa: E402
+import wasmtime
+from wasm.deadline import Deadline, DeadlineReached
+from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled
+from wasm.exec_call import ExecCall, NoSuchCommand
+from wasm.fetch_call import parse_fetch
+from wasm.frames import Channel, SupervisorGone, decode_run, encode_ending
+from wasm.host_calls import HostCalls
+from wasm.open_files import open_files_limit
+from wasm.run import Outcome, Runner, Spec
+from wasm.run_stack import RunStack
+from wasm.wasi_calls import Wasi
+from wasm.world import Preopen, World
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:  # its half in C: the rest takes longer to load

@@ -80,12 +80,12 @@ def _status_of(error: BaseException, argv: list[str]) -> int:
 def _dispatch(argv: list[str], early: Early | None) -> int:
     from warmcell.interfaces.cli.quick import needs_no_packages, read_run, read_sh
 
-    plain = read_run(argv)
-    if plain is None or not needs_no_packages(plain):
+    plain, script = read_run(argv), read_sh(argv)
+    if not needs_no_packages(plain, script):
         late_site.run_site()
     if plain is not None and plain.enforcer in ("auto", "native"):
         _start_ahead(early)
-    elif (script := read_sh(argv)) is not None:
+    elif script is not None:
         return _sh(script, early)
     elif early is not None:
         early.discard()
@@ -101,7 +101,7 @@ def _dispatch(argv: list[str], early: Early | None) -> int:
 
 
 def _sh(script: SimpleNamespace, early: Early | None) -> int:
-    _start_ahead(early, has_worker=False)
+    _start_ahead(early, packages=_packages_with_wasmtime(early))
     from warmcell.backends.wasm.pool import program_pool
 
     program_pool().start_ahead()
@@ -113,10 +113,25 @@ def _sh(script: SimpleNamespace, early: Early | None) -> int:
     return sh(script)
 
 
-def _start_ahead(early: Early | None, *, has_worker: bool = True) -> None:
-    """A zygote takes as long to load as we do: it can do so beside us.
+def _packages_with_wasmtime(early: Early | None) -> str:
+    """Beside our own package, as a rule. A manager that was told its order was told that place."""
+    from warmcell.pool.spawn import CAGE_DIR
 
-    With or without the worker that Python programs run in. Elsewhere than on Linux there are none.
+    beside = os.path.realpath(os.path.dirname(os.path.dirname(CAGE_DIR)))
+    if (early is not None and early.was_told) or os.path.isdir(f"{beside}/wasmtime"):
+        return beside
+    from warmcell.core.errors import SandboxError
+    from warmcell.toolbox.runtime import wasmtime_directory
+
+    with suppress(SandboxError):  # told when it is needed
+        return os.path.dirname(wasmtime_directory())
+    return ""
+
+
+def _start_ahead(early: Early | None, *, packages: str = "") -> None:
+    """A zygote takes as long to load as we do: it can do so beside us. Elsewhere than on Linux there are none.
+
+    With the worker that Python programs run in or, where `packages` has wasmtime, that of WebAssembly.
     """
     if early is None and sys.platform == "linux":
         from warmcell.languages.base import base_executable
@@ -126,7 +141,7 @@ def _start_ahead(early: Early | None, *, has_worker: bool = True) -> None:
     if early is not None:
         from warmcell.pool.start import start_ahead
 
-        start_ahead(early.interpreter, early, has_worker=has_worker)
+        start_ahead(early.interpreter, early, packages=packages)
 
 
 def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:

@@ -27,9 +27,13 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
     return found
 
 
-def needs_no_packages(run: SimpleNamespace) -> bool:
-    """Whether it will do with the standard library: other languages, and the network, can bring others."""
-    return run.target == "python" and not (run.policy or run.allow_domain or run.audit)
+def needs_no_packages(run: SimpleNamespace | None, script: SimpleNamespace | None = None) -> bool:
+    """Whether it will do with the standard library and what was installed with us: other languages, and the network,
+    can bring others.
+    """
+    if script is not None:
+        return not (script.policy or script.allow_domain)
+    return run is not None and run.target == "python" and not (run.policy or run.allow_domain or run.audit)
 
 
 def read_sh(argv: list[str]) -> SimpleNamespace | None:

@@ -119,11 +119,12 @@ def test_the_manager_is_what_the_command_itself_would_start(witness: Path, inter
     assert manager["environ"] == ENVIRONMENT and ENVIRONMENT.items() >= CAGED_ENV.items()
     assert (manager["leads session"], manager["descriptors"], manager["blocked"]) == (True, [0, 1, 2, 3], [])
     assert (told["interpreter"], told["package"], told["was_told"]) == (str(interpreter), package, 1)
-    worker = f"{package}/guest/python" if word == "run" else ""
-    assert manager["order"] == {**first_order("namespaces"), "worker": worker, "once": True}
-    assert first_order("namespaces", has_worker=False)["worker"] == ""
+    packages = "" if word == "run" else os.path.dirname(package)
+    order = first_order("namespaces", packages=packages)
+    worker = f"{package}/guest/{os.path.basename(order['worker'])}"
+    assert manager["order"] == {**order, "worker": worker, "once": True}
     behind = f"{witness}-python"
-    assert told["argv"] == (["-S", behind, "run", "x"] if word == "run" else [behind, "sh", "x"])
+    assert told["argv"] == ["-S", behind, word, "x"]
 
 
 @pytest.mark.parametrize("words", [[], ["doctor"], ["run", "--help"], ["sh", "--help"], ["--version"]])
@@ -275,6 +276,10 @@ def test_site_runs_late_where_it_is_due_and_only_once(monkeypatch: pytest.Monkey
         (["run", "--allow-domain", "example.org", "python", "-c", "1"], True),
         (["run", "--record", "x", "python", "-c", "1"], True),
         (["run", "program.py"], True),
+        (["sh", "echo hi"], False),
+        (["sh", "--write", "echo hi"], False),
+        (["sh", "--allow-domain", "example.org", "echo hi"], True),
+        (["sh"], True),
         (["doctor"], True),
     ],
 )
@@ -284,6 +289,7 @@ def test_who_may_need_packages_has_site_run_first(
     runs: list[int] = []
     monkeypatch.setattr(late_site, "run_site", lambda: runs.append(1))
     monkeypatch.setattr("warmcell.interfaces.cli._start_ahead", lambda *_, **__: None)
+    monkeypatch.setattr("warmcell.interfaces.cli._sh", lambda *_: 0)
     monkeypatch.setattr("warmcell.interfaces.cli.run.run", lambda _: 0)
     monkeypatch.setattr("warmcell.interfaces.cli.parser.parse", lambda _: SimpleNamespace(handler=lambda _: 0))
     assert main(words) == 0 and bool(runs) == is_run

@@ -1,0 +1,75 @@
+"""Takes the declarations of the installed wasmtime apart, for `guest/wasm/bindings_on_demand.py`."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import marshal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def write_bindings(directory: Path) -> Path | None:
+    """The file, made in that directory; None: wasmtime is not installed, or its declarations are of another form."""
+    spec = importlib.util.find_spec("wasmtime")
+    if spec is None or spec.origin is None:
+        return None
+    sys.path.insert(0, str(ROOT / "src/warmcell/guest"))
+    try:
+        from wasm import bindings_on_demand
+    finally:
+        sys.path.remove(str(ROOT / "src/warmcell/guest"))
+    package = Path(spec.origin).parent
+    content = taken_apart((package / "_bindings.py").read_text(), (package / "_ffi.py").read_text())
+    if content is None:
+        return None
+    path = directory / bindings_on_demand.NAME
+    bindings_on_demand.write(str(path), str(package), content)
+    return path
+
+
+def taken_apart(bindings: str, user: str) -> dict[str, object] | None:
+    """Statement by statement, with what each name needs; None where a statement declares no name."""
+    tree = ast.parse(bindings)
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    runs: list[tuple[str, list[ast.stmt]]] = []
+    for node in tree.body[len(imports) :]:
+        name = _declares(node)
+        if name is None:
+            return None
+        if runs and runs[-1][0] == name:
+            runs[-1][1].append(node)
+        else:
+            runs.append((name, [node]))
+    known = {name for name, _ in runs}
+    numbers: dict[str, tuple[int, ...]] = {}
+    mentioned: dict[str, set[str]] = {}
+    for number, (name, nodes) in enumerate(runs):
+        numbers[name] = (*numbers.get(name, ()), number)
+        mentioned.setdefault(name, set()).update(*(_mentions(node) & known for node in nodes))
+    return {
+        "imports": _compiled([*imports]),
+        "statements": [_compiled(nodes) for _, nodes in runs],
+        "named": {name: (numbers[name], tuple(sorted(mentioned[name] - {name}))) for name in known},
+        "at_once": tuple(sorted(_mentions(ast.parse(user)) & known)),
+    }
+
+
+def _declares(node: ast.stmt) -> str | None:
+    """A function's declaration begins with that of the same name after an underscore."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return node.name
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    if isinstance(target, ast.Attribute):
+        target = target.value
+    return target.id.removeprefix("_") if isinstance(target, ast.Name) else None
+
+
+def _mentions(node: ast.AST) -> set[str]:
+    return {found.id.removeprefix("_") for found in ast.walk(node) if isinstance(found, ast.Name)}
+
+
+def _compiled(nodes: list[ast.stmt]) -> bytes:
+    return marshal.dumps(compile(ast.Module(nodes, []), "_bindings.py", "exec", dont_inherit=True))
