@@ -86,7 +86,7 @@ class Manager:
         self._maker.prepare_first()
         is_for_one_worker = bool(order.get("packages") and order.get("once"))
         if is_for_one_worker:
-            self._start_watcher()  # it will be shown directories, of which some can be written to
+            self._start_watcher(is_sure=True)  # it will be shown directories, of which some can be written to
         elif order.get("preload") or order.get("site") or order.get("packages"):
             zygote.await_ready()  # what it loads of the caller's may fail, which is told before anything is ordered
 
@@ -203,9 +203,9 @@ class Manager:
         finally:
             answer.close()
 
-    def _start_watcher(self) -> None:
+    def _start_watcher(self, *, is_sure: bool = False) -> None:
         try:
-            self._with_watcher(Watcher.start)
+            self._with_watcher(lambda watcher: watcher.start(is_sure=is_sure))
         except (OSError, MemoryError):
             pass  # whoever needs it tries again, and is told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 
 from .. import cell as cell  # and what else both it and its zygote need, loaded once
@@ -41,15 +42,32 @@ def main(control_descriptor: int) -> Becoming:
             return zygote.become
         if order.get("once"):  # its supervisor has just begun, and need not ask the kernel for itself
             send_packet(control, {"namespaces": True, "landlock": offered.landlock_beside_all_else()})
+        has_one_worker = bool(order.get("packages") and order.get("once"))
+        if has_one_worker:
+            # Its zygote has far more to load than we have, and shares two processors with us and the supervisor: we go
+            # on when we are asked for something.
+            _say_ready(control)
+            _await_word(control)
         from .serve import Manager  # its zygote loads what it needs at the same time
 
         manager = Manager(control, supervisor, zygote, order, host_id)
     except CageError as failure:
         send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
         os._exit(1)
-    send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
+    if not has_one_worker:
+        _say_ready(control)
     manager.serve()
     os._exit(0)
+
+
+def _say_ready(control: socket.socket) -> None:
+    send_packet(control, {"ready": True, "version": list(sys.version_info[:3])})
+
+
+def _await_word(control: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.poll()
 
 
 #: In a guest: what it has no more use for. Freeing it would write to, and so copy, every page that it lies on.

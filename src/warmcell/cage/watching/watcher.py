@@ -71,10 +71,12 @@ class Watcher:
     def listens_to(self) -> int:
         return self._channel.fileno() if self._channel is not None else -1
 
-    def start(self) -> None:
-        """Unless it runs: the first cell that will be watched need not wait for it."""
+    def start(self, *, is_sure: bool = False) -> None:
+        """Unless it runs: the first cell that will be watched need not wait for it. `is_sure`: there will be one, of
+        which something is to be measured.
+        """
         if self._channel is None:
-            self._start()
+            self._start(is_sure)
 
     def watch(
         self, plan: LaunchPlan, init: int, go: int, given: Dict[str, int], asker: int, answer: Dict[str, Any]
@@ -183,24 +185,27 @@ class Watcher:
             os.close(self._channel.detach())
             self._channel = None
 
-    def _start(self) -> None:
+    def _start(self, is_sure: bool) -> None:
         from . import loop  # noqa: F401  # loaded before the fork, it need not be copied
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            _be_watcher(theirs)
+            _be_watcher(theirs, is_sure)
         theirs.close()
         self._channel, self.pid, self._is_up = ours, pid, False
 
 
-def _be_watcher(channel: socket.socket) -> NoReturn:
+def _be_watcher(channel: socket.socket, is_sure: bool) -> NoReturn:
     """In the new process. Whatever happens to it, nothing that is its manager's is closed or run a second time."""
     try:
         close_all_but(channel.fileno(), *bundle.descriptors())
         from .loop import Loop
 
         send_packet(channel, {"up": True})
-        Loop(channel).run()
+        loop = Loop(channel)
+        if is_sure:
+            loop.prepare()
+        loop.run()
     finally:
         os._exit(0)
