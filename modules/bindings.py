@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import ast
 import importlib.util
+import itertools
 import marshal
 import sys
 from pathlib import Path
@@ -44,15 +46,15 @@ def taken_apart(bindings: str, user: str) -> dict[str, object] | None:
         else:
             runs.append((name, [node]))
     known = {name for name, _ in runs}
-    numbers: dict[str, tuple[int, ...]] = {}
-    mentioned: dict[str, set[str]] = {}
+    needs: dict[str, set[str]] = {name: set() for name in known}
     for number, (name, nodes) in enumerate(runs):
-        numbers[name] = (*numbers.get(name, ()), number)
-        mentioned.setdefault(name, set()).update(*(_mentions(node) & known for node in nodes))
+        needs[name].update([str(number)], *(_mentions(node) & known - {name} for node in nodes))
+    codes = [_compiled(nodes) for _, nodes in runs]
     return {
         "imports": _compiled([*imports]),
-        "statements": [_compiled(nodes) for _, nodes in runs],
-        "named": {name: (numbers[name], tuple(sorted(mentioned[name] - {name}))) for name in known},
+        "code": b"".join(codes),
+        "ends": array.array("I", itertools.accumulate(map(len, codes), initial=0)).tobytes(),
+        "named": {name: " ".join(sorted(needed)) for name, needed in needs.items()},
         "at_once": tuple(sorted(_mentions(ast.parse(user)) & known)),
     }
 

@@ -100,7 +100,7 @@ class Loop:
         while True:
             ready = dict(self._poll.poll(self._pause_ms()))
             if not ready and not self._is_prepared:
-                self.prepare()
+                self._prepare()
             now = time.monotonic()
             # Looks come first: no number of messages may put them off.
             for number in [number for number, due in self._due.items() if due <= now]:
@@ -112,8 +112,7 @@ class Loop:
             if self._channel.fileno() in ready and not self._hear():
                 return
 
-    def prepare(self) -> None:
-        """Loads all that looking takes."""
+    def _prepare(self) -> None:
         from .looking import compile_all
 
         compile_all()
@@ -150,7 +149,7 @@ class Loop:
             self._askers[cell.asker.fileno()] = number
             self._poll.register(cell.asker, select.POLLIN)
         if not self._is_prepared and pause_before_look(cell.watch) < _LOADS_WITHIN:
-            self.prepare()
+            self._prepare()
 
     def _hear_asker(self, descriptor: int) -> None:
         """It asks when it has a job for the guest. Who lets go instead says nothing."""

@@ -203,9 +203,8 @@ def _be_watcher(channel: socket.socket, is_sure: bool) -> NoReturn:
         from .loop import Loop
 
         send_packet(channel, {"up": True})
-        loop = Loop(channel)
         if is_sure:
-            loop.prepare()
-        loop.run()
+            from . import looking  # noqa: F401  # now, when nobody waits for it
+        Loop(channel).run()
     finally:
         os._exit(0)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import _imp
 import marshal
+import os
 import sys
-from _blake2 import blake2b
 from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import MAGIC_NUMBER
 from _thread import allocate_lock
@@ -23,54 +23,86 @@ if TYPE_CHECKING:
 
 NAME = f"bindings.{sys.implementation.cache_tag}.bin"
 BINDINGS, USER = "wasmtime._bindings", "wasmtime._ffi"
-_DIGEST_BYTES = 32
+_HASH_BYTES = 8
 
 
-def digest_of(directory: str) -> bytes:
-    """Of the two files of wasmtime that must be those that the statements were taken from."""
-    digest = blake2b(digest_size=_DIGEST_BYTES)
+def hashes_of(directory: str) -> bytes:
+    """Of the two files of wasmtime that must be those of then, as in byte code that checks its source."""
+    hashes = b""
     for name in (BINDINGS, USER):
         with open(f"{directory}/{name.rpartition('.')[2]}.py", "rb") as file:
-            digest.update(file.read())
-    return digest.digest()
+            hashes += _imp.source_hash(int.from_bytes(MAGIC_NUMBER, "little"), file.read())
+    return hashes
 
 
 def write(path: str, directory: str, content: dict[str, Any]) -> None:
     with open(path, "wb") as file:
-        file.write(MAGIC_NUMBER + digest_of(directory) + marshal.dumps(content))
+        file.write(MAGIC_NUMBER + hashes_of(directory) + marshal.dumps(content))
 
 
 def use(path: str, directory: str) -> bool:
     """From now on these bindings are declared on demand, where the file fits what is installed."""
     try:
         with open(path, "rb") as file:
-            head, content = file.read(len(MAGIC_NUMBER) + _DIGEST_BYTES), file.read()
-        if head != MAGIC_NUMBER + digest_of(directory):
+            head, content = file.read(len(MAGIC_NUMBER) + 2 * _HASH_BYTES), file.read()
+        if head != MAGIC_NUMBER + hashes_of(directory):
             return False
         declarations = _Declarations(directory, **marshal.loads(content))
     except (OSError, ValueError, EOFError, TypeError):
         return False
     sys.meta_path.insert(0, declarations)
+    sys.modules.update(_STAND_INS)
     return True
+
+
+class _Path:
+    """What wasmtime finds its library by. The real one takes a quarter of all the rest to load."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @property
+    def parent(self) -> _Path:
+        return _Path(os.path.dirname(self._path))
+
+    def __truediv__(self, name: str) -> _Path:
+        return _Path(os.path.join(self._path, name))
+
+    def __str__(self) -> str:
+        return self._path
+
+
+def _module(name: str, **members: object) -> ModuleType:
+    module = type(sys)(name)
+    module.__dict__.update(members)
+    return module
+
+
+#: For the first lines of the one file, whose content is known; they are gone before anybody else could meet them.
+_STAND_INS = {
+    name: module
+    for name, module in (
+        ("pathlib", _module("pathlib", Path=_Path)),
+        ("platform", _module("platform", machine=lambda: os.uname().machine)),
+    )
+    if name not in sys.modules
+}
 
 
 class _Declarations:
     """Finds and loads that one module.
 
-    `statements` are in the order of the file; `named` says of each name which of them declare it, and which other names
-    these mention. What is declared together is declared in the file's order, so that all is as it would be there.
+    `code` has the statements in the order of the file, each from one of `ends` to the next; `named` says of each name
+    which of them declare it, and which other names these mention. What is declared together is declared in the file's
+    order, so that all is as it would be there.
     """
 
     def __init__(
-        self,
-        directory: str,
-        imports: bytes,
-        statements: list[bytes],
-        named: dict[str, tuple[tuple[int, ...], tuple[str, ...]]],
-        at_once: tuple[str, ...],
+        self, directory: str, imports: bytes, code: bytes, ends: bytes, named: dict[str, str], at_once: tuple[str, ...]
     ) -> None:
         self._file = f"{directory}/_bindings.py"
-        self._imports, self._statements, self._named, self._at_once = imports, statements, named, at_once
+        self._imports, self._code, self._named, self._at_once = imports, code, named, at_once
+        self._ends = memoryview(ends).cast("I")
         self._declared: set[str] = set()
         self._scope: dict[str, Any] = {}
         #: A name that two threads look up at once is one type, not two.
@@ -89,13 +121,14 @@ class _Declarations:
     def exec_module(self, module: ModuleType) -> None:
         """Its one user takes all names that there are, and is asked for them by everybody else."""
         sys.meta_path.remove(self)  # type: ignore[arg-type]
+        for name in _STAND_INS:
+            del sys.modules[name]
         self._scope = module.__dict__
         self._run(self._imports)
         for name in self._at_once:
             self._declare(name)
-        user = sys.modules[USER]
         module.__getattr__ = self._look_up  # type: ignore[method-assign]
-        user.__getattr__ = self._look_up  # type: ignore[method-assign]
+        sys.modules[USER].__getattr__ = self._look_up  # type: ignore[method-assign]
 
     def _look_up(self, name: str) -> Any:
         """For who found no such name in either module."""
@@ -112,11 +145,13 @@ class _Declarations:
         while left:
             if (each := left.pop()) not in self._declared:
                 self._declared.add(each)
-                numbers, mentioned = self._named[each]
-                needed += numbers
-                left += mentioned
+                for word in self._named[each].split():
+                    if word.isdigit():
+                        needed.append(int(word))
+                    else:
+                        left.append(word)
         for number in sorted(needed):
-            self._run(self._statements[number])
+            self._run(self._code[self._ends[number] : self._ends[number + 1]])
 
     def _run(self, statement: bytes) -> None:
         code = marshal.loads(statement)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 import select
-import threading
 import time
+from _thread import allocate_lock, start_new_thread  # without the module around them, which takes longer to load
 from collections.abc import Callable
 
 #: A guest that was in a host call at the first interruption meets the next one.
@@ -27,11 +27,11 @@ class Deadline:
     def __init__(self, control_fd: int, interrupt: Callable[[], None]) -> None:
         self._control_fd = control_fd
         self._interrupt = interrupt
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._deadline = math.inf
         self._next_look = math.inf
         self._wake_reader, self._wake_writer = os.pipe()
-        threading.Thread(target=self._keep, name="deadline", daemon=True).start()
+        start_new_thread(self._keep, ())
 
     def start(self, seconds: float) -> None:
         with self._lock:

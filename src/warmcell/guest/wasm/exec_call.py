@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import ctypes
-import json
 import os
 import select
-import threading
+from _thread import allocate_lock, start_new_thread  # without the module around them, which takes longer to load
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import wasmtime
 from wasm.deadline import DeadlineReached
 from wasm.engine import Loaded
+from wasm.frames import write_json
 from wasm.host_calls import Malformed
 from wasm.memory import GuestMemory
 from wasm.open_files import open_files_limit
@@ -63,7 +63,7 @@ class ExecCall:
     def answer(self, request: dict[str, Any], caller: wasmtime.Caller) -> bytes | None:
         if not self.is_allowed:
             return None
-        return json.dumps(self._answer(parse_command(request), caller)).encode()
+        return write_json(self._answer(parse_command(request), caller))
 
     def _answer(self, command: Command, caller: wasmtime.Caller) -> dict[str, Any]:
         if self._runs.depth > MAX_DEPTH:
@@ -191,18 +191,25 @@ class Capture:
         self._readers = [reader for reader, _ in pipes]
         self._writers = [writer for _, writer in pipes]
         self.stdout, self.stderr = (f"/proc/self/fd/{writer}" for writer in self._writers)
-        self._thread = threading.Thread(target=self._drain, name="capture", daemon=True)
-        self._thread.start()
+        self._drained = allocate_lock()
+        self._drained.acquire()
+        start_new_thread(self._drain, ())
 
     def finish(self) -> tuple[bytes, bytes]:
         for writer in self._writers:
             os.close(writer)
-        self._thread.join()
+        self._drained.acquire()
         for reader in self._readers:
             os.close(reader)
         return bytes(self._kept[0]), bytes(self._kept[1])
 
     def _drain(self) -> None:
+        try:
+            self._take_all()
+        finally:
+            self._drained.release()
+
+    def _take_all(self) -> None:
         poller = select.poll()
         open_streams = {reader: at for at, reader in enumerate(self._readers)}
         for reader in open_streams:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from typing import Any
 
+from wasm.frames import write_json
 from wasm.host_calls import Malformed
 
 #: The supervisor takes no longer text; a body goes beside it, as bytes.
@@ -27,7 +27,7 @@ def parse_fetch(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     if not all(isinstance(value, str) for value in fields.get("headers", {}).values()):
         raise Malformed("headers must be texts")
     body = fields.pop("body", None)
-    if len(json.dumps(fields)) > _MOST_HEAD_BYTES:
+    if len(write_json(fields)) > _MOST_HEAD_BYTES:
         raise Malformed("url and headers are too long")
     return ({**fields, "has_body": True}, _decoded(body)) if body is not None else (fields, b"")
 

@@ -6,12 +6,12 @@ the response says how to allow it). The response is then read by length. Nothing
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import wasmtime
 from wasm.engine import HOST, HostFunction, HostFunctions
+from wasm.frames import read_json, write_json
 from wasm.memory import GuestMemory
 
 OK, MALFORMED, NOT_ALLOWED = 0, -1, -2
@@ -91,11 +91,11 @@ def _read_request(caller: wasmtime.Caller, pointer: int, length: int) -> bytes |
 
 def _parse(raw: bytes | None) -> dict[str, Any] | None:
     try:
-        request = json.loads(raw) if raw is not None else None
+        request = read_json(raw) if raw is not None else None
     except (ValueError, RecursionError):
         return None
     return request if isinstance(request, dict) else None
 
 
 def _refusal(what: str) -> bytes:
-    return json.dumps({"error": {"code": f"{what}_disabled", "message": _HOW_TO_ENABLE[what]}}).encode()
+    return write_json({"error": {"code": f"{what}_disabled", "message": _HOW_TO_ENABLE[what]}})
