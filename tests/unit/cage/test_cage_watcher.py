@@ -49,16 +49,16 @@ def test_no_guest_begins_before_the_watcher_can_look(monkeypatch: pytest.MonkeyP
     """What it had written by then would be taken for what was there already."""
     became = watcher._be_watcher
 
-    def late(channel: socket.socket) -> NoReturn:
+    def late(channel: socket.socket, is_sure: bool) -> NoReturn:
         time.sleep(0.5)
-        became(channel)
+        became(channel, is_sure)
 
     monkeypatch.setattr(watcher, "_be_watcher", late)
     assert _seconds_to_watch(watcher.Watcher()) >= 0.5
 
 
 def test_a_watcher_that_dies_at_once_watches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "_be_watcher", lambda channel: os._exit(1))
+    monkeypatch.setattr(watcher, "_be_watcher", lambda channel, is_sure: os._exit(1))
     with pytest.raises(OSError, match="did not come up"):
         _seconds_to_watch(watcher.Watcher())
 
