@@ -6,15 +6,21 @@ import (
 	"runtime/debug"
 	"sort"
 	"strings"
+	_ "unsafe" // for go:linkname
 
 	"warmcell/toolbox/internal/core"
 )
+
+//go:linkname startingStackSize runtime.startingStackSize
+var startingStackSize uint32
 
 func init() {
 	// Collecting costs more than memory in short runs; the limit keeps long ones well inside an instance of 512 MB.
 	debug.SetGCPercent(800)
 	debug.SetMemoryLimit(300 << 20)
 	debug.SetMaxStack(128 << 20)
+	// A stage of a pipeline outgrows the usual 2 KiB five times, and each time its stack is copied.
+	startingStackSize = 32 << 10
 }
 
 // main is never called: the module is a reactor.

@@ -71,7 +71,7 @@ func refresh() {
 }
 
 func readPreopens() {
-	preopens = nil
+	preopens = make([]preopen, 0, 4)
 	for fd := uint32(3); ; fd++ {
 		var prestat struct {
 			kind uint8

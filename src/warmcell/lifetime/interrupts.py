@@ -9,7 +9,6 @@ from __future__ import annotations
 # Not `signal`: what that adds is an enumeration of every answer, which takes longer than all the rest of this.
 import _signal  # type: ignore[import-not-found]
 import _thread
-import threading
 
 from warmcell.lifetime.run import Run
 
@@ -28,10 +27,13 @@ class Interrupts:
         self._is_heard = False
 
     def __enter__(self) -> None:
-        is_main = _thread.get_ident() == threading.main_thread().ident
-        if is_main and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        if _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler:
+            return
+        try:
             _signal.signal(_signal.SIGINT, self._hear)
             self._is_heard = True
+        except ValueError:  # not the main thread: interrupts are not raised here
+            return
 
     def __exit__(self, *_: object) -> None:
         if not self._is_heard:

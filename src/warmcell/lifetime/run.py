@@ -44,13 +44,14 @@ class Run:
         """
         return _Ending(self, end)
 
-    def _add(self, end: Callable[[], object]) -> None:
+    def add_end(self, end: Callable[[], object]) -> None:
+        """What entering `on_cancel` does, for who keeps books of its own."""
         with self._lock:
             self._ends.append(end)
             if self.is_cancelled:
                 end()
 
-    def _remove(self, end: Callable[[], object]) -> None:
+    def remove_end(self, end: Callable[[], object]) -> None:
         with self._lock:
             self._ends.remove(end)
 
@@ -68,10 +69,10 @@ class _Ending:
         self._run, self._end = run, end
 
     def __enter__(self) -> None:
-        self._run._add(self._end)
+        self._run.add_end(self._end)
 
     def __exit__(self, *_: object) -> None:
-        self._run._remove(self._end)
+        self._run.remove_end(self._end)
 
 
 class _Descriptor:
@@ -87,7 +88,7 @@ class _Descriptor:
     def __enter__(self) -> int:
         self._eventfd = self._owned.opened(_new_eventfd)
         try:
-            self._run._add(self._tell)
+            self._run.add_end(self._tell)
         except BaseException:
             self._owned.close()
             raise
@@ -95,7 +96,7 @@ class _Descriptor:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._run._remove(self._tell)
+            self._run.remove_end(self._tell)
         finally:
             self._owned.close()
 

@@ -48,7 +48,6 @@ func parseLong(text string) []longSpec {
 
 // Parse splits c.Args into options and operands; on a usage error it reports it and returns ok false.
 func (o Options) Parse(c *Ctx) (options []Option, operands []string, ok bool) {
-	specs := parseLong(o.Long)
 	args := c.Args
 	for i := 0; i < len(args); i++ {
 		arg := args[i]
@@ -56,7 +55,7 @@ func (o Options) Parse(c *Ctx) (options []Option, operands []string, ok bool) {
 		case arg == "--":
 			return options, append(operands, args[i+1:]...), true
 		case len(arg) > 2 && arg[:2] == "--":
-			option, consumed, good := o.long(c, specs, arg[2:], args[i+1:])
+			option, consumed, good := o.long(c, arg[2:], args[i+1:])
 			if !good {
 				return nil, nil, false
 			}
@@ -91,7 +90,8 @@ func isDigits(text string) bool {
 	return text != ""
 }
 
-func (o Options) long(c *Ctx, specs []longSpec, text string, rest []string) (Option, int, bool) {
+func (o Options) long(c *Ctx, text string, rest []string) (Option, int, bool) {
+	specs := parseLong(o.Long)
 	name, value, hasValue := strings.Cut(text, "=")
 	var found *longSpec
 	matches := 0

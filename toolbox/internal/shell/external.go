@@ -92,11 +92,11 @@ func runExternal(c *core.Ctx, argv []string) (code int, problem string) {
 		}
 		return 127, "No such file or directory"
 	}
-	found := lookPath(c, name)
+	found, ours := findCommand(c, name)
 	switch {
 	case found == "":
 		return 127, "command not found"
-	case isOurs(found):
+	case ours:
 		return runKnown(c, name, argv), ""
 	}
 	return runFile(c, found, argv)
@@ -128,8 +128,13 @@ func runKnown(c *core.Ctx, name string, argv []string) int {
 	return host.Run(&child, append([]string{name}, argv[1:]...))
 }
 
-// lookPath finds a name in PATH: files in the mounts first in their order, our own commands in the system directories.
 func lookPath(c *core.Ctx, name string) string {
+	found, _ := findCommand(c, name)
+	return found
+}
+
+// findCommand finds a name in PATH: files in the mounts first in their order, our own commands in the system directories.
+func findCommand(c *core.Ctx, name string) (full string, ours bool) {
 	paths, ok := c.LookupEnv("PATH")
 	if !ok {
 		paths = "/usr/bin:/bin"
@@ -142,19 +147,19 @@ func lookPath(c *core.Ctx, name string) string {
 		mayBeOurs := systemDirs[dir] && dir != "/usr/local/bin"
 		if core.IsNowhere(dir) && !core.HasMountBelow(dir) {
 			if mayBeOurs && isKnown(name) {
-				return dir + "/" + name
+				return dir + "/" + name, true
 			}
 			continue
 		}
 		full := path.Join(dir, name)
 		if mayBeOurs && isOurs(full) {
-			return full
+			return full, true
 		}
 		if info, err := core.Stat(full); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
-			return full
+			return full, false
 		}
 	}
-	return ""
+	return "", false
 }
 
 // LookPath is for the command "which".

@@ -125,6 +125,8 @@ var presetVariables = []preset{
 	{"HOSTTYPE", "wasm32"}, {"OSTYPE", "linux-gnu"}, {"MACHTYPE", "wasm32-unknown-wasi"}, {"OPTERR", "1"},
 }
 
+var exportedPresets = []preset{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"SHLVL", "0"}}
+
 var initialShopt = map[string]bool{
 	"cmdhist": true, "extquote": true, "sourcepath": true, "globasciiranges": true, "patsub_replacement": true, "promptvars": true, "progcomp": true,
 	"interactive_comments": true, "checkwinsize": true, "complete_fullquote": true, "force_fignore": true, "hostcomplete": true, "globskipdots": true,
@@ -164,7 +166,8 @@ func orBackground(ctx context.Context) context.Context {
 }
 
 func (s *Shell) importEnvironment(env []string) {
-	vars := s.scopes[0].vars
+	vars := make(map[string]*variable, len(env)+len(presetVariables)+len(exportedPresets)+2)
+	s.scopes[0].vars = vars
 	for _, entry := range env {
 		name, value, ok := strings.Cut(entry, "=")
 		if !ok {
@@ -183,10 +186,13 @@ func (s *Shell) importEnvironment(env []string) {
 			vars[preset.name] = text(preset.value)
 		}
 	}
-	for _, preset := range [...]preset{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"SHLVL", "0"}, {"HOME", s.dir}} {
+	for _, preset := range exportedPresets {
 		if vars[preset.name] == nil {
 			vars[preset.name] = &variable{text: preset.value, isSet: true, exported: true}
 		}
+	}
+	if vars["HOME"] == nil {
+		vars["HOME"] = &variable{text: s.dir, isSet: true, exported: true}
 	}
 	level, _ := strconv.Atoi(vars["SHLVL"].text)
 	vars["SHLVL"].text = strconv.Itoa(level + 1)

@@ -3,6 +3,7 @@ package text
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -118,7 +119,8 @@ func (a counts) print(c *core.Ctx, want map[string]bool, width int, label string
 		value int64
 	}{{"l", a.lines}, {"w", a.words}, {"m", a.chars}, {"c", a.bytes}, {"L", a.longest}} {
 		if want[column.key] {
-			fields = append(fields, fmt.Sprintf("%*d", width, column.value))
+			digits := strconv.FormatInt(column.value, 10)
+			fields = append(fields, strings.Repeat(" ", max(0, width-len(digits)))+digits)
 		}
 	}
 	if label != "" {

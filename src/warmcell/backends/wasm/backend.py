@@ -40,6 +40,7 @@ from warmcell.runner.listening import Listener
 from warmcell.toolbox.runtime import wasmtime_directory
 from warmcell.workspace.run_directory import RunDirectory, check_room
 
+_NAME = "wasm"
 ENFORCED_LIMITS = EnforcedLimits(
     timeout=True,
     memory=True,
@@ -84,14 +85,14 @@ class WasmBackend:
 
     @property
     def name(self) -> str:
-        return "wasm"
+        return _NAME
 
     def capabilities(self) -> BackendCapabilities:
         return BackendCapabilities((Language.WASM,), launcher().isolation_class, ENFORCED_LIMITS)
 
     async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
         """Runs in a thread; cancelling the task kills the run."""
-        with RunRecord(self.name, request) as record:
+        with RunRecord(_NAME, request) as record:
             record.result = await self._runs.run(lambda run: self._execute(request, run, listener))
             return record.result
 
@@ -106,7 +107,7 @@ class WasmBackend:
 
     def execute_blocking(self, request: ExecRequest) -> ExecResult:
         """The same, in the calling thread and without an event loop."""
-        with RunRecord(self.name, request) as record:
+        with RunRecord(_NAME, request) as record:
             record.result = self._runs.run_blocking(lambda run: self._execute(request, run))
             return record.result
 
@@ -154,7 +155,8 @@ class WasmBackend:
 
     def _execute(self, request: ExecRequest, run: Run, listener: Listener | None = None) -> ExecResult:
         self._check_language(request)
-        source, limits = source_from_code(request.code), self._effective(request)
+        source = source_from_code(request.code)
+        limits = effective_limits(self._policy, request.limits, request.memory_limit_mb)
         if not request.files and not request.fetch_files:
             return self._supervisor.run(source, self._run_request(request, limits, listener), run)
         files: Mapping[str, bytes] = request.files  # type: ignore[assignment]  # text was encoded
@@ -172,9 +174,6 @@ class WasmBackend:
                 f"WasmBackend runs wasm, not {request.language}", field="language", hint="use ProcessBackend"
             )
         wasmtime_directory()
-
-    def _effective(self, request: ExecRequest) -> EffectiveLimits:
-        return effective_limits(self._policy, request.limits, request.memory_limit_mb)
 
     def _run_request(
         self,

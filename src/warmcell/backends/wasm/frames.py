@@ -12,6 +12,7 @@ import select
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from warmcell.cage.light import read_json, write_json
 from warmcell.cage.wire import rights_to
@@ -63,7 +64,7 @@ def encode(message: dict[str, Any], blob: bytes = b"") -> bytes:
 
 def encode_run(terms: int, argv: Sequence[str], env: Mapping[str, str], stdin: bytes) -> bytes:
     """One run, ready to send. No text may have NUL in it."""
-    words = "\0".join([*argv, *(text for item in env.items() for text in item)]).encode()
+    words = "\0".join([*argv, *chain.from_iterable(env.items())]).encode()
     blob_size = RUN.size + len(words) + len(stdin)
     return b"".join((HEADER.pack(0, blob_size), RUN.pack(terms, len(argv), len(words)), words, stdin))
 
@@ -91,6 +92,16 @@ class Decoder:
         blob = bytes(self.rest[HEADER.size + text_size : end])
         del self.rest[:end]
         return Frame(_parse(text) if text else {}, blob)
+
+
+def whole_answer(data: bytes) -> Frame | None:
+    """What was received, where it is one frame without a message, as the ending of a run nearly always is."""
+    if len(data) < HEADER.size:
+        return None
+    text_size, blob_size = HEADER.unpack_from(data)
+    if text_size or len(data) != HEADER.size + blob_size:
+        return None
+    return Frame({}, data[HEADER.size :])
 
 
 def _parse(encoded: bytearray) -> dict[str, Any]:
@@ -159,6 +170,8 @@ class Channel:
             raise WorkerDied(str(error)) from error
         if not data:
             raise WorkerDied("the worker is gone")
+        if not self._decoder.rest and (frame := whole_answer(data)) is not None:
+            return frame
         self._decoder.feed(data)
         return self._decoder.next_frame()
 

@@ -50,14 +50,14 @@ class Lease:
     def _take(self, wanted: Wanted) -> None:
         self.worker = self._pool.take(wanted, self._run, self._queue_timeout)
         self._is_held = True
-        self._ending = self._run.on_cancel(self.worker.kill)
-        self._ending.__enter__()
+        self._run.add_end(self.worker.kill)
 
     def _give_back(self, is_reusable: bool) -> None:
         if not self._is_held:
             return
         self._is_held = False
-        self._ending.__exit__()  # first: a cancellation that comes late must not hit whoever gets the worker next
+        # First: a cancellation that comes late must not hit whoever gets the worker next.
+        self._run.remove_end(self.worker.kill)
         self._pool.give_back(self.worker, is_reusable=is_reusable)
 
     def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:

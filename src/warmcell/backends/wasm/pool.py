@@ -155,7 +155,8 @@ class WorkerPool:
             if is_kept:
                 worker.idle_since = time.monotonic()
                 self._idle.append(worker)
-                self._retire_later()
+                if self._retiring is None:
+                    self._retire_later()
             else:
                 self._forget([worker])
         self._places.leave()
@@ -197,9 +198,9 @@ class WorkerPool:
         """The worker that ran the same last, if it waits: nothing has to be chosen, shown or started."""
         with self._lock:
             last = self._idle[-1] if self._idle else None
-            if last is None or wanted.prefer not in last.loaded or last.directories != wanted.shown:
+            if last is None or wanted.prefer not in last.loaded or wanted.needs_new or wanted.needs_clean:
                 return None
-            if wanted.needs_new or wanted.needs_clean or not last.is_waiting():
+            if last.directories != wanted.shown or not last.is_waiting():
                 return None
             return self._idle.pop()
 
@@ -283,9 +284,8 @@ class WorkerPool:
                 self._idle.remove(worker)
 
     def _retire_later(self) -> None:
-        if self._retiring is None:
-            with suppress(SandboxError):  # no thread to be had: they wait until the program ends
-                self._retiring = start_daemon(self._retire, name="warmcell-wasm-idle")
+        with suppress(SandboxError):  # no thread to be had: they wait until the program ends
+            self._retiring = start_daemon(self._retire, name="warmcell-wasm-idle")
 
     def _retire(self) -> None:
         """Ends those that have waited too long, until none waits any more."""

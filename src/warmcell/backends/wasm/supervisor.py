@@ -29,7 +29,7 @@ from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxErr
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
-from warmcell.runner.listening import HeardCapture
+from warmcell.runner.listening import HeardCapture, Listener
 from warmcell.runner.streams import Capture
 from warmcell.toolbox.runtime import wasmtime_version
 
@@ -70,7 +70,7 @@ class Supervisor:
     ) -> ExecResult:
         """One run. `commands` finds the modules that the guest may start through `exec`; None allows none."""
         try:
-            directories = look_at_directories(request.preopens, self._known)
+            directories = look_at_directories(request.preopens, self._known) if request.preopens else []
             for _ in range(_ATTEMPTS):
                 try:
                     return self._attempt(source, request, run, commands, directories)
@@ -152,8 +152,8 @@ def _terms(
         request.output_bytes,
         request.open_files,
         request.file_bytes,
-        may_fetch=request.fetch is not None,
-        may_exec=commands is not None,
+        request.fetch is not None,
+        commands is not None,  # by their places, since names take three times as long
     )
 
 
@@ -180,17 +180,19 @@ def _carry_out(
     given = conversation.time_given
     kept = Terms(request, started - run.asked + given, time.monotonic() - started - given, held)
     stdout, stderr = worker.captures
+    if request.listener is None:
+        return deliver(ending, stdout, stderr, kept)
     stdout.finish()
     stderr.finish()
     result = deliver(ending, stdout, stderr, kept)
-    _tell_note(request, stderr, result)
+    _tell_note(request.listener, stderr, result)
     return result
 
 
-def _tell_note(request: RunRequest, stderr: Capture, result: ExecResult) -> None:
+def _tell_note(listener: Listener, stderr: Capture, result: ExecResult) -> None:
     """The message of a trap is in the result, and never was in a pipe."""
-    if request.listener is not None and isinstance(stderr, HeardCapture) and result.stderr_bytes[stderr.told :]:
-        request.listener.deliver("stderr", result.stderr_bytes[stderr.told :])
+    if isinstance(stderr, HeardCapture) and result.stderr_bytes[stderr.told :]:
+        listener.deliver("stderr", result.stderr_bytes[stderr.told :])
 
 
 def _ask(lease: Lease, terms: RunTerms, request: RunRequest) -> bool:

@@ -70,8 +70,8 @@ class OutputPipe:
         return len(data)
 
     def drain(self) -> bool:
-        """Reads what is left after a run; False when it does not end. A read that is not filled emptied the pipe."""
-        return self.pump() < _READ_BYTES or any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
+        """Reads what is left after a run; False when it does not end."""
+        return any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
 
 
 class Worker:
@@ -211,7 +211,9 @@ class Worker:
     def drain(self) -> bool:
         """Takes in the rest of the output; False when the worker goes on writing after it said that it was done."""
         stdout, stderr = self._streams
-        is_stdout_done, is_stderr_done = stdout.drain(), stderr.drain()
+        # A read that is not filled emptied the pipe.
+        is_stdout_done = stdout.pump() < _READ_BYTES or stdout.drain()
+        is_stderr_done = stderr.pump() < _READ_BYTES or stderr.drain()
         return is_stdout_done and is_stderr_done
 
     @property
