@@ -32,7 +32,7 @@ class RunRecord:
 
     def __init__(self, backend: str, request: ExecRequest, policy: Any = None) -> None:
         self._backend = backend
-        self._language = str(request.language)
+        self._language = request.language
         self._policy = policy
         self._subject = self._outer = ""
         self.result: ExecResult | None = None
@@ -40,7 +40,7 @@ class RunRecord:
     def __enter__(self) -> RunRecord:
         if events.listeners:
             self._policy = _hash(self._policy)
-            names = {"backend": self._backend, "language": self._language, "policy": self._policy}
+            names = {"backend": self._backend, "language": str(self._language), "policy": self._policy}
             self._subject = events.new_run()
             self._outer = events.work_for(self._subject)
             events.emit("run.asked", self._subject, names)
@@ -72,7 +72,7 @@ class RunRecord:
         result = self.result if error is None else getattr(error, "result", None)
         return {
             "backend": self._backend,
-            "language": self._language,
+            "language": str(self._language),
             "exit_code": result.exit_code if result is not None else None,
             "duration": round(result.duration, 6) if result is not None else None,
             "queued": round(result.queued, 6) if result is not None else None,

@@ -50,13 +50,11 @@ class Load:
     source: ModuleSource
     needs_fuel: bool
     timeout: float = OWN_COMPILE_SECONDS
-    #: The name of the loaded module inside a worker, from the above.
-    key: str = ""
 
-    def __post_init__(self) -> None:
-        source = self.source
-        key = f"{source.digest}:{source.entry}:{source.is_own:d}:{self.needs_fuel:d}"
-        object.__setattr__(self, "key", key)
+    @property
+    def key(self) -> str:
+        """The name of the loaded module inside a worker."""
+        return self.source.loaded_names[self.needs_fuel]
 
     @property
     def cache_key(self) -> str:
@@ -100,8 +98,8 @@ class Loader:
 
     def look_ahead(self, load: Load) -> None:
         """Begins to read and check a module of ours, if this is its first use: meanwhile the worker can be started."""
-        if load.source.is_own and load.key not in self._looked_for:
-            self._looked_for.add(load.key)
+        if load.source.is_own and (key := load.key) not in self._looked_for:
+            self._looked_for.add(key)
             with contextlib.suppress(SandboxError):  # no thread to be had: it is read when it is needed
                 start_daemon(self._look, load, name="warmcell-wasm-look")
 
@@ -113,8 +111,9 @@ class Loader:
 
     def ensure(self, lease: Lease, load: Load, run: Run) -> None:
         """After this the lease's worker, which may be another one then, has the module."""
-        if load.key in lease.worker.loaded:
-            lease.worker.loaded.move_to_end(load.key)
+        key = load.key
+        if key in lease.worker.loaded:
+            lease.worker.loaded.move_to_end(key)
             return
         if self._adopt(lease, load):
             return

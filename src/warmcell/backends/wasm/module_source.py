@@ -34,6 +34,12 @@ class ModuleSource:
     is_own: bool = False
     #: A harmless command line: a worker runs it once for nobody, to see which memory a run of the module needs.
     rehearsal: Sequence[str] = ()
+    #: What it is called inside a worker without fuel, and with it; from the above.
+    loaded_names: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        name = f"{self.digest}:{self.entry}:{self.is_own:d}"
+        object.__setattr__(self, "loaded_names", (f"{name}:0", f"{name}:1"))
 
 
 def source_from_code(code: str | bytes) -> ModuleSource:

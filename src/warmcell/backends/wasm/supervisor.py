@@ -21,7 +21,6 @@ from warmcell.backends.wasm.run_request import (
     Directory,
     Preopen,
     RunRequest,
-    RunTerms,
     look_at_directories,
 )
 from warmcell.backends.wasm.worker import Worker
@@ -32,6 +31,10 @@ from warmcell.lifetime.run import Run
 from warmcell.runner.listening import HeardCapture, Listener
 from warmcell.runner.streams import Capture
 from warmcell.toolbox.runtime import wasmtime_version
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Of one backend or sandbox.
 DEFAULT_MOST_WORKERS = 32
@@ -107,13 +110,14 @@ class Supervisor:
         directories: list[Directory],
     ) -> ExecResult:
         load = Load(source, request.fuel is not None, request.timeout)
-        wanted = Wanted(load.key, tuple(sorted(set(directories))))
+        key = load.key
+        wanted = Wanted(key, tuple(sorted(set(directories))) if directories else ())
         if wanted.directories:
             self._directories.add(wanted.directories)
         self.loader.look_ahead(load)
         with Lease(self.pool, wanted, run, self._queue_timeout) as lease:
             self.loader.ensure(lease, load, run)
-            terms = _terms(load.key, lease.worker, request, directories, commands)
+            terms = _terms(key, lease.worker, request, directories, commands)
             result = _carry_out(
                 lease,
                 lambda conversation: Questions(conversation, lease, self.loader, request, commands, run).answer,
@@ -138,12 +142,13 @@ def _missing_call(error: OSError) -> SandboxError | None:
 
 def _terms(
     key: str, worker: Worker, request: RunRequest, directories: list[Directory], commands: CommandModules | None
-) -> RunTerms:
+) -> tuple[Any, ...]:
+    """What `RunTerms` has. Most runs are given what the worker knows already, and then a plain tuple finds it."""
     preopens = [
         (worker.place(each), preopen.guest_path, preopen.writable, each.device, each.inode)
         for preopen, each in zip(request.preopens, directories, strict=True)
     ]
-    return RunTerms(
+    return (
         key,
         request.timeout,
         request.memory_bytes,
@@ -153,14 +158,14 @@ def _terms(
         request.open_files,
         request.file_bytes,
         request.fetch is not None,
-        commands is not None,  # by their places, since names take three times as long
+        commands is not None,
     )
 
 
 def _carry_out(
     lease: Lease,
     answering: Callable[[Conversation], OnQuestion],
-    terms: RunTerms,
+    terms: tuple[Any, ...],
     request: RunRequest,
     run: Run,
 ) -> ExecResult:
@@ -173,7 +178,7 @@ def _carry_out(
     bounds = Bounds(request.timeout + GRACE_SECONDS, memory, request.cpu_seconds)
     conversation = Conversation(worker, bounds, answering, request.listener)
     held = what_held(request, launcher().isolation_class, wasmtime_version())
-    ending = _converse(lease, conversation, terms.key) if is_asked else Ending("timeout")
+    ending = _converse(lease, conversation, terms[0]) if is_asked else Ending("timeout")
     lease.is_reusable = ending.kind in _CLEAN_ENDINGS and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
@@ -195,7 +200,7 @@ def _tell_note(listener: Listener, stderr: Capture, result: ExecResult) -> None:
         listener.deliver("stderr", result.stderr_bytes[stderr.told :])
 
 
-def _ask(lease: Lease, terms: RunTerms, request: RunRequest) -> bool:
+def _ask(lease: Lease, terms: tuple[Any, ...], request: RunRequest) -> bool:
     """Hands the run over; False when the worker did not even read it in all the run's time."""
     try:
         frames = lease.worker.run_frames(terms, request.argv, request.env, request.stdin)

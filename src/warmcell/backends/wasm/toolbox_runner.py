@@ -23,7 +23,7 @@ from warmcell.toolbox.ready_made import has_ready_made
 DEFAULT_MEMORY_MB = 512
 #: What nearly every run of a module does: it starts, reads, prints.
 _REHEARSALS = {
-    TOOLBOX: ("sh", "-c", "printf . | cat"),
+    TOOLBOX: ("sh", "-c", "echo . | cat | wc -c"),
     "node": ("node", "-e", "console.log({})"),
     "git": ("git", "--version"),
     PYTHON: ("python3", "-c", "import sys; sys.stdout.write('.')"),

@@ -20,6 +20,7 @@ from warmcell.toolbox.runtime import READY_MADE, WORKER_SCRIPT, interpreter, was
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from typing import Any
 else:  # its half in C: the rest takes longer to load
     import _socket as socket
 
@@ -87,7 +88,7 @@ class Worker:
         self._places = places
         self.loaded: OrderedDict[str, None] = OrderedDict()
         #: What the worker was told, by its number.
-        self._terms: dict[RunTerms, int] = {}
+        self._terms: dict[tuple[Any, ...], int] = {}
         self.is_clean = True
         self.has_begun = self.is_ready = False
         self._statm = self._stat = -1
@@ -180,15 +181,18 @@ class Worker:
         """Whether it is there and silent, as a worker between two requests is. One that died can be read from."""
         return not self.is_killed and not self.control_poll.poll(0)
 
-    def run_frames(self, terms: RunTerms, argv: Sequence[str], env: Mapping[str, str], stdin: bytes) -> bytes:
-        """A run as it is asked for; the terms come with it where the worker does not know them. To be sent, once."""
+    def run_frames(self, terms: tuple[Any, ...], argv: Sequence[str], env: Mapping[str, str], stdin: bytes) -> bytes:
+        """A run as it is asked for; the terms, which are those of `RunTerms`, come with it where the worker does not
+        know them. To be sent, once.
+        """
         number = self._terms.get(terms)
         if number is not None:
             return encode_run(number, argv, env, stdin)
         if len(self._terms) == _MOST_TERMS:
             self._terms.clear()
         number = self._terms[terms] = len(self._terms)
-        return encode({"op": "terms", "number": number, **terms._asdict()}) + encode_run(number, argv, env, stdin)
+        told = {"op": "terms", "number": number, **RunTerms(*terms)._asdict()}
+        return encode(told) + encode_run(number, argv, env, stdin)
 
     def start_streams(self, most: int, listener: Listener | None = None) -> None:
         for stream, name in zip(self._streams, STREAMS, strict=True):

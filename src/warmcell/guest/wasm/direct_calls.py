@@ -44,13 +44,12 @@ def give_wasi(context: int, wasi: wasmtime.WasiConfig) -> None:
         raise _error(error)
 
 
-def give_argv(wasi: wasmtime.WasiConfig, argv: Sequence[str]) -> None:
-    if not _set_argv(wasi.ptr(), len(argv), _texts(argv)):
+def give_words(wasi: wasmtime.WasiConfig, argv: Sequence[str], env: dict[str, str]) -> None:
+    """Arguments and environment."""
+    config = wasi.ptr()
+    if not _set_argv(config, len(argv), _texts(argv)):
         raise wasmtime.WasmtimeError("failed to configure argv")
-
-
-def give_env(wasi: wasmtime.WasiConfig, env: dict[str, str]) -> None:
-    if not _set_env(wasi.ptr(), len(env), _texts(env), _texts(env.values())):
+    if env and not _set_env(config, len(env), _texts(env), _texts(env.values())):
         raise wasmtime.WasmtimeError("failed to configure environment")
 
 

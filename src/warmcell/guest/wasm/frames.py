@@ -82,14 +82,7 @@ def decode_run(blob: bytes) -> tuple[int, list[str], dict[str, str], bytes]:
     return terms, words[:count], dict(zip(words[count::2], words[count + 1 :: 2], strict=True)), blob[end:]
 
 
-def frame_size(data: bytes | bytearray) -> int:
-    """Of the frame that begins there, header and all."""
-    text_size, blob_size = HEADER.unpack_from(data)
-    return HEADER.size + int(text_size) + int(blob_size)
-
-
-def _parsed(frame: bytes) -> tuple[dict[str, Any], bytes]:
-    text_size, _ = HEADER.unpack_from(frame)
+def _parsed(frame: bytes, text_size: int) -> tuple[dict[str, Any], bytes]:
     end = HEADER.size + text_size
     return (_FROM_JSON(frame[HEADER.size : end].decode(), 0)[0] if text_size else {}), frame[end:]
 
@@ -125,15 +118,18 @@ class Channel:
         """A message and the bytes that came with it; those of a run come without one."""
         if not self._buffer:
             data = self._receive_some()
-            if len(data) >= HEADER.size and len(data) == frame_size(data):  # one frame, as nearly always
-                return _parsed(data)
+            if len(data) >= HEADER.size:
+                text_size, blob_size = HEADER.unpack_from(data)
+                if len(data) == HEADER.size + text_size + blob_size:  # one frame, as nearly always
+                    return _parsed(data, text_size)
             self._buffer += data
         self._fill(HEADER.size)
-        size = frame_size(self._buffer)
+        text_size, blob_size = HEADER.unpack_from(self._buffer)
+        size = HEADER.size + text_size + blob_size
         self._fill(size)
         frame = bytes(memoryview(self._buffer)[:size])
         del self._buffer[:size]
-        return _parsed(frame)
+        return _parsed(frame, text_size)
 
     def has_more(self, milliseconds: int = 0) -> bool:
         """Whether the next frame is on its way already, or by then."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import wasmtime
 from wasm.binary import MEMORY_NAME, REFUSED_NAME
 from wasm.deadline import Deadline, DeadlineReached
-from wasm.direct_calls import give_argv, give_env, give_wasi, memory_bytes, set_epoch_deadline
+from wasm.direct_calls import give_wasi, give_words, memory_bytes, set_epoch_deadline
 from wasm.engine import Facts
 from wasm.instances import PreparedInstance
 from wasm.open_files import open_files_limit
@@ -176,9 +176,7 @@ def get_ready(prepared: PreparedInstance, spec: Spec) -> None:
 
 def _give_world(prepared: PreparedInstance, spec: Spec) -> None:
     wasi = prepared.wasi_for(spec.world)
-    give_argv(wasi, spec.argv)
-    if spec.env:
-        give_env(wasi, spec.env)
+    give_words(wasi, spec.argv, spec.env)
     if spec.stdin:
         give_stdin(wasi, spec.stdin)
     give_wasi(prepared.context, wasi)

@@ -84,7 +84,8 @@ class Worker:
         #: The last request was there before everything was ready for it.
         self._is_pressed = False
         self._may_fetch = False
-        self._file_bytes: int | None = None
+        #: Of the last run: how many files it could open, and how large they could be.
+        self._limits: tuple[int, int | None] = 0, None
 
     def _interrupt(self) -> None:
         self._engines.interrupt_all()
@@ -190,7 +191,8 @@ class Worker:
         self._deadline.start(terms.timeout)
         cpu_before = time.process_time()
         try:
-            self._set_limits(terms.open_files, terms.file_bytes)
+            if self._limits != (terms.open_files, terms.file_bytes):
+                self._set_limits(terms.open_files, terms.file_bytes)
             self._may_fetch, self._exec.is_allowed = terms.may_fetch, terms.may_exec
             self._exec.output_bytes = terms.output_bytes
             self._world = terms.world
@@ -221,13 +223,13 @@ class Worker:
     def _set_limits(self, open_files: int, file_bytes: int | None) -> None:
         """A second line, for the files that a guest opens and writes under its preopens."""
         open_files_limit.set(open_files)
-        if file_bytes != self._file_bytes:
-            self._file_bytes = file_bytes
+        if file_bytes != self._limits[1]:
             _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             soft = hard if file_bytes is None else file_bytes
             resource.setrlimit(
                 resource.RLIMIT_FSIZE, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
             )
+        self._limits = open_files, file_bytes
 
     def _ask(self, message: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """A question to the supervisor in the middle of a run."""
