@@ -155,22 +155,22 @@ FORK_ANSWER = struct.Struct("=q?")
 _MOST_AT_ONCE = 1 << 20
 
 
-#: How the headers of most jobs begin, by all that they say but the files: nothing of it is a caller's.
-_usual_beginnings: Dict[Tuple[str, str, str, bool], str] = {}
+#: The headers of most jobs, by what they say, up to the size of their only file: nothing of it is a caller's.
+_usual_headers: Dict[Tuple[str, str, str, bool], bytes] = {}
 
 
 def encode_job(job: Job) -> bytes:
-    sizes = write_json([[name, len(content)] for name, content in job.files.items()])
-    if job.env is CAGED_ENV and not job.argv and not job.cwd:
-        key = (job.mode, job.code_dir, job.main, job.is_heard)
-        beginning = _usual_beginnings.get(key) or _usual_beginnings.setdefault(key, _beginning(job))
-    else:
-        beginning = _beginning(job)
-    header = f'{beginning},"files":{sizes}}}'.encode()
-    return b"".join([len(header).to_bytes(4, "big"), header, *job.files.values()])
+    content = job.files.get(job.main)
+    if content is None or len(job.files) > 1 or job.env is not CAGED_ENV or job.argv or job.cwd:
+        header = _header(job)
+        return b"".join([len(header).to_bytes(4, "big"), header, *job.files.values()])
+    key = (job.mode, job.code_dir, job.main, job.is_heard)
+    beginning = _usual_headers.get(key) or _usual_headers.setdefault(key, _header(job).rpartition(b",")[0])
+    header = b"%b,%d]]}" % (beginning, len(content))
+    return b"%b%b%b" % (len(header).to_bytes(4, "big"), header, content)
 
 
-def _beginning(job: Job) -> str:
+def _header(job: Job) -> bytes:
     fields: Dict[str, Any] = {
         "mode": job.mode,
         "argv": job.argv,
@@ -181,7 +181,8 @@ def _beginning(job: Job) -> str:
     }
     if job.is_heard:  # most are not, and say nothing of it
         fields["is_heard"] = True
-    return write_json(fields)[:-1]
+    fields["files"] = [[name, len(content)] for name, content in job.files.items()]
+    return write_json(fields).encode()
 
 
 def receive_job(read: Callable[[int], bytes]) -> Job:

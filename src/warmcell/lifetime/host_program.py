@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 NOT_AN_INTERPRETER = "this program is no Python interpreter, and was started as one by Warmcell"
 
 _INTERPRETERS = ("python", "pypy", "graalpy")
-#: Paths that are known to be: asked before every run.
-_interpreters: set[str] = set()
 _ASK_FOR_PATH = (
     "name one: ProcessConfig(python_path='/usr/bin/python3'), or `python -m warmcell` of an installed Python"
 )
@@ -53,13 +51,10 @@ def _known(path: str) -> str:
         raise _refusal(
             f"this is a frozen program: {path} is the program itself and no Python interpreter", hint=_ASK_FOR_PATH
         )
-    if path in _interpreters:
-        return path
     if not path:
         raise _refusal("this program does not know its Python interpreter", hint=_ASK_FOR_PATH)
     if not os.path.basename(path).lower().lstrip(".").startswith(_INTERPRETERS):
         raise _refusal(f"Python is embedded in {path}, which is no interpreter", hint=_ASK_FOR_PATH)
-    _interpreters.add(path)
     return path
 
 

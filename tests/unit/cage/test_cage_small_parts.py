@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import socket
 import struct
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.cage import wire
+from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.failure import CageError, step
 from warmcell.cage.linux import fds, notify, owned
 from warmcell.cage.watching import disk, disk_ceiling, patience, usage
@@ -118,6 +121,19 @@ def test_jobs_arrive_as_they_were_sent(files: dict[str, bytes], argv: list[str])
     with ours, theirs:
         ours.sendall(wire.encode_job(job))
         assert wire.receive_job(lambda size: os.read(theirs.fileno(), size)) == job
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"is_heard": True}, {"argv": ("a",)}, {"cwd": "/work"}, {"main": "b.py"}, {"files": {}}, {"env": {}}],
+    ids=lambda more: next(iter(more), "usual"),
+)
+@pytest.mark.parametrize("files", [{"b.py": b""}, {"b.py": b"," * 300}, {"a.py": b"1", "b.py": b"2"}])
+def test_jobs_like_those_before_them_are_not_taken_for_them(files: dict[str, bytes], more: dict[str, Any]) -> None:
+    """What most jobs begin with is written once."""
+    for main in ("b.py", "a.py", "b.py"):
+        job = Job("python", (), CAGED_ENV, "/code", files, main)._replace(**more)
+        assert wire.receive_job(io.BytesIO(wire.encode_job(job)).read) == job
 
 
 @pytest.mark.parametrize("cut", [0, 2, 4, 20, -1])

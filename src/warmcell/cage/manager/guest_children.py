@@ -20,7 +20,7 @@ from ..linux.mounts import is_full
 from ..linux.notify import Listener
 from ..linux.owned import close_all
 from ..linux.processes import below_init, last_pid
-from ..linux.syscalls import call
+from ..linux.syscalls import NUMBERS
 from ..plan import Watch
 from ..records import NamedTuple
 from ..watching.watcher import LOST, Verdict, Watcher, watched
@@ -48,13 +48,15 @@ _ENDED_AND_UNREAPED = 4 | os.WNOHANG | 0x1000000 | 0x40000000  # WEXITED, WNOWAI
 #: What waitid fills in, on 64-bit Linux: the code, whose it is and their status; the times, and the most memory.
 _news, _NEWS = foreign.create_string_buffer(b"", 128), struct.Struct("=8xi4xi4xi")
 _usage, _USAGE = foreign.create_string_buffer(b"", 144), struct.Struct("=5q")
+_WAITID = NUMBERS.get("waitid", -1)
+#: By itself: to make words of whatever may be asked for takes longer than the call.
+_waitid = foreign.CDLL(None).syscall
+_waitid.argtypes = [foreign.c_long, foreign.c_int, foreign.c_int, foreign.c_void_p, foreign.c_int, foreign.c_void_p]
 
 
 def ending_of(pid: int) -> Optional[Ending]:
     """Of a child of ours that has ended, before it is reaped; None: it has not, or is none."""
-    try:
-        call("waitid", _P_PID, pid, _news, _ENDED_AND_UNREAPED, _usage)
-    except OSError:
+    if _waitid(_WAITID, _P_PID, pid, _news, _ENDED_AND_UNREAPED, _usage) != 0:
         return None
     code, found, status = _NEWS.unpack_from(_news)
     if not found:

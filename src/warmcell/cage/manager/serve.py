@@ -114,6 +114,8 @@ class Manager:
                 # Emptied before anybody is reaped: who ends in between makes it readable again.
                 os.read(ends, _SIGNAL_BYTES)
                 self._reap()
+                if len(ready) == 1:
+                    continue
             if self._supervisor in ready:
                 self._kill_cells()
                 return
