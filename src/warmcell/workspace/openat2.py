@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
+import struct
 import sys
 from functools import lru_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.cage.linux import foreign
 
 #: The same number on every architecture that has the call.
 _SYS_OPENAT2 = 437
@@ -15,32 +19,32 @@ _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _TRIES = 64
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+#: Flags, mode and how to resolve: `struct open_how`.
+_HOW = struct.Struct("=QQQ")
 
 
 @lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
+def _libc() -> foreign.CDLL:
+    from warmcell.cage.linux import foreign  # what it needs of ctypes, by its half in C
+
+    libc = foreign.CDLL(None, use_errno=True)
+    libc.syscall.restype = foreign.c_long
     return libc
 
 
 def open_beneath(dir_fd: int, path: str, flags: int, mode: int = 0) -> int:
     """Opens `path` under `dir_fd` without passing any symbolic link on the way; the caller owns the descriptor."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
-    raw = ctypes.c_char_p(os.fsencode(path))
+    from warmcell.cage.linux.foreign import c_long, get_errno
+
+    how = _HOW.pack(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
+    raw = os.fsencode(path)
     for _ in range(_TRIES):
-        fd = int(
-            _libc().syscall(
-                ctypes.c_long(_SYS_OPENAT2), ctypes.c_long(dir_fd), raw, ctypes.byref(how), ctypes.c_size_t(24)
-            )
-        )
+        fd = int(_libc().syscall(c_long(_SYS_OPENAT2), c_long(dir_fd), raw, how, c_long(_HOW.size)))
         if fd >= 0:
             return fd
-        if ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
+        if get_errno() not in (errno.EAGAIN, errno.EINTR):
             break
-    code = ctypes.get_errno()
+    code = get_errno()
     raise OSError(code, os.strerror(code), path)
 
 

@@ -6,6 +6,8 @@ import os
 import select
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,3 +206,43 @@ def test_who_must_be_looked_at_soon_is_prepared_for_at_once(memory_mib: int, is_
         assert loop._is_prepared == is_prepared
         loop._forget(1)
         os.close(go)
+
+
+def test_who_waits_for_a_measure_does_not_wait_for_what_looks_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Loop, "_prepare", lambda self: (done.append("prepared"), setattr(self, "_is_prepared", True)))
+    monkeypatch.setattr(_Cell, "tell_measured", lambda _: done.append("measured"))
+    monkeypatch.setattr(Loop, "_look", lambda *_: 1.0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    begun, go = os.pipe()
+    os.close(go)  # it has begun long ago
+    with ours, theirs:
+        loop = Loop(theirs)
+        watch = Watch(disk_bytes=1 << 20, disk_paths=(str(tmp_path),))
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+        loop._add({"watch": 1, "ceilings": list(watch), "most_tasks": 0}, [others[0], begun, *others[1:]])
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while len(done) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ours.close()
+        thread.join()
+    assert done[:2] == ["measured", "prepared"]
+    loop._forget(1)
+
+
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_one_that_is_sure_to_measure_loads_what_that_takes_at_once(
+    monkeypatch: pytest.MonkeyPatch, is_sure: bool
+) -> None:
+    name = "warmcell.cage.watching.looking"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(name, raising=False)
+    monkeypatch.setattr(Loop, "run", lambda _: os._exit(42 if name in sys.modules else 41))
+    started = watcher.Watcher()
+    started.start(is_sure=is_sure)
+    assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == (42 if is_sure else 41)
+    started.let_go()

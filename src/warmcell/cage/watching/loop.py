@@ -99,11 +99,12 @@ class Loop:
         """Until the manager is gone."""
         while True:
             ready = dict(self._poll.poll(self._pause_ms()))
-            if not ready and not self._is_prepared:
-                self._prepare()
             now = time.monotonic()
+            due = [number for number, due in self._due.items() if due <= now]
+            if not ready and not due and not self._is_prepared:
+                self._prepare()
             # Looks come first: no number of messages may put them off.
-            for number in [number for number, due in self._due.items() if due <= now]:
+            for number in due:
                 self._attend(number)
             for descriptor in ready.keys() & self._askers.keys():
                 self._hear_asker(descriptor)
