@@ -54,7 +54,7 @@ def read_json_at(text: str, start: int) -> Tuple[Any, int]:
     """The value that begins there, and where it ends. ValueError: none does."""
     try:
         return _scan(text, start)
-    except StopIteration:
+    except (StopIteration, SystemError):  # before Python 3.12 it finds no other words while `json` is not loaded
         raise ValueError("no JSON") from None
 
 

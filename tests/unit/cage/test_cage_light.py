@@ -23,10 +23,32 @@ def test_json_is_that_of_the_standard_module(value: object) -> None:
     assert light.read_json_at("x" + text + "y", 1) == (value, len(text) + 1)
 
 
-@pytest.mark.parametrize("text", ["", "{", "{} {}", "[1,]", "nul", '{"a" 1}', b"\xff", "'a'", "01"])
+NO_JSON: list[str | bytes] = ["", "{", "{} {}", "[1,]", "nul", '{"a" 1}', '{"a', '["\\x"]', b"\xff", "'a'", "01"]
+
+
+@pytest.mark.parametrize("text", NO_JSON)
 def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         light.read_json(text)
+
+
+@pytest.mark.parametrize(
+    ("directory", "module"), [("src", "warmcell.cage.light"), ("src/warmcell/guest", "wasm.frames")]
+)
+def test_it_is_one_also_where_the_standard_module_is_not_loaded(repository: Path, directory: str, module: str) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(repository / directory)!r})
+from {module} import read_json
+for text in {[text if isinstance(text, bytes) else text.encode() for text in NO_JSON]!r}:
+    assert "json" not in sys.modules or sys.version_info >= (3, 12)
+    try:
+        raise SystemExit(f"{{text!r}} is {{read_json(text)!r}}")
+    except ValueError:
+        pass
+assert read_json(b'{{"a":[1]}}') == {{"a": [1]}}
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)
 
 
 def test_what_json_does_not_know_is_not_written() -> None:

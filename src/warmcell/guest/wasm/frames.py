@@ -52,7 +52,7 @@ def read_json(raw: bytes) -> Any:
     text = raw.decode("utf-8", "surrogatepass").strip(" \t\n\r")
     try:
         value, end = _FROM_JSON(text, 0)
-    except StopIteration:
+    except (StopIteration, SystemError):  # before Python 3.12 it finds no other words while `json` is not loaded
         raise ValueError("no JSON") from None
     if end != len(text):
         raise ValueError("more than one value")
