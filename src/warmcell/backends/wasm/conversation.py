@@ -111,7 +111,7 @@ class Conversation:
     def _receive(self) -> Frame | None:
         """The answer, if it is there. One read may have brought several frames, of which poll would not tell again."""
         frame = self._worker.channel.receive()
-        while frame is not None and frame.message.get("op") == "call" and self._answering is not None:
+        while frame is not None and frame.message and frame.message.get("op") == "call" and self._answering is not None:
             if self._on_question is None:
                 self._on_question = self._answering(self)
             self._on_question(frame)

@@ -80,23 +80,31 @@ class RunRequest:
             return
         if not self.argv:
             raise InvalidRequest("is empty", field="argv")
-        _check_texts("argv", self.argv)
-        check_env(self.env)
         check_timeout(self.timeout)
         check_fuel(self.fuel)
-        for preopen in self.preopens:
-            _check_texts("preopens", (os.fspath(preopen.host_path), preopen.guest_path))
+        places = [text for preopen in self.preopens for text in (os.fspath(preopen.host_path), preopen.guest_path)]
+        if not _are_plain(self.argv, self.env, places):
+            _check_texts("argv", self.argv)
+            check_env(self.env)
+            _check_texts("preopens", places)
 
     @property
     def memory_bytes(self) -> int:
         return self.memory_limit_mb * MIB
 
 
+def _are_plain(argv: Sequence[str], env: Mapping[str, str], places: Sequence[str]) -> bool:
+    """Whether nothing can be said against any of them, as nearly always: told at once, and not of which."""
+    try:
+        names = "".join(env)
+        return is_plain("".join([*argv, names, *env.values(), *places])) and "=" not in names and "" not in env
+    except (AttributeError, TypeError):
+        return False
+
+
 def _check_texts(name: str, texts: Sequence[str]) -> None:
-    """Nearly all are plain, which is told at once."""
     for text in texts:
-        if not is_plain(text):
-            check_text(name, text)
+        check_text(name, text)
 
 
 def check_fuel(fuel: object) -> None:

@@ -217,13 +217,13 @@ def _ask(lease: Lease, terms: tuple[Any, ...], request: RunRequest) -> bool:
 def _converse(lease: Lease, conversation: Conversation, key: str) -> Ending:
     try:
         answer = conversation.wait()
-        if answer.message.get("op") == "unknown":
-            lease.worker.loaded.pop(key, None)
-            lease.is_reusable = True
-            raise WorkerUnusable
-        if answer.message:
+        if not answer.message:
+            return ending_from(answer.blob)
+        if answer.message.get("op") != "unknown":
             raise ProtocolViolation("answer of another kind")
-        return ending_from(answer.blob)
+        lease.worker.loaded.pop(key, None)
+        lease.is_reusable = True
+        raise WorkerUnusable
     except Overstayed:
         return Ending("timeout", cpu=conversation.spent_cpu())
     except OverMemory:

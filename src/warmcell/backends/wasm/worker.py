@@ -214,11 +214,13 @@ class Worker:
 
     def drain(self) -> bool:
         """Takes in the rest of the output; False when the worker goes on writing after it said that it was done."""
-        stdout, stderr = self._streams
-        # A read that is not filled emptied the pipe.
-        is_stdout_done = stdout.pump() < _READ_BYTES or stdout.drain()
-        is_stderr_done = stderr.pump() < _READ_BYTES or stderr.drain()
-        return is_stdout_done and is_stderr_done
+        is_done = True
+        for descriptor, _ in self.full_poll.poll(0):  # most runs write to one of them, and finding that out is cheaper
+            stream = self._by_descriptor.get(descriptor)
+            # A read that is not filled emptied the pipe.
+            is_empty = stream is None or stream.pump() < _READ_BYTES or stream.drain()
+            is_done = is_done and is_empty
+        return is_done
 
     @property
     def captures(self) -> tuple[Capture, Capture]:
