@@ -124,11 +124,13 @@ def build() -> bytes:
     """Return the snapshotted module."""
     try:
         from snapshot import snapshot
+        from table_filling import called_functions, with_table_filling
     except ImportError as problem:
         raise BuildError(f"the snapshot needs the Python package wasmtime ({problem})") from None
     with tempfile.TemporaryDirectory(prefix="toolbox-") as scratch:
         plain = compile_reactor(write_modfile(Path(scratch)), Path(scratch) / "plain.wasm")
-    return snapshot(plain, ("_initialize", "rehearse"), "run")
+    called = called_functions(plain, "_initialize", "rehearse")
+    return with_table_filling(snapshot(plain, ("_initialize", "rehearse"), "run"), called)
 
 
 def command_names(module: bytes) -> list[str]:

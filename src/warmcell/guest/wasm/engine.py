@@ -66,10 +66,12 @@ class Facts(NamedTuple):
 class Loaded:
     """A module that is ready to be instantiated any number of times."""
 
-    def __init__(self, pre: wasmtime.InstancePre, engine: wasmtime.Engine, facts: Facts) -> None:
+    def __init__(self, pre: wasmtime.InstancePre, engine: wasmtime.Engine, facts: Facts, is_own: bool) -> None:
         self.pre = pre
         self.engine = engine
         self.facts = facts
+        #: One that Warmcell ships.
+        self.is_own = is_own
         #: What a rehearsal touched, for modules of ours.
         self.touched: Touched | None = None
 
@@ -206,7 +208,7 @@ class Engines:
             pre = self.linker(source.needs_fuel, source.has_host).instantiate_pre(module)
         except wasmtime.WasmtimeError as error:
             raise Refused("import", one_line(error)) from None
-        return Loaded(pre, self.engine(source.needs_fuel), facts)
+        return Loaded(pre, self.engine(source.needs_fuel), facts, source.has_host)
 
 
 def compile_module(engine: wasmtime.Engine, source: Source) -> tuple[wasmtime.Module, Facts]:
