@@ -23,6 +23,30 @@ with WasmBackend() as backend:
         backend.execute_blocking(ExecRequest("wasm", '(module (func (export "_start")))', 60))
     print(worker)
 """
+#: After a pause each call of a function in Python is a few microseconds: its code is in no cache any more.
+MOST_CALLS = 100
+CALLS = """
+import sys
+from warmcell import ExecRequest, WasmBackend
+calls = 0
+def count(frame, event, argument):
+    global calls
+    calls += event == "call"
+with WasmBackend() as backend:
+    request = ExecRequest("wasm", '(module (func (export "_start")))', 60)
+    for _ in range(60):  # by then records have their constructors
+        backend.execute_blocking(request)
+    sys.setprofile(count)
+    backend.execute_blocking(request)
+    sys.setprofile(None)
+    print(calls)
+"""
+
+
+def test_the_caller_of_a_warm_run_calls_few_functions() -> None:
+    require(importlib.util.find_spec("wasmtime"), "wasmtime is not installed")
+    done = subprocess.run([sys.executable, "-c", CALLS], check=True, capture_output=True, timeout=240, text=True)
+    assert int(done.stdout) <= MOST_CALLS
 
 
 @pytest.mark.needs("linux", "strace")

@@ -15,7 +15,7 @@ from warmcell.backends.wasm import launcher as launchers
 from warmcell.backends.wasm import pool as pools
 from warmcell.backends.wasm import worker as workers
 from warmcell.backends.wasm.launcher import PlainLauncher
-from warmcell.backends.wasm.module_source import source_from_code
+from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import MemoryExceeded
@@ -36,6 +36,10 @@ GROWS = f"""(module {EXIT} (memory (export "memory") 1)
   (func (export "_start")
     (if (i32.eq (memory.grow (i32.const 1023)) (i32.const -1)) (then unreachable))
     (call $proc_exit (i32.const 0))))"""
+#: Exits with 1 when `fill_table` was called before it.
+FILLS_ITS_TABLE = """(module (memory (export "memory") 1) (global $filled (mut i32) (i32.const 0))
+  (func (export "fill_table") (global.set $filled (i32.const 1)))
+  (func (export "_start") (result i32) (global.get $filled)))"""
 
 #: Prints the name of its first directory.
 NAMES_ITS_DIRECTORY = f"""(module {WRITE}
@@ -51,6 +55,21 @@ NAMES_ITS_DIRECTORY = f"""(module {WRITE}
 def settle() -> None:
     """Long enough for a worker to have its next instance ready."""
     time.sleep(0.05)
+
+
+def exit_codes(supervisor: Supervisor, source: ModuleSource) -> list[int]:
+    found = []
+    for _ in range(3):
+        found.append(run_once(supervisor, source, RunRequest(("x",), 20, 64)).exit_code)
+        settle()
+    return found
+
+
+def test_only_modules_of_ours_fill_their_table_ahead(supervisor: Supervisor) -> None:
+    callers = source_from_code(FILLS_ITS_TABLE)
+    own = ModuleSource("wat", FILLS_ITS_TABLE.encode, "own:fills-its-table", "_start", is_own=True)
+    assert exit_codes(supervisor, callers) == [0, 0, 0]
+    assert exit_codes(supervisor, own) == [0, 1, 1]
 
 
 def test_every_run_finds_memory_and_globals_as_the_module_says(run: Run) -> None:
