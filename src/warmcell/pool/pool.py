@@ -28,6 +28,7 @@ _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
 #: Runs that follow each other closer than this come from somebody in a hurry.
 _HURRY_SECONDS = 0.005
+_MOST_LEFT_OPEN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Pool:
                 return None
             try:
                 if cell.is_alive():
-                    cell.dispose_of_group = self._left_groups.append
+                    cell.dispose_of_group = self._leave_group
                     return cell
             except BaseException:
                 cell.close()
@@ -231,6 +232,12 @@ class Pool:
             for kind in wanted:
                 self._make_one(kind)  # type: ignore[arg-type]
             self._is_making = False
+
+    def _leave_group(self, group: Group) -> None:
+        """To be removed when nobody waits. A few may keep their files open until then, of all that others can open."""
+        if len(self._left_groups) >= _MOST_LEFT_OPEN:
+            group.close_counters()
+        self._left_groups.append(group)
 
     def _remove_left_groups(self) -> None:
         with suppress(IndexError):

@@ -132,6 +132,10 @@ class Group:
         except FileNotFoundError:
             return -1
 
+    def close_counters(self) -> None:
+        self._counters = []
+        self._opened.close()
+
     def _counter_paths(self) -> list[str]:
         counters = _COUNTERS_2 if self._is_version_2 else _COUNTERS_1
         return [f"{self._paths[controller]}/{name}" for controller, name in counters]
@@ -168,8 +172,7 @@ class Group:
 
     def remove(self) -> None:
         """Ends whatever is still in there, and leaves nothing of it."""
-        self._counters = []
-        self._opened.close()
+        self.close_counters()
         for path in dict.fromkeys(self._paths.values()):
             remove_group(path)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
+from pathlib import Path
 
 import pytest
 
 from warmcell.pool import waiting_room as module
+from warmcell.pool.pool import Pool
 from warmcell.pool.state import IDLE_SECONDS
 from warmcell.pool.waiting_room import WaitingRoom, most_waiting
+from warmcell.runner.cgroups import Group, GroupLimits
 
 
 class Shelf:
@@ -66,3 +70,20 @@ def test_nobody_makes_room_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_quarter_of_what_may_be_open(monkeypatch: pytest.MonkeyPatch, allowed: int, each: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
     assert most_waiting(each) == most
+
+
+def test_of_many_groups_that_wait_to_be_removed_few_have_files_open(tmp_path: Path) -> None:
+    """A program with many runs at once needs its descriptors for them."""
+    pool = Pool(0, 4, None)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(6):
+        group = Group({"": str(tmp_path)}, f"cell-{number}", GroupLimits(64 << 20, 17))
+        for name in ("memory.peak", "cpu.stat", "memory.events", "pids.events"):
+            (tmp_path / f"cell-{number}" / name).write_text("")
+        group.open_counters()
+        pool._leave_group(group)
+    assert len(os.listdir("/proc/self/fd")) == before + 2 * 4
+    for path in tmp_path.glob("*/*"):
+        path.unlink()
+    pool.close()
+    assert len(os.listdir("/proc/self/fd")) == before and list(tmp_path.iterdir()) == []
