@@ -199,6 +199,8 @@ def start_ahead(interpreter: str, early: Early | None = None, *, packages: str =
     `packages`: it is for workers of WebAssembly, whose runtime is there.
     """
     if interpreter in _ahead:
+        if early is not None:
+            early.discard()
         return
     with suppress(OSError):  # told when it is needed
         start = Start(interpreter, early=early)

@@ -19,6 +19,7 @@ from warmcell.core.errors import EnforcerFailed
 from warmcell.enforcers import namespaces_probe, namespaces_witness, probe
 from warmcell.languages.base import base_executable
 from warmcell.pool import start
+from warmcell.pool.spawn import Early
 from warmcell.pool.start import Start, first_order, start_ahead, started
 from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 
@@ -42,6 +43,18 @@ def test_one_started_ahead_is_used_once() -> None:
     assert started(base_executable(), (), first_order("namespaces")) is early and base_executable() not in start._ahead
     early.let_go()
     assert early.await_end(10)
+
+
+def test_one_that_comes_when_another_was_started_ahead_ends() -> None:
+    start_ahead(base_executable())
+    second = Early(base_executable())
+    start_ahead(base_executable(), second)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(second.pid, os.WNOHANG)
+    first = start._ahead.pop(base_executable())
+    assert first.is_running()
+    first.let_go()
+    assert first.await_end(10)
 
 
 def test_one_that_will_not_do_is_let_go() -> None:
