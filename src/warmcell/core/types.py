@@ -48,7 +48,7 @@ def _positive_int(name: str, value: object, largest: int) -> None:
 
 
 def _positive_number(name: str, value: object, largest: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):  # `int | float` would be made at every call
         raise InvalidRequest(f"must be a number of seconds, not {type(value).__name__}", field=name)
     if not 0 < value <= largest:  # false for NaN as well
         raise InvalidRequest(f"must be more than 0 and at most {largest:g}", field=name)

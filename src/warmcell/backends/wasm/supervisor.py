@@ -111,7 +111,7 @@ class Supervisor:
     ) -> ExecResult:
         load = Load(source, request.fuel is not None, request.timeout)
         key = load.key
-        wanted = Wanted(key, tuple(sorted(set(directories))) if directories else ())
+        wanted = Wanted(key, tuple(directories if len(directories) < 2 else sorted(set(directories))))
         if wanted.directories:
             self._directories.add(wanted.directories)
         self.loader.look_ahead(load)
