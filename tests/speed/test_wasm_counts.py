@@ -24,7 +24,7 @@ with WasmBackend() as backend:
     print(worker)
 """
 #: After a pause each call of a function in Python is a few microseconds: its code is in no cache any more.
-MOST_CALLS = 100
+MOST_CALLS = 95
 CALLS = """
 import sys
 from warmcell import ExecRequest, WasmBackend

@@ -16,7 +16,7 @@ from warmcell.lifetime.scarcity import scarcity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
+    from typing import NoReturn, TypeVar
 
     T = TypeVar("T")
 
@@ -80,7 +80,8 @@ class Runs:
     def _carry_out(self, run: Run, work: Callable[[Run], T]) -> T:
         self._begin(run)
         try:
-            run.check()
+            if run.is_cancelled:
+                run.check()
             if events.listeners and (subject := events.current_run()):
                 events.emit("run.started", subject, {})
             return work(run)
@@ -97,7 +98,8 @@ class Runs:
 
     def _begin(self, run: Run) -> None:
         with self._lock:
-            self._check_not_closed()
+            if self._is_closed:
+                self._refuse()
             self._under_way.add(run)
         if self._opens_descriptors:
             scarcity.begun()
@@ -112,8 +114,8 @@ class Runs:
 
     def _check_open(self) -> None:
         host_program.check()
-        self._check_not_closed()
-
-    def _check_not_closed(self) -> None:
         if self._is_closed:
-            raise BackendUnavailable(f"the {self._name} backend was closed", hint="create a new one")
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise BackendUnavailable(f"the {self._name} backend was closed", hint="create a new one")

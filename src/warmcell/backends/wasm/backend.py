@@ -187,7 +187,7 @@ class WasmBackend:
             timeout=request.timeout,
             memory_limit_mb=limits.memory_mb,
             env=request.env,
-            stdin=request.stdin_bytes,
+            stdin=b"" if request.stdin is None else request.stdin_bytes,
             fuel=self._fuel,
             output_bytes=limits.output_bytes,
             cpu_seconds=limits.cpu_seconds,
