@@ -32,7 +32,7 @@ class Python:
 
     def compiled(self, name: str) -> wasmtime.component.Component:
         """Compiling takes longer than all the tests: what this very engine made earlier is kept beside the component."""
-        directory = python_component.components().path
+        directory = Path(python_component.components().path)
         cached = directory / f"{name}-tests-{importlib.metadata.version('wasmtime')}.cwasm"
         if cached.exists():
             return wasmtime.component.Component.deserialize_file(self.engine, str(cached))
