@@ -146,12 +146,15 @@ class Start:
     def await_end_or_deafness(self, seconds: float) -> bool:
         """Whether by then it has ended, or listens to us no more, though what it was told before may go on."""
         poll = select.poll()
-        poll.register(self.control, 0)  # of which the end is told unasked
-        if self._pidfd >= 0:
-            poll.register(self._pidfd, select.POLLIN)
-        with suppress(OSError):
+        try:
+            poll.register(self.control, 0)  # of which the end is told unasked
+            if self._pidfd >= 0:
+                poll.register(self._pidfd, select.POLLIN)
             return bool(poll.poll(seconds * 1000))
-        return False
+        except ValueError:  # somebody let go of it meanwhile
+            return True
+        except OSError:  # no memory to wait with
+            return False
 
     def kill(self) -> None:
         with self._lock, suppress(ProcessLookupError):

@@ -37,6 +37,14 @@ def test_one_that_is_not_needed_ends_and_leaves_nothing() -> None:
     assert _descriptors() == before
 
 
+def test_one_that_somebody_let_go_of_is_not_asked_again() -> None:
+    """A backend that is closed in one thread, while another finds that its cell was lost."""
+    process = Start(base_executable())
+    assert not process.await_end_or_deafness(0.05)
+    process.let_go()
+    assert process.await_end_or_deafness(0) and process.await_end(10)
+
+
 def test_one_started_ahead_is_used_once() -> None:
     start_ahead(base_executable())
     early = start._ahead[base_executable()]
