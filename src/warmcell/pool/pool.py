@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 from warmcell.cage.wire import Job
 from warmcell.core import events
@@ -92,15 +93,18 @@ class Pool:
                 self._pause = time.monotonic() - self._idle_since
             self._leased += 1
 
-    def lease(self, kind: CellKind, run: Run) -> Cell:
-        """A standing cage of that kind, for one run, which the caller closes. Cancelling the run ends the waiting."""
+    def lease(self, kind: CellKind, run: Run, meanwhile: Callable[[], object] | None = None) -> Cell:
+        """A standing cage of that kind, for one run, which the caller closes. Cancelling the run ends the waiting.
+
+        `meanwhile` is done while a cell is made, where none is ready.
+        """
         cell = self._take(kind) if kind.is_pooled and self._largest else None
         if events.listeners and (subject := events.current_run()):
             events.emit("cell", subject, {"was_ready": cell is not None})
         if cell is not None:
             return cell
         with run.descriptor() as cancelled:
-            return self._make(kind, run, cancelled)
+            return self._make(kind, run, cancelled, meanwhile=meanwhile)
 
     def done(self) -> None:
         """What was leased was closed: a good moment to make others.
@@ -154,7 +158,15 @@ class Pool:
                 raise
             cell.close()
 
-    def _make(self, kind: CellKind, run: Run, cancelled: int = -1, *, waits: bool = False) -> Cell:
+    def _make(
+        self,
+        kind: CellKind,
+        run: Run,
+        cancelled: int = -1,
+        *,
+        waits: bool = False,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Cell:
         """Makes a cell now. A zygote that died is replaced; a cage that cannot be built is an error at once."""
         for attempt in range(_ATTEMPTS):
             cell = None
@@ -170,6 +182,8 @@ class Pool:
                     is_program=kind.is_program,
                     waits=waits,
                 )
+                if meanwhile is not None:
+                    meanwhile()
                 cell.await_ready(_READY_SECONDS, cancelled)
                 if kind.prelude is not None:
                     cell.start(kind.prelude)

@@ -1,4 +1,4 @@
-"""From a guest that has its job to the result of its run. Loaded while the first of them begins."""
+"""From a guest that has its job to the result of its run. Loaded while its cell is made."""
 
 from __future__ import annotations
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3
 _MOST_WORLDS = 32
+#: What a run needs as soon as it has begun, since its time is measured: a command loads it while its cell is made.
+_load_ending = partial(__import__, "warmcell.backends.process.ending")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Launcher:
         self._unshared = os.urandom(16).hex()
         self._group_parent = group_parent()
         self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
+        if config.pool_size:
+            _load_ending()  # cells may be ready, and then there is no time for it
         self._worlds_lock = Lock()
         self._worlds: dict[object, World] = {}
         #: The last that was asked for, and by what.
@@ -252,7 +256,7 @@ class Launcher:
         begin = partial(self._begun, launch, world)
         begun = scarcity.retried(begin, launch.run, self._config.queue_timeout, own=self.pool)
         with begun.cleanup:
-            from warmcell.backends.process.ending import result_of  # a command loads it while its guest begins
+            from warmcell.backends.process.ending import result_of
 
             return result_of(launch, world, begun.cell, begun.denials, self.pool.linger)
 
@@ -275,7 +279,7 @@ class Launcher:
         """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
         kind = self._kind(launch, world, prepared)
         for _ in range(_ATTEMPTS):
-            cell = self.pool.lease(kind, launch.run)
+            cell = self.pool.lease(kind, launch.run, _load_ending)
             cleanup.callback(cell.close)
             way_out = self.egress.open(cell, denials.add, cleanup)
             policy = BUILD_POLICY if launch.is_build else self._policy
