@@ -1,7 +1,4 @@
-"""What of the host a guest sees: the system that every program needs, nothing personal, and the policy's own paths.
-
-The latter as they are now: a later swap of what stands there is noticed, never followed.
-"""
+"""What of the host every guest sees: the system that programs need, and nothing personal."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import os
 from functools import cache
 
 from warmcell.core.records import dataclass
-from warmcell.policy.model import SandboxPolicy, check_places
-from warmcell.policy.resolve import ResolvedPath
 
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 #: What the dynamic loader, TLS and alternatives need. Keys, users and host names are not among it.
@@ -67,28 +62,3 @@ def resolver_mounts() -> tuple[Mount, ...]:
     """How names are resolved, for a guest that shares the host's network."""
     path = "/etc/resolv.conf"
     return (Mount(os.path.realpath(path), path),) if os.path.exists(path) else ()
-
-
-def pinned_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
-    """Resolved once. Raises `PolicyViolation` for what is missing or cannot be shown."""
-    if not policy.allowed_paths:
-        return ()
-    from warmcell.enforcers.mounts import explained, resolve_mounts  # most policies name none
-
-    def pinned(mount: Mount) -> ResolvedPath:
-        with explained(mount.source):
-            return pin(mount.source, mount.target, mount.writable)
-
-    check_places(policy)
-    layout = system_layout()
-    return tuple(map(pinned, resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)))
-
-
-def pin(source: str, target: str, writable: bool = False) -> ResolvedPath:
-    """One path with the identity of what stands there, for the cage to compare."""
-    descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        return ResolvedPath(source, target, writable, f"{status.st_dev}:{status.st_ino}")
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,7 @@ from warmcell.cage.plan import encode
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.core.types import EffectiveLimits
 from warmcell.enforcers import probe
-from warmcell.enforcers.layout import pinned_paths
+from warmcell.enforcers.pinned import pinned_paths
 from warmcell.lifetime.host_program import own_interpreter
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from warmcell.lifetime.host_program import base_interpreter
 
@@ -15,9 +14,6 @@ def base_executable() -> str:
 
     `BackendUnavailable` where this program is run by none: it is frozen, or Python is embedded in it.
     """
-    known = _real.get(getattr(sys, "_base_executable", ""))
-    if known and not getattr(sys, "frozen", False):  # as before every run but the first
-        return known
     name = base_interpreter()
     if name not in _real:
         _real[name] = os.path.realpath(name)

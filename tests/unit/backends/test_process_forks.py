@@ -164,7 +164,7 @@ def test_a_fork_that_lives_on_does_not_keep_a_guests_input_open(backend: Process
         lambda backend: backend._launcher.pool._changed,
         lambda backend: backend._runs._changed,
         lambda backend: backend._runs._queue._lock,
-        lambda backend: backend._launcher._worlds_lock,
+        lambda backend: backend._launcher._worlds._lock,
         lambda backend: backend._launcher.egress._lock,
         lambda backend: shared_zygotes._lock,
         lambda backend: next(iter(backend._launcher.pool._zygotes.values()))._lock,

@@ -9,7 +9,7 @@ import pytest
 
 from warmcell import ExecRequest, Limits, ProcessBackend, ProcessConfig
 from warmcell.backends.process import launcher
-from warmcell.backends.process.launcher import _MOST_WORLDS
+from warmcell.backends.process.world import _MOST_WORLDS
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest
 from warmcell.enforcers import probe
 
@@ -76,7 +76,7 @@ class TestWhatIsKept:
                 for memory in range(100, 102 + _MOST_WORLDS)
             ]
             worlds = [backend._launcher._world(_launch(backend, request)) for request in requests]
-            assert len(backend._launcher._worlds) == _MOST_WORLDS
+            assert len(backend._launcher._worlds._worlds) == _MOST_WORLDS
             assert backend._launcher._world(_launch(backend, requests[-1])) is worlds[-1]
             assert backend._launcher._world(_launch(backend, requests[0])) is not worlds[0]
 

@@ -7,7 +7,7 @@ import os
 from warmcell.backends.process.job import MOST_SENT, Launch
 from warmcell.core.records import replace
 from warmcell.core.types import MIB
-from warmcell.enforcers.layout import pin
+from warmcell.enforcers.pinned import pin
 from warmcell.languages.program import CODE_DIR as CODE_WORD
 from warmcell.languages.program import OUT_DIR as OUT_WORD
 from warmcell.languages.program import Build

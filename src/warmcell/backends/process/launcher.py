@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from operator import is_
 
 from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.job import BUILD_POLICY, MOST_SENT, Launch, job_for, prelude_for, warm_worker
-from warmcell.backends.process.world import PreparedWorld, World, world_for
+from warmcell.backends.process.world import PreparedWorld, RememberedWorlds, World, world_for
 from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, PolicyViolation
 from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
-from warmcell.enforcers.layout import pin, pinned_paths
+from warmcell.enforcers.pinned import pin, pinned_paths
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.cleanup import Cleanup
 from warmcell.lifetime.descriptors import host_failure
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from warmcell.net.rules.fetch_policy import FetchPolicy
 
 _ATTEMPTS = 3
-_MOST_WORLDS = 32
 #: What a run needs as soon as it has begun, since its time is measured: a command loads it while its cell is made.
 _load_ending = partial(__import__, "warmcell.backends.process.ending")
 
@@ -90,10 +88,8 @@ class Launcher:
         self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
         if config.pool_size:
             _load_ending()  # cells may be ready, and then there is no time for it
-        self._worlds_lock = Lock()
-        self._worlds: dict[object, World] = {}
-        #: The last that was asked for, and by what.
-        self._latest: tuple[tuple[object, ...], World] | None = None
+        self._worlds = RememberedWorlds()
+        self._lock = Lock()
 
     @property
     def enforcer(self) -> SandboxEnforcer | None:
@@ -193,7 +189,7 @@ class Launcher:
         from warmcell.backends.process.building import compiling
         from warmcell.backends.process.builds import Artefacts, keyed
 
-        with self._worlds_lock:
+        with self._lock:
             artefacts = self._artefacts = self._artefacts or Artefacts()
         limits = self._config.limits_of_builds
         build = keyed(launch.program, self._world_of_builds, limits).beside(launch.files)
@@ -332,26 +328,16 @@ class Launcher:
         return CellKind(world.zygote, plan, group, is_pooled=False, has_keeper=False, execs=False)
 
     def _world(self, launch: Launch) -> World:
-        """The world for this kind of run, remembered; of many kinds, those that were used last."""
+        """The world for this kind of run, remembered where it is not for this run alone."""
         program = launch.program
         key = (launch.limits, program.runtime_paths, launch.is_build, program.worker)
-        latest = self._latest
-        if latest is not None and not launch.extra_paths and all(map(is_, key, latest[0])):  # as nearly always
-            return latest[1]
-        with self._worlds_lock:
-            world = None if launch.extra_paths else self._worlds.pop(key, None)
-            if world is not None:
-                self._worlds[key] = world
-                self._latest = (key, world)
-                return world
-        decide = self._effective_build if launch.is_build else self._effective
-        effective = decide(launch.limits, launch.extra_paths)
-        world = world_for(effective, self._config, program, self.enforcer)
-        with self._worlds_lock:
+        world = None if launch.extra_paths else self._worlds.find(key)
+        if world is None:
+            decide = self._effective_build if launch.is_build else self._effective
+            effective = decide(launch.limits, launch.extra_paths)
+            world = world_for(effective, self._config, program, self.enforcer)
             if not launch.extra_paths:
-                self._worlds[key] = world
-            while len(self._worlds) > _MOST_WORLDS:
-                del self._worlds[next(iter(self._worlds))]
+                self._worlds.keep(key, world)
         return world
 
     def _kind(self, launch: Launch, world: World, prepared: PreparedWorld) -> CellKind:

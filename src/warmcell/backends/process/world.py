@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from operator import is_
 
 from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.plan import Bind, LaunchPlan, encode, is_shared
@@ -16,6 +17,7 @@ from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program import Program
 from warmcell.lifetime.cleanup import Cleanup
+from warmcell.lifetime.ownership import Lock
 from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.places import CODE_DIR, COMMON_PLACES, OUT_DIR, WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from warmcell.core.contracts import SandboxEnforcer
     from warmcell.pool.pool import CellKind
+
+_MOST_WORLDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,33 @@ class OpenWorld(World):
         if self.effective.isolation != "landlock":
             return {}
         return {**CAGED_ENV, "HOME": directories.work, "TMPDIR": directories.temporary}
+
+
+class RememberedWorlds:
+    """By what they depend on; of many, those that were used last. Safe from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._worlds: dict[tuple[object, ...], World] = {}
+        #: The one that was found last, which is nearly always the one that is asked for.
+        self._latest: tuple[tuple[object, ...], World] | None = None
+
+    def find(self, key: tuple[object, ...]) -> World | None:
+        latest = self._latest
+        if latest is not None and all(map(is_, key, latest[0])):
+            return latest[1]
+        with self._lock:
+            world = self._worlds.pop(key, None)
+            if world is not None:
+                self._worlds[key] = world
+                self._latest = (key, world)
+            return world
+
+    def keep(self, key: tuple[object, ...], world: World) -> None:
+        with self._lock:
+            self._worlds[key] = world
+            while len(self._worlds) > _MOST_WORLDS:
+                del self._worlds[next(iter(self._worlds))]
 
 
 def world_for(

@@ -15,7 +15,7 @@ from warmcell.cage.wire import Job
 from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.enforcers import probe
-from warmcell.enforcers.layout import pin
+from warmcell.enforcers.pinned import pin
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
 from warmcell.lifetime.ownership import Lock

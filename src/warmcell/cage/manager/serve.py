@@ -23,7 +23,7 @@ from ..watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
 from ..wire import PacketCut, new_inbox, receive_packet, send_packet
 from .cells import CellMaker
 from .guest_children import Ending, GuestChild, ending_of
-from .zygote_child import ZygoteChild, ZygoteLost
+from .zygote_child import ZygoteChild, ZygoteLost, is_for_one_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class Manager:
         spares = bool(order.get("spares"))
         self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, self._start_watcher, spares)
         self._maker.prepare_first()
-        is_for_one_worker = bool(order.get("packages") and order.get("once"))
-        if is_for_one_worker:
+        if is_for_one_worker(order):
             self._start_watcher(is_sure=True)  # it will be shown directories, of which some can be written to
         elif order.get("preload") or order.get("site") or order.get("packages"):
             zygote.await_ready()  # what it loads of the caller's may fail, which is told before anything is ordered

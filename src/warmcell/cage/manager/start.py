@@ -16,7 +16,7 @@ from ..linux import offered
 from ..linux.syscalls import call
 from ..wire import receive_packet, send_packet
 from . import own_namespaces
-from .zygote_child import ZygoteChild
+from .zygote_child import ZygoteChild, is_for_one_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def main(control_descriptor: int) -> Becoming:
             return zygote.become
         if order.get("once"):  # its supervisor has just begun, and need not ask the kernel for itself
             send_packet(control, {"namespaces": True, "landlock": offered.landlock_beside_all_else()})
-        has_one_worker = bool(order.get("packages") and order.get("once"))
-        if has_one_worker:
+        if is_for_one_worker(order):
             # Its zygote has far more to load than we have, and shares two processors with us and the supervisor: we go
             # on when we are asked for something.
             _say_ready(control)
@@ -54,7 +53,7 @@ def main(control_descriptor: int) -> Becoming:
     except CageError as failure:
         send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
         os._exit(1)
-    if not has_one_worker:
+    if not is_for_one_worker(order):
         _say_ready(control)
     manager.serve()
     os._exit(0)

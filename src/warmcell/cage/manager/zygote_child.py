@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _MOST_RECIPES = 32
 
 
+def is_for_one_worker(order: Dict[str, Any]) -> bool:
+    """Whether a command is all that it is for, and a worker of WebAssembly all that it makes."""
+    return bool(order.get("packages") and order.get("once"))
+
+
 class ZygoteLost(Exception):
     """It died: nobody can be forked any more."""
 
