@@ -1,4 +1,4 @@
-"""`python -I -S <cage directory>` with a control descriptor is the manager; with `launch`, one command in one cage."""
+"""`python -I -S <cage directory> DESCRIPTOR` runs a manager; with `launch`, one command in one cage."""
 
 import os
 import sys

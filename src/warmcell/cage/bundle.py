@@ -1,7 +1,8 @@
-"""Our modules out of one file, which takes half as long as out of a hundred.
+"""Loads our modules from one file, which takes half as long as from a hundred.
 
-A wheel brings the file, made by the interpreter that built it; without one that fits, modules are loaded as any others.
-It speaks for a source that has the size of then and was written with it: who edits an installed one is not passed by.
+Wheels contain the file, written by the interpreter that built them; without one for this interpreter, modules are
+loaded as usual. An entry is used only if its source has the recorded size and was installed with it, so that edits of
+sources count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Dict, List, Optional, Tuple
 
-    #: Where a module's code begins, how long it is, the size of its source, and whether it is a package.
+    #: Offset and length of a module's code, the size of its source, and whether it is a package.
     Entry = Tuple[int, int, int, bool]
 
 NAME = f"modules.{sys.implementation.cache_tag}.bin"
@@ -28,17 +29,17 @@ _PACKAGE = "/__init__.py"
 _INDEX_AT = len(MAGIC_NUMBER) + 8
 
 
-def write(path: str, directory: str, but: Tuple[str, ...] = ()) -> None:
-    """Compiles all modules below `directory` into the file `path`, `but` for those whose paths from there begin so."""
+def write(path: str, directory: str, excluded: Tuple[str, ...] = ()) -> None:
+    """Compiles all modules below `directory` into the file `path`, except relative paths that begin with `excluded`."""
     entries: Dict[str, Entry] = {}
     codes: List[bytes] = []
     at = 0
     for place in _modules_below(directory):
-        if place.startswith(but):
+        if place.startswith(excluded):
             continue
         with open(os.path.join(directory, place), "rb") as file:
             source = file.read()
-        codes.append(marshal.dumps(compile(source, place, "exec", dont_inherit=True, optimize=0)))
+        codes.append(marshal.dumps(_compile_without_docstrings(source, place)))
         is_package = place.endswith(_PACKAGE)
         name = place[: -len(_PACKAGE if is_package else ".py")].replace("/", ".")
         entries[name] = (at, len(codes[-1]), len(source), is_package)
@@ -48,8 +49,22 @@ def write(path: str, directory: str, but: Tuple[str, ...] = ()) -> None:
         file.write(MAGIC_NUMBER + len(index).to_bytes(8, "little") + index + b"".join(codes))
 
 
+def _compile_without_docstrings(source: bytes, place: str) -> CodeType:
+    """Commands have no use for them, and they are a tenth of the file."""
+    import ast
+
+    tree = ast.parse(source, place)
+    for node in ast.walk(tree):
+        has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if has_body and ast.get_docstring(node, clean=False) is not None:  # type: ignore[arg-type]
+            body = node.body  # type: ignore[attr-defined]
+            body[0:1] = [] if len(body) > 1 else [ast.copy_location(ast.Pass(), body[0])]
+    code: CodeType = compile(tree, place, "exec", dont_inherit=True, optimize=0)
+    return code
+
+
 def _modules_below(directory: str) -> List[str]:
-    """By their paths from there. Without the directory's own, which is loaded before anybody can ask for it."""
+    """Relative paths, without the directory's own __init__.py, which is loaded before this can be used."""
     found = []
     for base, _, names in os.walk(directory):
         inside = os.path.relpath(base, directory).replace(os.sep, "/")
@@ -58,33 +73,33 @@ def _modules_below(directory: str) -> List[str]:
 
 
 def use(directory: str, package: str, known_as: str) -> None:
-    """From now on modules of the package come out of the file in `directory`, where there is one that fits.
+    """From now on loads modules of the package from the file in `directory`, if there is one for this interpreter.
 
-    `known_as` is what the file calls them: there all names begin below its directory.
+    `known_as` is the prefix of their names in the file, where names are relative to its directory.
     """
     if not sys.flags.optimize:
         try:
             sys.meta_path.insert(0, Bundle(directory, package, known_as))
         except (OSError, ValueError, EOFError, TypeError):
-            pass  # modules are loaded as any others
+            pass  # modules are loaded as usual
 
 
-def use_no_more() -> None:
-    """A new interpreter would not have it."""
+def stop_using() -> None:
+    """For guests, which must not find our finder in sys.meta_path."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, Bundle)]:
         sys.meta_path.remove(finder)
         finder.close()
 
 
 def descriptors() -> List[int]:
-    """What must stay open for modules to be loaded."""
+    """Descriptors that must stay open while modules are loaded."""
     return [finder.descriptor for finder in sys.meta_path if isinstance(finder, Bundle)]
 
 
 class Bundle:
-    """Finds modules in the file, which it keeps open: whatever becomes of the name, this stays what it was.
+    """Finds modules in the file, which stays open: replacing it does not change what is loaded.
 
-    Not mapped: a mapping would be every guest's, and tell it the path.
+    Not mapped: guests would inherit the mapping, and see its path.
     """
 
     def __init__(self, directory: str, package: str, known_as: str) -> None:
@@ -94,7 +109,7 @@ class Bundle:
         self._latest = os.fstat(self._file.fileno()).st_mtime + _INSTALLED_WITHIN
         head = self._file.read(_INDEX_AT)
         if head[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:
-            raise ValueError("made by another interpreter")
+            raise ValueError("written by another interpreter")
         index_length = int.from_bytes(head[len(MAGIC_NUMBER) :], "little")
         self._codes_at = _INDEX_AT + index_length
         self._entries: Dict[str, Entry] = marshal.loads(self._file.read(index_length))
@@ -116,27 +131,27 @@ class Bundle:
         place = f"{self._directory}/{_place(inside, entry[3])}"
         spec = ModuleSpec(name, _Loader(name, place, self, entry), origin=place)
         spec.has_location = True
-        spec.cached = self._path  # or it is worked out, which takes as long as all the rest
+        spec.cached = self._path  # otherwise it is computed, which takes as long as all the rest
         if entry[3]:
             spec.submodule_search_locations = [place[: -len(_PACKAGE)]]
         return spec
 
     def code(self, path: str, entry: Entry) -> Optional[CodeType]:
-        """None: the source is not what the file was made from."""
+        """None if the source is not the one that was compiled."""
         at, length, size, _ = entry
         source = os.stat(path)
         if source.st_size != size or source.st_mtime > self._latest:
             return None
         try:
             code: CodeType = marshal.loads(os.pread(self._file.fileno(), length, self._codes_at + at))
-        except (ValueError, EOFError, TypeError):  # cut or overwritten
+        except (ValueError, EOFError, TypeError):  # truncated or overwritten
             return None
         _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]
         return code
 
 
 class _Loader(SourceFileLoader):
-    """An ordinary one in all but where the code comes from."""
+    """An ordinary loader, except for where the code comes from."""
 
     def __init__(self, name: str, path: str, bundle: Bundle, entry: Entry) -> None:
         super().__init__(name, path)
@@ -148,7 +163,7 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         code = self.get_code(module.__name__)
         if code is None:
-            raise ImportError(f"there is no code in {self.path}")
+            raise ImportError(f"no code in {self.path}")
         exec(code, module.__dict__)  # noqa: S102  # our own
 
 

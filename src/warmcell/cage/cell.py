@@ -1,7 +1,7 @@
-"""A cell's first process, and the one word that its guest says.
+"""A cell's shape and its init, and the message by which its guest reports that it is locked in.
 
-That word, locked in, comes before any code of the guest's runs, with what others need to look after it. It goes to the
-keeper or, where init sleeps, to the manager.
+The message comes before any guest code runs, with descriptors for the process that looks after the guest: the manager,
+or the keeper where there are no namespaces.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from .failure import CageError
-from .light import signal, socket
+from .fast_imports import signal, socket
 from .records import NamedTuple
 from .wire import SHORT_PACKET, receive_packet
 
@@ -17,58 +17,58 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Tuple
 
-    from .linux.call_list import Prepared
+    from .linux.call_list import PreparedCalls
     from .plan import LaunchPlan
 
 
-class Shape(NamedTuple):
-    """Everything that decides what a guest's list of calls looks like."""
+class CellShape(NamedTuple):
+    """Everything that a guest's list of calls depends on."""
 
     plan: LaunchPlan
     cgroups: int
-    #: What goes on top of the shared root: where, and whether it is a directory.
+    #: What is attached to the shared root: mount point, and whether it is a directory.
     attached: Tuple[Tuple[str, bool], ...] = ()
-    #: Paths of the plan's Landlock rules that are no directories.
+    #: Paths of the plan's Landlock rules that are files.
     files: Tuple[str, ...] = ()
 
 
 class SleepingInit(NamedTuple):
-    """Namespaces that stand, by their first process, which only sleeps."""
+    """A set of namespaces, kept alive by their init, which only sleeps."""
 
     #: As the manager sees it.
     pid: int
     pidfd: int
-    #: A pipe that ends when it has gone to sleep; what went wrong before is told on it.
+    #: A pipe that is closed when it has gone to sleep; an earlier failure is written to it.
     asleep: int
-    #: Without anybody at this end, it wakes up and ends.
+    #: When this end is closed, it wakes up and exits.
     lifeline: int
-    #: What it does before it sleeps, in memory that we share until then.
-    steps: Prepared
-    #: Who its guest is on the host.
+    #: The calls that it makes before it sleeps, in memory that it shares with us until then.
+    steps: PreparedCalls
+    #: The id of its guest on the host.
     host_id: int
 
     def end(self) -> None:
-        """Init, and with it everything in its namespaces."""
+        """Kills init, and with it everything in its namespaces."""
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
     def close(self) -> None:
-        """Lets go of the descriptors, the lifeline among them."""
+        """Closes the descriptors, including the lifeline."""
         for descriptor in (self.pidfd, self.asleep, self.lifeline):
             os.close(descriptor)
 
 
-#: Where refused calls are heard of; the listener of the egress proxy; the directory of the worker's note, which is a
-#: part of the scratch; the guest's own /proc.
+#: Names of handed-over descriptors: notifications of refused calls; the listener of the egress proxy; the directory of
+#: the worker's note, on the scratch tmpfs; the guest's /proc.
 NOTIFICATIONS, PROXY_LISTENER, CODE_DIRECTORY, PROCESSES = "notifications", "listener", "code", "processes"
 
 
-def take_over(channel: socket.socket) -> Dict[str, int]:
-    """The descriptors by name. Raises what the guest's process said instead; a process that died says nothing."""
+def receive_locked(channel: socket.socket) -> Dict[str, int]:
+    """Receives the descriptors, by name. Raises the failure that the guest's process sent instead, or its death."""
     message, descriptors = receive_packet(channel, SHORT_PACKET)
     if "locked" not in message:
         step, number, what = message.get("failed", ("lock guest", 0, "the guest's process died"))
-        raise CageError(step, number, what if what or number else "unexpected answer")
+        raise CageError(step, number, what if what or number else "unexpected message")
     return dict(zip(message["locked"], descriptors))  # noqa: B905  # `strict` came after Python 3.9

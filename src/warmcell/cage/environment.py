@@ -1,4 +1,4 @@
-"""The environment of what we start: of guests unless told otherwise. Pure module, and next to nothing to load."""
+"""The default environment of guests and of our own processes. Pure module, quick to load."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ CAGED_ENV = {
     "EMAIL": "sandbox@localhost",  # with it and the name in /etc/passwd, git needs no identity for a first commit
 }
 
-#: In the environment of whatever we start as an interpreter. Who finds it when importing `warmcell` was started in an
-#: interpreter's place, and ends (see `warmcell/__init__.py`).
+#: Set for every interpreter that we start. A program that finds it when it imports `warmcell` was started in place of
+#: an interpreter, and exits (see `warmcell/__init__.py`).
 CHILD_MARK = "WARMCELL_CHILD"

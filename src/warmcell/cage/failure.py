@@ -1,10 +1,10 @@
-"""CageError: which step of building the cage failed, with what errno, on what."""
+"""CageError: the step of building the cage that failed, its errno, and the item."""
 
 from __future__ import annotations
 
 import os
 
-from .light import socket
+from .fast_imports import socket
 from .wire import send_packet
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ class CageError(Exception):
 
 
 class Step:
-    """A part of the work that any OSError inside it belongs to. A class, because a cell takes some forty of these."""
+    """Turns an OSError in the block into the CageError of this step. A class, as a cell uses some forty of these."""
 
     __slots__ = ("_name", "_what")
 
@@ -47,8 +47,8 @@ class Step:
 step = Step
 
 
-def tell(channel: socket.socket, failure: CageError) -> None:
-    """Whoever waits for the cell may have let go of it meanwhile, which is no reason to end anything else."""
+def send_failure(channel: socket.socket, failure: CageError) -> None:
+    """Sends the failure to the process that waits for the cell, which may be gone."""
     try:
         send_packet(channel, {"failed": [failure.step, failure.errno, failure.what]})
     except OSError:

@@ -1,7 +1,7 @@
 """One command in one cage, in the foreground: `python -I -S <cage directory> launch <plan> <program> [argument ...]`.
 
-The guest gets our descriptors 0, 1 and 2 and our environment, and we end as it ends. For callers who start processes
-themselves; Warmcell's own runs go through a zygote that stays. This one makes a single cell.
+The guest gets our descriptors 0, 1 and 2 and our environment, and we exit with its status. For callers that start
+processes themselves; Warmcell's own runs use a zygote that stays. This one makes a single cell.
 """
 
 from __future__ import annotations
@@ -13,55 +13,56 @@ import sys
 
 from .failure import CageError
 from .manager import start
-from .wire import Job, encode_job, receive_packet, send_packet
+from .sockets import make_pair
+from .wire import GuestJob, encode_job, receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-    from .zygote.serve import Becoming
+    from .zygote.loop import GuestMain
 
 _FAILED = 125
 
 
-def launch(plan_text: str, command: Sequence[str]) -> Becoming:
-    """Returns only in the guest's process, with what turns it into the program."""
-    control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def launch(plan_text: str, command: Sequence[str]) -> GuestMain:
+    """Returns only in the guest's process, with the function that makes it the program."""
+    control, their_control = make_pair(socket.SOCK_SEQPACKET)
     zygote = os.fork()
     if zygote == 0:
         control.close()
         return start.main(their_control.detach())
     their_control.close()
     send_packet(control, {"isolation": "namespaces"})
-    while "ready" not in (answer := _hear(control)[0]):
+    while "ready" not in (answer := _receive(control)[0]):
         os.waitpid(zygote, 0) if "pid" in answer else None
-    _end_like(_supervise(control, plan_text, command))
+    _exit_like(_supervise(control, plan_text, command))
 
 
-def _hear(channel: socket.socket) -> tuple[Dict[str, Any], List[int]]:
+def _receive(channel: socket.socket) -> tuple[Dict[str, Any], List[int]]:
     message, descriptors = receive_packet(channel)
     if not message:
-        _give_up("the cage ended unexpectedly")
+        _fail("the cage manager exited unexpectedly")
     if "failed" in message:
-        _give_up(str(CageError(*message["failed"])))
+        _fail(str(CageError(*message["failed"])))
     return message, descriptors
 
 
 def _supervise(control: socket.socket, plan_text: str, command: Sequence[str]) -> Dict[str, Any]:
-    status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    job, their_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    status, their_status = make_pair(socket.SOCK_SEQPACKET)
+    job, their_job = make_pair(socket.SOCK_STREAM)
     theirs = [their_job.fileno(), their_status.fileno(), 0, 1, 2]
     send_packet(control, {"plan": plan_text, "execs": True}, theirs)
     their_job.close()
     their_status.close()
     while True:
-        message, descriptors = _hear(status)
+        message, descriptors = _receive(status)
         if "pid" in message:
             _pass_on_signals(descriptors[0])
         if "measures" in message:
             send_packet(status, {"measure": True})
         if "measured" in message or ("ready" in message and "measures" not in message):
-            job.sendall(encode_job(Job("exec", tuple(command), dict(os.environ), "/", {})))
+            job.sendall(encode_job(GuestJob("exec", tuple(command), dict(os.environ), "/", {})))
         if "exit" in message:
             return message
 
@@ -71,12 +72,12 @@ def _pass_on_signals(init: int) -> None:
         signal.signal(number, lambda *_: signal.pidfd_send_signal(init, signal.SIGKILL))
 
 
-def _give_up(reason: str) -> NoReturn:
+def _fail(reason: str) -> NoReturn:
     print(f"warmcell: {reason}", file=sys.stderr)
     os._exit(_FAILED)
 
 
-def _end_like(report: Dict[str, Any]) -> NoReturn:
+def _exit_like(report: Dict[str, Any]) -> NoReturn:
     status = report["exit"]
     number: Optional[int] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     if number is None:

@@ -1,11 +1,11 @@
-"""LaunchPlan: everything that is done to one run, as plain data with a strict codec. Pure module.
+"""LaunchPlan: how to build one cage, as plain data with a strict codec. Pure module.
 
-The policy room decides and writes a plan; the cage carries it out and decides nothing.
+The policy decides and is compiled into a plan; the cage carries it out and decides nothing.
 """
 
 from __future__ import annotations
 
-from .light import write_json
+from .fast_imports import write_json
 from .records import NamedTuple
 
 TYPE_CHECKING = False
@@ -19,28 +19,40 @@ class Bind(NamedTuple):
     source: str
     target: str
     writable: bool = False
-    #: "device:inode" when the policy was made; what is found there later must be the same.
+    #: "device:inode" when the policy was made; it must still be the same when the path is opened.
     identity: str = ""
-    #: A device node: keeps working as one.
+    #: A device node, mounted without nodev.
     device: bool = False
-    #: The caller named it, so the guest sees it as its owner would, whoever runs Warmcell.
+    #: The caller named it: the guest has its owner's access, also when the caller is root.
     as_owner: bool = False
+    #: Its tree comes with the order, as a descriptor: an overlay, whose upper directory is the source.
+    given: bool = False
 
 
 class Watch(NamedTuple):
-    """Ceilings for the whole tree that init keeps by looking, where no cgroup keeps them. 0: not watched."""
+    """Ceilings for the whole process tree that a watcher enforces where no cgroup does. 0: not watched."""
 
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     disk_bytes: int = 0
     #: Writable host directories whose growth counts as disk use.
     disk_paths: Tuple[str, ...] = ()
-    #: Whether it must leave others of its user their share of pipes and descriptors in flight.
+    #: Guest paths of overlays whose upper directories are among these: unlinked files on them count as well.
+    overlays: Tuple[str, ...] = ()
+    #: Those of them of which everything counts, also what earlier guests wrote; and the devices that files of overlays
+    #: seem to be on.
+    disk_totals: Tuple[str, ...] = ()
+    disk_devices: Tuple[int, ...] = ()
+    #: Whether the guest shares a host user's limits on pipes and descriptors in flight with others.
     descriptors: bool = False
+    #: NVIDIA devices, by the number in the name of their node, whose use by the guest is measured.
+    gpus: Tuple[int, ...] = ()
+    #: The ceiling on the memory of each of these devices.
+    gpu_memory_bytes: int = 0
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.memory_bytes or self.cpu_seconds or self.disk_bytes or self.descriptors)
+        return bool(self.memory_bytes or self.cpu_seconds or self.disk_bytes or self.descriptors or self.gpus)
 
 
 class LaunchPlan(NamedTuple):
@@ -50,12 +62,21 @@ class LaunchPlan(NamedTuple):
     isolation: str = "namespaces"
     #: "loopback": own network with nothing but itself; "host": the host's network.
     network: str = "loopback"
-    #: A port on the guest's loopback whose listener is handed to the supervisor's egress proxy; 0: none.
+    #: A port on the guest's loopback whose listener goes to the supervisor's egress proxy; 0: none.
     listener_port: int = 0
     hostname: str = "sandbox"
     binds: Tuple[Bind, ...] = ()
     symlinks: Tuple[Tuple[str, str], ...] = ()
     files: Tuple[Tuple[str, str], ...] = ()
+    #: The layers of an image, lowest first, which are the guest's root below a writable layer of its own. Their targets
+    #: are not used. Empty: the root is made of `binds`.
+    layers: Tuple[Bind, ...] = ()
+    #: A host directory with the directories "upper" and "work": the writable layer is there, and outlives the cage.
+    #: Empty: it is on the scratch tmpfs. At most one, and only with layers.
+    upper: Tuple[Bind, ...] = ()
+    #: The guest's ids in its user namespace. As 0, changes of owner and user seem to succeed.
+    uid: int = 1000
+    gid: int = 1000
     scratch_bytes: int = 0
     scratch_inodes: int = 0
     scratch_dirs: Tuple[Tuple[str, int], ...] = ()
@@ -64,24 +85,26 @@ class LaunchPlan(NamedTuple):
     #: Guest paths: (path, writable). Empty: no Landlock.
     landlock: Tuple[Tuple[str, bool], ...] = ()
     seccomp: bool = True
-    #: New processes and exec. Without it, threads still work.
+    #: Allows new processes and exec. Threads always work.
     allow_spawn: bool = False
+    #: Allows ptrace among the guest's own processes.
+    allow_tracing: bool = False
     watch: Watch = Watch()
-    #: Whether there are terminals: a devpts of the cage's own.
+    #: Whether the cage has terminals: a devpts of its own.
     terminals: bool = False
-    #: Where a worker leaves note of the paths that its program was refused; "": nowhere.
+    #: The file in which a worker notes the paths that its program was refused; "": none.
     report_path: str = ""
 
 
 def is_shared(bind: Bind, plan: LaunchPlan) -> bool:
-    """Whether it is the same for every guest of the plan: nothing of a caller's, nothing on top of a guest's own."""
+    """Whether it is the same for every guest of the plan: not the caller's, and not inside what is one guest's own."""
     own = [path for path, _ in plan.scratch_dirs]
     own += [other.target for other in plan.binds if other.as_owner or other.writable]
     return not (bind.as_owner or bind.writable or any(is_below(bind.target, path) for path in own))
 
 
 def is_below(path: str, place: str) -> bool:
-    """Or the place itself."""
+    """Also true for the place itself."""
     return (path + "/").startswith(place.rstrip("/") + "/")
 
 
@@ -90,22 +113,27 @@ class PlanError(ValueError):
 
 
 def encode(plan: LaunchPlan) -> str:
-    return write_json(plain(plan))
+    return write_json(to_json(plan))
 
 
-def plain(value: Any) -> Any:
-    """As what JSON knows."""
+def to_json(value: Any) -> Any:
+    """Records as objects, tuples as lists."""
     if hasattr(value, "_asdict"):
-        return {key: plain(item) for key, item in value._asdict().items()}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
+        return {key: to_json(item) for key, item in value._asdict().items()}
+    return [to_json(item) for item in value] if isinstance(value, tuple) else value
 
 
 def decode(data: Any) -> LaunchPlan:
-    """The inverse of `encode`, given parsed JSON. Every field must be there, of its type, and no other."""
+    """The inverse of `encode`, given parsed JSON. Every field must be present, of its type, and no other."""
     plan = _record(LaunchPlan, data)
     watch = _record(Watch, plan["watch"])
-    watch["disk_paths"] = tuple(_text(item) for item in _sequence(watch["disk_paths"]))
+    for name in ("disk_paths", "overlays", "disk_totals"):
+        watch[name] = tuple(_text(item) for item in _sequence(watch[name]))
+    watch["disk_devices"] = tuple(_number(item) for item in _sequence(watch["disk_devices"]))
+    watch["gpus"] = tuple(_number(item) for item in _sequence(watch["gpus"]))
     plan["binds"] = tuple(decode_binds(plan["binds"]))
+    for name in ("layers", "upper"):
+        plan[name] = tuple(decode_binds(plan[name]))
     plan["watch"] = Watch(**watch)
     plan["symlinks"] = _pairs(plan["symlinks"], str)
     plan["files"] = _pairs(plan["files"], str)
@@ -116,8 +144,8 @@ def decode(data: Any) -> LaunchPlan:
 
 
 def encode_binds(binds: Sequence[Bind]) -> Any:
-    """As `decode_binds` takes them, ready for JSON."""
-    return [plain(bind) for bind in binds]
+    """For JSON, as `decode_binds` expects them."""
+    return [to_json(bind) for bind in binds]
 
 
 def decode_binds(data: Any) -> List[Bind]:
@@ -135,7 +163,7 @@ def _record(kind: Any, data: Any) -> dict[str, Any]:
 
 
 def _json_types(example: Any) -> Tuple[type, ...]:
-    """What a value like this one looks like in JSON. Fields without a default are text."""
+    """The JSON types of a value like this one. Fields without a default are text."""
     if hasattr(example, "_fields"):
         return (dict,)
     if isinstance(example, tuple):
@@ -152,6 +180,12 @@ def _sequence(value: Any) -> list[Any]:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise PlanError("expected text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise PlanError("expected a number")
     return value
 
 

@@ -1,7 +1,7 @@
-"""Named tuples that cost little to define: what `typing.NamedTuple` makes, without loading it and all that it brings.
+"""Named tuples that are cheap to define: like those of `typing.NamedTuple`, without loading `typing`.
 
-Type checkers see the real thing. No constructor is compiled for any of them, but to tell what is wrong: a manager
-defines two dozen kinds, and most of them are made a few times in its life.
+Type checkers see the real class. No constructor is compiled, except to report wrong arguments: a manager defines two
+dozen kinds, and makes most of them only a few times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ else:
     _new = tuple.__new__
 
     class _Kind(type):
-        """Of such classes: annotated names become their fields, and values those fields' defaults."""
+        """Annotated names become fields, and their values defaults."""
 
         def __new__(mcs, name, bases, body):
             kind = super().__new__(mcs, name, bases, {"__slots__": (), **body})
@@ -28,11 +28,11 @@ else:
             return kind
 
     class NamedTuple(tuple, metaclass=_Kind):
-        """Compares, unpacks and prints as any named tuple does."""
+        """Compares, unpacks and prints like any named tuple."""
 
         def __new__(cls, *values, **named):
             if named or len(values) != len(cls._fields):
-                values = _completed(cls, values, named)
+                values = _complete(cls, values, named)
             return _new(cls, values)
 
         @classmethod
@@ -53,7 +53,7 @@ else:
         def __getnewargs__(self):
             return tuple(self)
 
-    def _completed(kind, values, named):
+    def _complete(kind, values, named):
         rest = [named.get(name, kind._field_defaults.get(name, _MISSING)) for name in kind._fields[len(values) :]]
         complete = (*values, *rest)
         if len(complete) != len(kind._fields) or _MISSING in rest or not named.keys() <= {*kind._fields[len(values) :]}:
@@ -61,7 +61,7 @@ else:
         return complete
 
     def _refuse(kind, values, named):
-        """Wrong arguments are told as for any function: by one that is written out and called with them."""
+        """Raises the error of any function with wrong arguments, by compiling one and calling it."""
         names = ", ".join(kind._fields)
         written = eval(f"lambda _cls, {names}: None")  # noqa: S307  # our own
         written.__name__, written.__qualname__ = "__new__", f"{kind.__qualname__}.__new__"

@@ -1,6 +1,6 @@
-"""What the worker noted about its program's last error: the paths that it was refused, NUL between them.
+"""The worker's note about its program's last error: the refused paths, separated by NUL.
 
-The guest can write this too, so it is read as names, never as orders.
+The guest can write this file too, so it is read as names only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_BYTES = 8192
 
 
 def read_note(path: str, directory: Optional[int] = None) -> List[List[str]]:
-    """Denials for the report. Links, devices and pipes in the note's place are no notes; "" is where none is kept."""
+    """Denials for the report. Anything but a regular file is ignored; path "" means no note."""
     if not path:
         return []
     try:

@@ -1,6 +1,6 @@
-"""Looks at a finished cage before the guest's code runs in it, and names everything that is not as planned.
+"""Checks a finished cage before guest code runs in it, and lists everything that is not as planned.
 
-From outside, by the process that looks after the guest: what is wrong with the guest cannot be wrong with who looks.
+The check is made from outside, by the process that looks after the guest, so that a broken cage cannot affect it.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ _WANTED = (*_CAPABILITY_SETS, "NoNewPrivs", "Seccomp:", "Uid", "Gid")
 
 
 def identities(files: Iterable[Union[int, str]]) -> List[Identity]:
-    """Device and inode of each, in an order that does not depend on theirs."""
+    """Device and inode of each, sorted."""
     return sorted((status.st_dev, status.st_ino) for status in map(os.stat, files))
 
 
 class Facts(NamedTuple):
-    """What the process is, as the kernel tells it."""
+    """The state of the process, from /proc."""
 
     status: Dict[str, str]
-    #: Device and inode of what is open.
+    #: Device and inode of its open descriptors.
     descriptors: List[Identity]
-    #: mount point -> is it writable
+    #: Mount point: whether it is writable.
     mounts: Dict[str, bool]
     namespaces: Dict[str, int]
     uid_map: str
     gid_map: str
-    #: Who owns what the kernel tells of the first process; the guest itself, where init can be looked into.
+    #: The owner of init's /proc entries; the guest itself where init is dumpable.
     init_owner: int
 
 
 class Expected(NamedTuple):
-    """What it must be."""
+    """The state that it must have."""
 
     plan: LaunchPlan
     descriptors: List[Identity]
-    #: The namespaces of the process that made it: its own must all differ.
+    #: The namespaces of the manager: its own must all differ.
     outer_namespaces: Dict[str, int]
-    #: Who it is, as seen from where we look.
+    #: Its uid and gid as the checking process sees them.
     host_id: int
 
 
@@ -89,14 +89,14 @@ def _words(path: str) -> str:
 def _mounts(path: str) -> Dict[str, bool]:
     mounts: Dict[str, bool] = {}
     for line in kernel_files.read(path).split("\n")[:-1]:
-        fields = line.split(" ")  # whatever has a space in it is written without
-        # Options of the mount, and, last, those of its file system.
+        fields = line.split(" ")  # spaces in paths are escaped
+        # The options of the mount, and, last, those of its file system.
         mounts[_unescape(fields[4])] = ",ro," not in f",{fields[5]},{fields[-1]},"
     return mounts
 
 
 def _unescape(text: str) -> str:
-    """Spaces and the like are written as octal. By hand: importing a codec would need files that may not be here."""
+    """Decodes octal escapes, by hand: a codec would be imported from files that may be missing here."""
     if "\\" not in text:
         return text
     head, *rest = text.split("\\")
@@ -104,7 +104,7 @@ def _unescape(text: str) -> str:
 
 
 def problems(facts: Facts, expected: Expected) -> List[str]:
-    """Everything that deviates; an empty list is the only answer that lets the guest start. Pure."""
+    """All deviations. The guest starts only if the list is empty. Pure."""
     found = _privilege_problems(facts, expected)
     if facts.descriptors != expected.descriptors:
         found.append(f"{len(facts.descriptors)} descriptors instead of {len(expected.descriptors)}, or others")
@@ -135,11 +135,12 @@ def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
         for name in ("Uid", "Gid")
         if set(facts.status.get(name, "").split()) != {str(expected.host_id)}
     ]
-    if facts.init_owner == expected.host_id:
+    # An undumpable process belongs to the namespace's root. Where that is the guest, the owner proves nothing.
+    if facts.init_owner == expected.host_id and expected.plan.uid != 0:
         found.append("init can be looked into")
     for name, text, inside in (
-        ("user", facts.uid_map, namespaces.GUEST_UID),
-        ("group", facts.gid_map, namespaces.GUEST_GID),
+        ("user", facts.uid_map, expected.plan.uid),
+        ("group", facts.gid_map, expected.plan.gid),
     ):
         words = text.split()
         if len(words) != 3 or words[0] != str(inside) or words[2] != "1":
@@ -151,7 +152,8 @@ def _mount_problems(facts: Facts, plan: LaunchPlan) -> List[str]:
     writable = {bind.target for bind in plan.binds if bind.writable}
     writable |= {path for path, _ in plan.scratch_dirs}
     writable |= {TERMINALS} if plan.terminals else set()
-    readable = {bind.target for bind in plan.binds} | {"/"}
+    writable |= {"/"} if plan.layers else set()
+    readable = {bind.target for bind in plan.binds} | ({"/", "/dev"} if plan.layers else {"/"})
     found = [f"nothing is mounted at {point}" for point in sorted((readable | writable) - set(facts.mounts))]
     for point, is_writable in facts.mounts.items():
         if point == "/proc" or point.startswith("/proc/"):
@@ -165,5 +167,5 @@ def _mount_problems(facts: Facts, plan: LaunchPlan) -> List[str]:
 
 
 def _is_below(point: str, targets: Set[str]) -> bool:
-    """A tree that was bound with what is mounted below it shows as further mounts."""
+    """A recursive bind shows the mounts below it as further mounts."""
     return any(target != "/" and point.startswith(target + "/") for target in targets)

@@ -1,17 +1,20 @@
-"""Frames between supervisor and cage. Control and status: one JSON object per packet. Job: length, JSON, then bytes.
+"""Messages between supervisor, manager, zygote and guest.
 
-Nothing here is ever unpickled, and what a guest could have written is never read as anything but its output.
+Control and status channels carry one JSON object per packet. A job is a length, JSON and then bytes. Nothing is ever
+unpickled, and what a guest could have written is only ever read as its output.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 from .environment import CAGED_ENV
-from .light import read_json, read_json_at, socket, write_json
-from .linux.owned import close_all
+from .fast_imports import read_json, read_json_at, socket, write_json
+from .linux.descriptors import close_all
 from .records import NamedTuple
+from .sockets import blocking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +22,10 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 MAX_PACKET = 512 * 1024
-#: For what a cell says of itself, which is short: a buffer that costs no mapping of its own.
+#: For messages about a cell, which are short: a buffer that needs no mapping of its own.
 SHORT_PACKET = 96 * 1024
-_MAX_DESCRIPTORS = 128
-#: As plain numbers: in a zygote, arithmetic with `socket`'s own touches a dozen pages, to be copied for every guest.
+_MAX_DESCRIPTORS = 250  # the kernel takes 253; a cell in an image has one for each layer
+#: Plain numbers: in a zygote, arithmetic with enums of `socket` touches a dozen pages, copied again for every guest.
 _SOCKET, _RIGHTS, _CLOEXEC = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(socket.MSG_CMSG_CLOEXEC)
 _CONTROL_CUT, _PAYLOAD_CUT = int(socket.MSG_CTRUNC), int(socket.MSG_TRUNC)
 _CUT = _CONTROL_CUT | _PAYLOAD_CUT
@@ -32,9 +35,9 @@ _ROOM = socket.CMSG_SPACE(_MAX_DESCRIPTORS * struct.calcsize("i"))
 def send_packet(
     channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = (), flags: int = 0
 ) -> None:
-    """What a user has in flight is compared with how many descriptors the sender may open."""
+    """The kernel limits a user's descriptors in flight by the sender's RLIMIT_NOFILE: raised if that is reached."""
     payload = write_json(message).encode()
-    rights = rights_to(descriptors) if descriptors else []
+    rights = descriptor_rights(descriptors) if descriptors else []
     try:
         channel.sendmsg([payload], rights, flags)
     except OSError as error:
@@ -43,19 +46,19 @@ def send_packet(
         _with_most_descriptors(lambda: channel.sendmsg([payload], rights, flags))
 
 
-def packets_at(descriptor: int) -> socket.socket:
-    """The end of a channel of packets that it is. Without saying so, Python asks the kernel."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, descriptor)
+def packet_socket(descriptor: int) -> socket.socket:
+    """A packet socket from its descriptor. The type is given, or Python would ask the kernel."""
+    return blocking(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, descriptor))
 
 
-def rights_to(descriptors: Sequence[int]) -> List[Tuple[int, int, bytes]]:
-    """As `sendmsg` takes them. Not by `array`, which loads `collections`."""
+def descriptor_rights(descriptors: Sequence[int]) -> List[Tuple[int, int, bytes]]:
+    """Ancillary data for `sendmsg`. Without `array`, which loads `collections`."""
     return [(_SOCKET, _RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
 
 
 def _with_most_descriptors(send: Callable[[], int]) -> None:
-    """For a moment as many as this process may allow itself: somebody else of this user has a great many in flight."""
-    import resource  # seldom needed, and not for free
+    """Sends with the soft limit raised to the hard one: other processes of this user have many in flight."""
+    import resource  # rarely needed
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
@@ -65,14 +68,14 @@ def _with_most_descriptors(send: Callable[[], int]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-class PacketCut(OSError):
-    """A packet, or part of it, is of no use and gone: most often too many descriptors are open here."""
+class PacketTruncated(OSError):
+    """A packet was lost in part or whole, most often because too many descriptors are open here."""
 
 
 def receive_packet(
     channel: socket.socket, most: int = MAX_PACKET, inbox: Optional[mmap.mmap] = None
 ) -> Tuple[Dict[str, Any], List[int]]:
-    """One message and the descriptors that came with it. An empty message is the end of the conversation."""
+    """One message and its descriptors. An empty message means that the channel was closed."""
     payload, descriptors = receive_bytes(channel, most, inbox)
     try:
         message = read_json(payload) if payload else {}
@@ -81,15 +84,15 @@ def receive_packet(
     if isinstance(message, dict):
         return message, descriptors
     close_all(descriptors)
-    raise PacketCut(errno.EBADMSG, "a packet was no message")
+    raise PacketTruncated(errno.EBADMSG, "not a JSON object")
 
 
-def new_inbox() -> mmap.mmap:
-    """For who has no other thread and hears often: a new buffer for the longest of packets is a mapping, each time.
+def new_receive_buffer() -> mmap.mmap:
+    """A buffer to receive into, for processes with one thread: allocating one per packet would map memory each time.
 
-    Pages that nothing came into are none: a zygote's forks have no more to copy.
+    Pages that were never written take no memory, and a zygote's forks need not copy them.
     """
-    import mmap  # no command needs it
+    import mmap  # commands do not need it
 
     return mmap.mmap(-1, MAX_PACKET, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -97,7 +100,7 @@ def new_inbox() -> mmap.mmap:
 def receive_bytes(
     channel: socket.socket, most: int = MAX_PACKET, inbox: Optional[mmap.mmap] = None
 ) -> Tuple[bytes, List[int]]:
-    """The same, as it came. Into `inbox`, where there is one."""
+    """The same without decoding, received into `inbox` if given."""
     if inbox is None:
         payload, rights, flags, _ = channel.recvmsg(most, _ROOM, _CLOEXEC)
     else:
@@ -107,13 +110,13 @@ def receive_bytes(
     for level, kind, data in rights:
         if level == _SOCKET and kind == _RIGHTS:
             descriptors += struct.unpack_from(f"{len(data) // 4}i", data)
-    # The kernel hands over as many as there is room for and drops the others; which is which nobody can tell.
+    # The kernel drops the descriptors that there is no room for, and does not say which.
     if flags & _CONTROL_CUT:
         close_all(descriptors)
-        raise PacketCut(errno.EMFILE, "there was no room for the descriptors of a packet")
+        raise PacketTruncated(errno.EMFILE, "no room for the descriptors of a packet")
     if flags & _PAYLOAD_CUT:
         close_all(descriptors)
-        raise PacketCut(errno.EMSGSIZE, f"a packet had more than {most} bytes")
+        raise PacketTruncated(errno.EMSGSIZE, f"a packet is longer than {most} bytes")
     if not payload:
         close_all(descriptors)
         return b"", []
@@ -121,15 +124,15 @@ def receive_bytes(
 
 
 def receive_order(channel: socket.socket, inbox: Tuple[mmap.mmap]) -> Tuple[bytes, bytes]:
-    """For a zygote, which touches as little as it can: a message, and the numbers of its descriptors, as they came."""
+    """For a zygote, which touches little memory: a message and its descriptors, both as bytes."""
     size, rights, flags, _ = channel.recvmsg_into(inbox, _ROOM, _CLOEXEC)
     if flags & _CUT:
-        raise PacketCut(errno.EMFILE, "a packet was cut")
+        raise PacketTruncated(errno.EMFILE, "a packet was truncated")
     return inbox[0][:size], rights[0][2] if rights else b""
 
 
-class Job(NamedTuple):
-    """What a waiting cell is given: how to start, with which environment, and the files it starts from."""
+class GuestJob(NamedTuple):
+    """What a waiting cell is to run: command, environment, and files."""
 
     #: "python": run `main` in the warm interpreter; "exec": become `argv`; "prelude": become `argv`, which reads
     #: another job from descriptor 3.
@@ -137,40 +140,48 @@ class Job(NamedTuple):
     argv: Tuple[str, ...]
     env: Mapping[str, str]
     code_dir: str
-    #: By name in the code directory, or by absolute path.
+    #: By name in the code directory, or absolute path.
     files: Mapping[str, bytes]
     main: str = ""
-    #: Where the program begins; "" is where the cage put it.
+    #: The working directory; "" is that of the plan.
     cwd: str = ""
-    #: Somebody reads the output while it comes: Python then writes line by line.
-    is_heard: bool = False
+    #: Output is read while the program runs: Python then flushes line by line.
+    is_streamed: bool = False
 
 
-#: From the manager to its zygote: the number of a recipe; whether the job will be a program, whether it comes later,
-#: and whether it may come as a list of calls.
+NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def file_mode(job: GuestJob, name: str) -> int:
+    """A program that is to be exec'd may be the file itself, when it was compiled."""
+    return 0o755 if job.mode == "exec" and name == job.main else 0o644
+
+
+#: From the manager to its zygote: the number of a recipe; whether the job may be a program, whether it comes later,
+#: and whether it may be a list of calls.
 FORK_ORDER = struct.Struct("=H???")
-#: The answer: the pid, or the errno as the kernel returns it; and whether the job must come as a list of calls.
+#: The answer: the pid, or a negative errno; and whether the job must be a list of calls.
 FORK_ANSWER = struct.Struct("=q?")
 
 _MOST_AT_ONCE = 1 << 20
 
 
-#: The headers of most jobs, by what they say, up to the size of their only file: nothing of it is a caller's.
+#: Headers of common jobs, up to the size of their only file. They contain nothing of a caller.
 _usual_headers: Dict[Tuple[str, str, str, bool], bytes] = {}
 
 
-def encode_job(job: Job) -> bytes:
+def encode_job(job: GuestJob) -> bytes:
     content = job.files.get(job.main)
     if content is None or len(job.files) > 1 or job.env is not CAGED_ENV or job.argv or job.cwd:
         header = _header(job)
         return b"".join([len(header).to_bytes(4, "big"), header, *job.files.values()])
-    key = (job.mode, job.code_dir, job.main, job.is_heard)
+    key = (job.mode, job.code_dir, job.main, job.is_streamed)
     beginning = _usual_headers.get(key) or _usual_headers.setdefault(key, _header(job).rpartition(b",")[0])
     header = b"%b,%d]]}" % (beginning, len(content))
     return b"%b%b%b" % (len(header).to_bytes(4, "big"), header, content)
 
 
-def _header(job: Job) -> bytes:
+def _header(job: GuestJob) -> bytes:
     fields: Dict[str, Any] = {
         "mode": job.mode,
         "argv": job.argv,
@@ -179,26 +190,26 @@ def _header(job: Job) -> bytes:
         "main": job.main,
         "cwd": job.cwd,
     }
-    if job.is_heard:  # most are not, and say nothing of it
-        fields["is_heard"] = True
+    if job.is_streamed:  # left out otherwise, as for most jobs
+        fields["is_streamed"] = True
     fields["files"] = [[name, len(content)] for name, content in job.files.items()]
     return write_json(fields).encode()
 
 
-def receive_job(read: Callable[[int], bytes]) -> Job:
-    """Reads until a whole job arrived; raises EOFError when the supervisor let go of the cell instead.
+def receive_job(read: Callable[[int], bytes]) -> GuestJob:
+    """Reads one job and no more, since another may follow; raises EOFError when the supervisor closed the channel.
 
-    No more than that, since another job may follow. And in few words: each takes the guest's process a copied page.
+    In few operations: each one costs the guest's process a copied page.
     """
     size = int.from_bytes(_read_exactly(read, 4), "big")
     header, _ = read_json_at(_read_exactly(read, size).decode(), 0)
     files = {name: _read_exactly(read, length) for name, length in header["files"]}
     program = (header["mode"], tuple(header["argv"]), header["env"], header["code_dir"], files)
-    return Job(*program, header["main"], header["cwd"], "is_heard" in header)
+    return GuestJob(*program, header["main"], header["cwd"], "is_streamed" in header)
 
 
 def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
-    """Nearly always all of it is there."""
+    """Nearly always one read is enough."""
     whole = read(size) if 0 < size < _MOST_AT_ONCE else b""
     return whole if len(whole) == size else whole + _read_rest(read, size - len(whole))
 

@@ -1,4 +1,4 @@
-"""The guest's process and its job: getting used to it beforehand, laying out its files, becoming its program."""
+"""The guest's process and its job: rehearsing one, receiving it, writing its files, starting its program."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import io
 import os
 from types import ModuleType
 
-from ..light import partial, signal
+from ..fast_imports import partial, signal
 from ..linux import pages
-from ..wire import Job, encode_job, receive_job
+from ..wire import NEW_FILE, GuestJob, encode_job, file_mode, receive_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,50 +19,45 @@ if TYPE_CHECKING:
 def await_job(
     job_descriptor: int, go: int, worker: Optional[ModuleType], droppable: Optional[List[Tuple[int, int]]] = None
 ) -> Callable[[], None]:
-    """Cage complete: waits for the job and returns what carries it out. `go` is closed when the guest's code begins.
+    """In a locked cage: waits for the job and returns the function that runs it. Closes `go` when guest code starts.
 
-    `droppable` is for who will wait: it has the time to prepare for its job, and pages that it can have back later.
+    With `droppable`, the cell will wait: it has time to rehearse, and pages that it can drop and load again later.
     """
     if worker is not None:
         if droppable is not None:
-            pages.drop(droppable)  # first: those that the rehearsal asks for are those that the job will need
+            pages.drop(droppable)  # first: the pages that the rehearsal loads are those that the job needs
             rehearse()
             worker.warm_up()
-        worker.forget_the_zygote()
+        worker.reset_state()
     try:
         job = receive_job(partial(os.read, job_descriptor))
     except EOFError:
         os._exit(0)
     except OSError as error:
-        _tell_failure(job_descriptor, 0, "the job", error)
+        _report_failure(job_descriptor, 0, "the job", error)
     if job.mode != "python" or worker is None:
         return partial(_become_program, job, job_descriptor, go)
     try:
         _write_files(job)
     except OSError as error:
-        _tell_failure(job_descriptor, 0, error.filename or "the program", error)
+        _report_failure(job_descriptor, 0, error.filename or "the program", error)
     os.close(go)
     os.close(job_descriptor)
     return partial(worker.run, job)
 
 
 def rehearse() -> None:
-    """Receives a job like any other, so that copying the pages this touches is over before the real one comes."""
-    job = Job("python", (), dict(os.environ, PATH="/usr/bin"), "/code", {"main.py": b"print(1)"}, "main.py")
-    # From memory: the manager counts descriptors at this very time.
+    """Receives a job from memory, so that the pages that this touches are copied before the real one comes."""
+    job = GuestJob("python", (), dict(os.environ, PATH="/usr/bin"), "/code", {"main.py": b"print(1)"}, "main.py")
+    # From memory: the manager counts our descriptors at this time.
     receive_job(io.BytesIO(encode_job(job)).read)
 
 
-_NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _write_files(job: Job) -> None:
+def _write_files(job: GuestJob) -> None:
     for name, content in job.files.items():
-        # What is to be exec'd may be the file itself: a compiled program.
-        mode = 0o755 if job.mode == "exec" and name == job.main else 0o644
-        if name[0] == "/":  # the work directory's, whose own directories are not there yet
+        if name[0] == "/":  # in the work directory, where parent directories may be missing
             os.makedirs(os.path.dirname(name), exist_ok=True)
-        descriptor = os.open(name if name[0] == "/" else f"{job.code_dir}/{name}", _NEW_FILE, mode)
+        descriptor = os.open(name if name[0] == "/" else f"{job.code_dir}/{name}", NEW_FILE, file_mode(job, name))
         try:
             written = os.write(descriptor, content)
             while written < len(content):
@@ -71,35 +66,35 @@ def _write_files(job: Job) -> None:
             os.close(descriptor)
 
 
-def _become_program(job: Job, job_descriptor: int, go: int) -> None:
-    """Writes the program's files and execs it. A failure is told on the job channel; exec closes that and `go`."""
+def _become_program(job: GuestJob, job_descriptor: int, go: int) -> None:
+    """Writes the program's files and execs it. A failure is sent on the job channel; exec closes that and `go`."""
     try:
         _write_files(job)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         if job.mode == "prelude":
-            _keep_for_program(job_descriptor, go)
+            _pass_to_program(job_descriptor, go)
         else:
             os.set_inheritable(job_descriptor, False)
         if job.cwd:
             os.chdir(job.cwd)
     except OSError as error:
-        _tell_failure(job_descriptor, 0, error.filename or "the program", error)
-    _tell_failure(job_descriptor, *_exec(job))
+        _report_failure(job_descriptor, 0, error.filename or "the program", error)
+    _report_failure(job_descriptor, *_exec(job))
 
 
-def _exec(job: Job) -> Tuple[int, str, OSError]:
-    """Returns only with why not."""
+def _exec(job: GuestJob) -> Tuple[int, str, OSError]:
+    """Returns only if it fails: the errno, the path and the error."""
     try:
-        os.execve(_place_of(job.argv[0], job.env), list(job.argv), job.env)
+        os.execve(_find_program(job.argv[0], job.env), list(job.argv), job.env)
     except OSError as error:
         return error.errno or 0, job.argv[0], error
 
 
-def _place_of(name: str, env: Mapping[str, str]) -> str:
-    """A bare name is looked for in the guest's root, by the guest's PATH. What is there says more than what is not.
+def _find_program(name: str, env: Mapping[str, str]) -> str:
+    """Searches a bare name in the guest's PATH. A file that is not executable is preferred to one that is missing.
 
-    By looking, not by trying as `execvp` does: where no process may be made, the filter allows a single exec.
+    Not by trying, as `execvp` does: where processes are forbidden, the filter allows a single exec.
     """
     if "/" in name:
         return name
@@ -108,18 +103,18 @@ def _place_of(name: str, env: Mapping[str, str]) -> str:
     return next((place for place in there if os.access(place, os.X_OK)), (there or places)[0])
 
 
-def _tell_failure(job_descriptor: int, number: int, what: str, error: OSError) -> NoReturn:
-    """`number` is exec's errno; 0 where it never came to that."""
+def _report_failure(job_descriptor: int, number: int, what: str, error: OSError) -> NoReturn:
+    """`number` is exec's errno; 0 if exec was not reached."""
     os.write(job_descriptor, f"{number} {what}: {error.strerror}".encode("utf-8", "replace"))
     os._exit(126)
 
 
-def _keep_for_program(job: int, go: int) -> None:
-    """For a program that starts first and reads its job itself, from 3; when it has it, it closes 4."""
+def _pass_to_program(job: int, go: int) -> None:
+    """For a program that reads its job itself, from descriptor 3, and closes 4 when it has it."""
     safe_job, safe_go = (fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 5) for descriptor in (job, go))
     os.dup2(safe_job, 3, inheritable=True)
     os.dup2(safe_go, 4, inheritable=True)
     if go not in (3, 4):
-        os.close(go)  # whatever it is called, it must not stay open
+        os.close(go)  # under any number, it must not stay open
     if job not in (3, 4):
         os.set_inheritable(job, False)

@@ -1,7 +1,7 @@
-"""The recipe: the order in which the cage is built. Any failure ends the run before a line of the guest's code.
+"""The recipe: the order in which the cage is built. Any failure ends the run before a line of guest code.
 
-It is written down once for each plan, in the zygote, as a list of system calls; the guest's process carries it out.
-So the order is all in one place, and what differs from cell to cell is which descriptors the list is given.
+The zygote writes it once per plan, as a list of system calls; the guest's process runs the list. So the whole order is
+in one place, and cells differ only in the descriptors that the list is given.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import struct
 
-from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, Shape
-from ..failure import CageError, tell
-from ..light import socket, write_json
-from ..linux import capabilities, cgroups, fds, foreign, landlock, namespaces, rlimits, seccomp
-from ..linux.call_list import CallList, Field, Prepared, Value
-from ..linux.list_program import Ends, ListProgram
+from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, CellShape
+from ..failure import CageError, send_failure
+from ..fast_imports import socket, write_json
+from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp
+from ..linux.call_list import CallList, Field, PreparedCalls, Value
+from ..linux.list_program import Channels, ListProgram
 from ..linux.syscalls import PR_SET_DUMPABLE
 from ..plan import LaunchPlan
 from ..records import NamedTuple
+from ..sockets import from_descriptor
 from . import root
 
 TYPE_CHECKING = False
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing import List, NoReturn, Optional, Sequence, Tuple
 
     from ..linux.arena import Arena
+    from ..linux.call_list import Buffer
 
 _STDIN, _STDOUT, _STDERR, _HANDOFF, _INIT, _ASLEEP = (Value(place) for place in range(6))
 #: Bounds of the descriptors to close: between three that stay there are four gaps.
@@ -35,7 +37,7 @@ _TROUBLE_BYTES = 4096
 
 
 class GuestDescriptors(NamedTuple):
-    """What one guest is made with. `init` and `asleep` are for guests in namespaces; `rest` is cgroups, then trees."""
+    """The descriptors of one guest. `init` and `asleep` are for guests in namespaces; `rest` is cgroups, then trees."""
 
     job: int
     go: int
@@ -48,26 +50,26 @@ class GuestDescriptors(NamedTuple):
     rest: Tuple[int, ...] = ()
 
 
-def in_order(descriptors: Sequence[int]) -> GuestDescriptors:
-    """As the manager sends them for a guest in namespaces."""
+def from_order(descriptors: Sequence[int]) -> GuestDescriptors:
+    """In the order in which the manager sends them for a guest in namespaces."""
     return GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
 
 
-class Steps(NamedTuple):
-    """All that is to be done to one guest, and where an init that did not fall asleep says why."""
+class GuestSteps(NamedTuple):
+    """The prepared list of one guest, and the buffer for the error of an init that could not go to sleep."""
 
-    calls: Prepared
-    trouble: "foreign.Array[foreign.c_char]"
+    calls: PreparedCalls
+    trouble: Buffer
 
 
 class Recipe:
-    """The list for one shape, and the buffer in which an init that did not fall asleep says why. `arena`: see there."""
+    """The list for one shape, and the buffer for the error of its init. With an arena it can become an executable."""
 
-    def __init__(self, shape: Shape, arena: Optional[Arena] = None) -> None:
+    def __init__(self, shape: CellShape, arena: Optional[Arena] = None) -> None:
         self.plan = plan = shape.plan
         self.arena = arena
         is_caged = plan.isolation == "namespaces"
-        trees = 1 + len(shape.attached) if is_caged else 0
+        trees = 1 + len(shape.attached) + len(plan.layers) + len(plan.upper) if is_caged else 0
         self.calls = calls = CallList(_GIVEN + shape.cgroups + trees, arena)
         self.trouble = calls.buffer(bytes(_TROUBLE_BYTES - 1))
 
@@ -76,10 +78,13 @@ class Recipe:
             namespaces.join(calls, _INIT, plan.network)
         cgroups.join(calls, _values(_GIVEN, shape.cgroups), must_hide=is_caged)
         if is_caged:
-            namespaces.become_guest(calls)
+            namespaces.become_guest(calls, plan.uid, plan.gid)
             root.build(calls, plan, _values(_GIVEN + shape.cgroups, trees), shape.attached)
             namespaces.set_hostname(calls, plan.hostname)
             namespaces.set_quotas(calls)
+            names_threads = ("/proc", True) in plan.landlock
+            if plan.layers or names_threads:
+                root.seal_proc(calls, names_threads, seccomp.pids_of_keepers(plan.terminals))
         _new_session(calls)
         rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] != "nofile"])
         if plan.isolation != "none":
@@ -96,14 +101,13 @@ class Recipe:
         if plan.seccomp:
             opened.append(seccomp.install(calls, _filter(plan), handover.place_for(NOTIFICATIONS)))
         handover.send()
-        # Last, because with it comes how many descriptors of its user may be in flight for it to send any: others may
-        # have used that up.
+        # Last: sending descriptors fails once its user has more of them in flight than this limit.
         rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] == "nofile"])
         fds.close_in_list(calls, (*opened, _HANDOFF))
 
-    def prepare(self, given: GuestDescriptors) -> Steps:
-        """With the descriptors of one guest, in the order of the list."""
-        return Steps(self.calls.prepare(self.words(given)), self.trouble)
+    def prepare(self, given: GuestDescriptors) -> GuestSteps:
+        """With the descriptors of one guest."""
+        return GuestSteps(self.calls.prepare(self.words(given)), self.trouble)
 
     def words(self, given: GuestDescriptors) -> List[int]:
         first = (given.stdin, given.stdout, given.stderr, given.handoff, given.init, given.asleep)
@@ -111,14 +115,14 @@ class Recipe:
         return [*first, *gaps, *given.rest]
 
     def program(self, given: GuestDescriptors, kept: Sequence[int]) -> Optional[ListProgram]:
-        """The same as a program of its own, for guests with the very same descriptors. None: it cannot be one."""
+        """The list as an executable, for guests with exactly these descriptors. None: it does not fit its arena."""
         if self.calls.arena is None:
             return None
-        return ListProgram(self.calls, self.words(given), Ends(given.job, given.go, given.handoff), kept)
+        return ListProgram(self.calls, self.words(given), Channels(given.job, given.go, given.handoff), kept)
 
 
-def lock_in(steps: Steps, handoff: int) -> None:
-    """In the guest's process: builds the cage around it, and hands over what others need to look after it."""
+def lock_in(steps: GuestSteps, handoff: int) -> None:
+    """In the guest's process: builds the cage around it, and hands over descriptors for the manager."""
     try:
         steps.calls.run()
     except CageError as failure:
@@ -129,7 +133,7 @@ def lock_in(steps: Steps, handoff: int) -> None:
 
 
 def _give_up(handoff: int, failure: CageError) -> NoReturn:
-    tell(socket.socket(fileno=handoff), failure)
+    send_failure(from_descriptor(handoff), failure)
     os._exit(1)
 
 
@@ -147,7 +151,10 @@ def _filter(plan: LaunchPlan) -> bytes:
         shows_host=shows_host,
         allow_unix=is_caged and not (shows_host and plan.network == "host"),
         is_watched=bool(plan.watch.memory_bytes),
-        has_host_disk=not is_caged or any(bind.writable for bind in plan.binds),
+        has_host_disk=not is_caged or any(bind.writable for bind in (*plan.binds, *plan.upper)),
+        has_agent=plan.terminals,
+        is_root=is_caged and plan.uid == 0,
+        allow_tracing=is_caged and plan.allow_tracing,
     )
     return seccomp.compile_filter(profile)
 
@@ -157,32 +164,32 @@ def _deny_network(plan: LaunchPlan) -> bool:
 
 
 def _new_session(calls: CallList) -> None:
-    calls.part("new session")
+    calls.begin_step("new session")
     calls.call("setsid")
     calls.call("umask", 0o022)
 
 
-def _await_sleep(calls: CallList, trouble: "foreign.Array[foreign.c_char]") -> None:
-    """Init must be out of the guest's reach before the guest is there: its pipe ends when it has gone to sleep."""
-    calls.part("start init")
-    calls.call("read", _ASLEEP, trouble, _TROUBLE_BYTES - 1, wanted=0)
+def _await_sleep(calls: CallList, trouble: Buffer) -> None:
+    """Init must be shielded before guest code runs: its pipe closes when it has gone to sleep."""
+    calls.begin_step("start init")
+    calls.call("read", _ASLEEP, trouble, _TROUBLE_BYTES - 1, expected=0)
 
 
 def _unshield(calls: CallList) -> None:
-    calls.part("unshield guest")
-    # Changing its user shielded it, and whoever watches could not look at what it uses.
+    calls.begin_step("unshield guest")
+    # Changing its user made it undumpable, and the watcher could not read what it uses.
     calls.call("prctl", PR_SET_DUMPABLE, 1)
 
 
 def _enter_directory(calls: CallList, path: str) -> None:
-    calls.part("enter directory", path)
+    calls.begin_step("enter directory", path)
     calls.call("chdir", os.fsencode(path))
 
 
 def _open_for_manager(calls: CallList, plan: LaunchPlan, handover: _Handover) -> List[Value]:
-    """What the manager cannot open itself, being outside."""
+    """What the manager cannot open from outside."""
     opened = []
-    calls.part("open for manager")
+    calls.begin_step("open for manager")
     if plan.listener_port:
         opened.append(_proxy_listener(calls, plan.listener_port, handover.place_for(PROXY_LISTENER)))
     if plan.report_path:
@@ -193,7 +200,7 @@ def _open_for_manager(calls: CallList, plan: LaunchPlan, handover: _Handover) ->
 
 
 def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
-    """The only way out of the guest's network: a listener in here whose connections the host's proxy accepts."""
+    """The only way out of the guest's network: a listener in it whose connections the host's proxy accepts."""
     address = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, bytes((127, 0, 0, 1)))
     listener = calls.call("socket", socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0, into=place)
     calls.call("bind", listener, address, len(address))
@@ -202,7 +209,7 @@ def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
 
 
 class _Handover:
-    """The last word of the list: locked in, with descriptors."""
+    """The message that the cage is locked, with descriptors: the last send of the list."""
 
     def __init__(self, calls: CallList) -> None:
         self._calls = calls
@@ -210,20 +217,20 @@ class _Handover:
         self._control = calls.buffer(bytes(_RIGHTS.size + 4 * _MOST_HANDED))
 
     def place_for(self, name: str) -> Field:
-        """Where the call that opens the descriptor of this name puts it."""
+        """Where the call that opens the descriptor of this name stores it."""
         self._names.append(name)
         return Field(self._control, _RIGHTS.size + 4 * (len(self._names) - 1))
 
     def send(self) -> None:
         calls = self._calls
-        calls.part("hand over")
+        calls.begin_step("hand over")
         payload = write_json({"locked": self._names}).encode()
         size = len(payload)
         vector = calls.buffer(struct.pack("=QQ", calls.address(calls.buffer(payload)), size))
         used = _RIGHTS.size + 4 * len(self._names) if self._names else 0
         _RIGHTS.pack_into(self._control, 0, used, socket.SOL_SOCKET, socket.SCM_RIGHTS)
         header = _MESSAGE.pack(0, 0, calls.address(vector), 1, calls.address(self._control), used, 0)
-        calls.call("sendmsg", _HANDOFF, header, 0, wanted=size)
+        calls.call("sendmsg", _HANDOFF, header, 0, expected=size)
 
 
 #: struct cmsghdr and struct msghdr of 64-bit Linux.

@@ -1,10 +1,12 @@
-"""The guest's root: a sealed copy of what all guests of a plan share, with what is one guest's own put on top.
+"""The guest's root: a sealed copy of what all guests of a plan share, with mounts of the guest's own on top.
 
-`lay_out` makes the original, in the manager's workshop; `build` is the guest's part of the recipe.
+`lay_out` makes the original, in the manager's workshop; `build` is the guest's part of the recipe. With an image, the
+same is built and then carried over to the image's own root (`image_root`).
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import posixpath
 import stat
@@ -13,8 +15,9 @@ import struct
 from ..failure import step
 from ..linux import mounts
 from ..linux.call_list import CallList, Value
-from ..linux.mounts import AT_FDCWD, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
+from ..linux.mounts import AT_FDCWD, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC, MS_REMOUNT
 from ..plan import LaunchPlan, is_below, is_shared
+from . import image_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,17 +34,18 @@ MASKED_PROC = (
     "sysrq-trigger",
     "modules",
     "latency_stats",
-    "locks",  # of files that the guest cannot see, held by whoever
+    "locks",  # of files and processes that the guest cannot see
 )
 
-#: Where terminals are. How many there may be: all of the host share one number of them.
+#: Where terminals are, and how many a cage may have of the host's limited number.
 TERMINALS = "/dev/pts"
 _MOST_TERMINALS = 64
 
 _ENOENT, _EBADF, _EEXIST = 2, 9, 17
 
-#: Names in the old root, for as long as there is one.
-_SCRATCH, _ROOT = "/tmp", b"/tmp/root"
+#: Paths in the old root, until it is unmounted.
+_SCRATCH, _ROOT, _BOOT_ID = "/tmp", b"/tmp/root", "/tmp/boot_id"
+_UUID_BYTES = 37  # with the newline
 
 
 # ---- the original ----
@@ -54,7 +58,7 @@ def enter_new_tmpfs(place: str) -> None:
 
 
 def lay_out(plan: LaunchPlan, trees: Sequence[int], attached: Sequence[Tuple[str, bool]]) -> None:
-    """What guests share, in the working directory, with empty places for what each of them adds to its copy."""
+    """Builds what guests share, in the working directory, with mount points for what each adds to its copy."""
     with step("make places"):
         terminals = (_inside(TERMINALS),) if plan.terminals else ()
         for path in ("run", "proc", *terminals, *(_inside(path) for path, _ in plan.scratch_dirs)):
@@ -65,7 +69,7 @@ def lay_out(plan: LaunchPlan, trees: Sequence[int], attached: Sequence[Tuple[str
             _make_place(bind.target, stat.S_ISDIR(os.fstat(tree).st_mode))
             mounts.attach_tree(tree, _inside(bind.target))
     with step("write files"):
-        for path, content in plan.files:
+        for path, content in () if plan.layers else plan.files:  # an image gets them in its own root
             _write_file(path, content)
         for path, target in plan.symlinks:
             _make_parents(path)
@@ -109,38 +113,42 @@ def _write_file(path: str, content: str) -> None:
 
 
 def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: Sequence[Tuple[str, bool]]) -> None:
-    """Moves into the copy, the first of the trees; afterwards the host's files have no name in here."""
-    calls.part("make mounts private", "/")
+    """Pivots into the copy, the first of the trees; afterwards host files have no name here."""
+    calls.begin_step("make mounts private", "/")
     mounts.make_private(calls)
     _mount_scratch(calls, plan)
-    calls.part("mount root", "copy")
+    calls.begin_step("mount root", "copy")
     calls.call("mkdirat", AT_FDCWD, _ROOT, 0o700)
     mounts.attach(calls, trees[0], AT_FDCWD, os.fsdecode(_ROOT))
     calls.call("chdir", _ROOT)
     _show_scratch(calls, plan)
+    image = trees[1 + len(attached) :]
     for tree, (target, is_directory) in zip(trees[1:], attached):  # noqa: B905  # `strict` came after Python 3.9
         _attach(calls, plan, tree, target, is_directory)
     _mount_proc(calls)
     if plan.terminals:
         _mount_terminals(calls)
-    calls.part("pivot root", "/")
+    if image:
+        image_root.move_into(calls, plan, image, attached)
+    calls.begin_step("pivot root", "/")
     mounts.pivot_into_working_directory(calls)
 
 
 def _mount_scratch(calls: CallList, plan: LaunchPlan) -> None:
-    """One sized tmpfs holds everything that the guest may write, so that one number bounds it all.
+    """One sized tmpfs holds everything that the guest may write, so that one number limits it.
 
-    As a whole it loses its name with the old root, below which it is; the parts keep it alive. Taking down mounts waits
-    for every processor to have noticed: once is enough.
+    It is mounted below the old root and loses its name with that; binds of its parts keep it alive. Unmounting it
+    separately would wait once more for every processor.
     """
-    calls.part("mount scratch")
+    calls.begin_step("mount scratch")
     calls.call("umask", 0)
-    options = f"size={plan.scratch_bytes},nr_inodes={plan.scratch_inodes},mode=0755"
+    # And a page and an inode for the file that hides the host's boot id.
+    options = f"size={plan.scratch_bytes + mmap.PAGESIZE},nr_inodes={plan.scratch_inodes + 1},mode=0755"
     mounts.add(calls, "tmpfs", _SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def _show_scratch(calls: CallList, plan: LaunchPlan) -> None:
-    calls.part("mount scratch")
+    calls.begin_step("mount scratch")
     for number, (path, mode) in enumerate(plan.scratch_dirs):
         store = f"{_SCRATCH}/{number}"
         calls.call("mkdirat", AT_FDCWD, store.encode(), 0o700)
@@ -149,8 +157,8 @@ def _show_scratch(calls: CallList, plan: LaunchPlan) -> None:
 
 
 def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_directory: bool) -> None:
-    """No link is followed on the way: what a guest left in a host directory must not lead the next one's mounts."""
-    calls.part("attach paths", target)
+    """Follows no link: what a guest left in a host directory must not redirect the mounts of the next."""
+    calls.begin_step("attach paths", target)
     for place in _missing(plan, target):
         parent = _open_parent(calls, place)
         _make_in_list(calls, parent, place, is_directory or place != target)
@@ -161,9 +169,9 @@ def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_dire
 
 
 def _missing(plan: LaunchPlan, target: str) -> Iterator[str]:
-    """What may have to be made first: everything below the scratch directory or host path that it lies in."""
+    """Directories that may have to be made first: all below the scratch directory or host path that it is in."""
     others = [path for path, _ in plan.scratch_dirs] + [bind.target for bind in plan.binds]
-    # What takes a scratch directory's own place (/work, usually) finds it there.
+    # A path that replaces a scratch directory itself (usually /work) finds it there.
     covering = max((path for path in others if is_below(target, path) and path != target), key=len, default=None)
     if covering is None:
         return
@@ -182,25 +190,57 @@ def _open_parent(calls: CallList, path: str) -> Value:
 def _make_in_list(calls: CallList, parent: Value, path: str, is_directory: bool) -> None:
     name = os.fsencode(posixpath.basename(path))
     if is_directory:
-        calls.call("mkdirat", parent, name, 0o755, tolerated=_EEXIST)
+        calls.call("mkdirat", parent, name, 0o755, allowed_errno=_EEXIST)
         return
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-    made = calls.call("openat", parent, name, flags, 0o600, tolerated=_EEXIST)
-    calls.call("close", made, tolerated=_EBADF)
+    made = calls.call("openat", parent, name, flags, 0o600, allowed_errno=_EEXIST)
+    calls.call("close", made, allowed_errno=_EBADF)
 
 
 def _mount_terminals(calls: CallList) -> None:
-    """An instance of its own: no terminal of anybody else's has a name in here."""
-    calls.part("mount terminals")
+    """An instance of the cage's own: no other terminal has a name in it."""
+    calls.begin_step("mount terminals")
     options = f"newinstance,ptmxmode=0666,mode=0620,max={_MOST_TERMINALS}"
     mounts.add(calls, "devpts", _inside(TERMINALS), "devpts", MS_NOSUID | MS_NOEXEC, options)
 
 
 def _mount_proc(calls: CallList) -> None:
-    """The guest's own: it shows the processes of its pid namespace, and of the host what cannot be left out."""
-    calls.part("mount proc")
+    """A /proc of its pid namespace, with what describes the host masked."""
+    calls.begin_step("mount proc")
     mounts.add(calls, "proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for name in MASKED_PROC:
-        mounts.add(calls, "dev/null", f"proc/{name}", None, MS_BIND, tolerated=_ENOENT)
-    random = "proc/sys/kernel/random"
-    mounts.add(calls, f"{random}/uuid", f"{random}/boot_id", None, MS_BIND, tolerated=_ENOENT)
+        mounts.add(calls, "dev/null", f"proc/{name}", None, MS_BIND, allowed_errno=_ENOENT)
+    _hide_boot_id(calls)
+
+
+def seal_proc(calls: CallList, keep_tasks: bool, keepers: Sequence[int]) -> None:
+    """Makes /proc read-only where the Landlock rules do not: that of an image's root allows writing everywhere.
+
+    With `keep_tasks` only /proc/sys and the entries of the keepers: a guest with a GPU must be able to name threads.
+    """
+    calls.begin_step("seal proc")
+    if not keep_tasks:
+        _make_read_only(calls, "/proc")
+        return
+    for place in ("/proc/sys", *(f"/proc/{pid}" for pid in keepers)):
+        mounts.add(calls, place, place, None, MS_BIND | MS_REC)
+        _make_read_only(calls, place)
+
+
+def _make_read_only(calls: CallList, place: str) -> None:
+    mounts.add(calls, None, place, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def _hide_boot_id(calls: CallList) -> None:
+    """A random value of the cage's own, the same at every read: programs take a new one for a reboot."""
+    uuid = calls.buffer(bytes(_UUID_BYTES))
+    source = calls.call("openat", AT_FDCWD, b"proc/sys/kernel/random/uuid", os.O_RDONLY | os.O_CLOEXEC, 0)
+    calls.call("read", source, uuid, _UUID_BYTES, expected=_UUID_BYTES)
+    calls.call("close", source)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    file = calls.call("openat", AT_FDCWD, _BOOT_ID.encode(), flags, 0o444)
+    calls.call("write", file, uuid, _UUID_BYTES, expected=_UUID_BYTES)
+    calls.call("close", file)
+    target = "proc/sys/kernel/random/boot_id"
+    mounts.add(calls, _BOOT_ID, target, None, MS_BIND)
+    mounts.add(calls, None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)

@@ -1,1 +1,1 @@
-"""The keeper: an init that watches over its cell, where no cgroup keeps the limits or host paths are in sight."""
+"""The keeper: the parent of a guest without namespaces. It enforces the limits and kills what the guest leaves."""

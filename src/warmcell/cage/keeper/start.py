@@ -1,7 +1,7 @@
-"""The keeper's beginning: it starts the guest, gives up all privileges, and says when the cage stands.
+"""The start of a keeper: it forks the guest, gives up all privileges, and reports when the cage is locked.
 
-It is for the classes without namespaces: there somebody must be the parent of everything that the guest leaves behind,
-and kill that at the end.
+For the classes without namespaces, where a process must be the parent of everything that the guest leaves running, and
+kill it at the end.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 
 from .. import verify
-from ..cell import NOTIFICATIONS, take_over
-from ..failure import CageError, step, tell
+from ..cell import NOTIFICATIONS, receive_locked
+from ..failure import CageError, send_failure, step
+from ..fast_imports import signal, socket
 from ..guest import recipe
-from ..light import signal, socket
 from ..linux import capabilities
 from ..linux.call_list import CallList
-from ..linux.owned import close_all
+from ..linux.descriptors import close_all
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, prctl
 from ..plan import LaunchPlan
 from ..records import NamedTuple
+from ..sockets import from_descriptor, make_pair
 from ..wire import send_packet
 from .watch import Keeper
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class KeeperDescriptors(NamedTuple):
-    """What a keeper and its guest are made with."""
+    """The descriptors of a keeper and its guest."""
 
     job: int
     go: int
@@ -41,12 +42,12 @@ class KeeperDescriptors(NamedTuple):
 
 
 def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
-    """Starts the guest, which builds its cage. Returns in the guest's process, locked in; in the keeper's own never."""
-    status = socket.socket(fileno=given.status)
+    """Starts the guest, which builds its cage. Returns only in the guest's process, locked in."""
+    status = from_descriptor(given.status)
     plan = steps.plan
     try:
         with step("shield keeper"):
-            # Before the fork: the guest has the same user, and must never find its keeper open.
+            # Before the fork: the guest has the same user, and must never see its keeper dumpable.
             prctl(PR_SET_DUMPABLE, 0)
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         guest, handoff = _start_guest(steps, given)
@@ -54,26 +55,26 @@ def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
             status.detach()
             return
         kept = verify.identities((given.job, given.go, given.stdin, given.stdout, given.stderr))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python has a handler for this one
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python installs a handler for it
         _drop_privileges(plan)
         close_all([*given.cgroups, given.job, given.go, given.stdin, given.stdout, given.stderr])
-        notifications = take_over(handoff).get(NOTIFICATIONS, -1)
-        handoff.recv(1)  # until the guest closed it, the last thing that it does
+        notifications = receive_locked(handoff).get(NOTIFICATIONS, -1)
+        handoff.recv(1)  # until the guest closes it, which is its last call
         handoff.close()
         verify.check(guest, 0, verify.Expected(plan, kept, {}, os.geteuid()))
         send_packet(status, {"ready": True, "measures": bool(plan.watch.disk_bytes)})
     except CageError as failure:
-        tell(status, failure)
+        send_failure(status, failure)
         os._exit(1)
     except BaseException as error:
-        tell(status, CageError("start guest", getattr(error, "errno", 0) or 0, repr(error)))
+        send_failure(status, CageError("start guest", getattr(error, "errno", 0) or 0, repr(error)))
         os._exit(1)
     Keeper(plan, status, given.begun, guest, notifications, may_exec).watch()
 
 
 def _start_guest(steps: recipe.Recipe, given: KeeperDescriptors) -> Tuple[int, socket.socket]:
-    """Forks. The child builds and locks the cage and says how that went on the other end of the returned socket."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """Forks. The child builds and locks the cage, and reports on the other end of the returned socket."""
+    ours, theirs = make_pair(socket.SOCK_SEQPACKET)
     handoff = theirs.fileno()
     descriptors = recipe.GuestDescriptors(
         given.job, given.go, given.stdin, given.stdout, given.stderr, handoff, rest=given.cgroups

@@ -1,4 +1,4 @@
-"""The keeper's life: waits for the guest's end, or makes it where a ceiling is reached."""
+"""The keeper's loop: waits for the guest to exit, or kills it when a ceiling is reached."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import select
 import time
 
 from .. import refused_paths
+from ..fast_imports import partial, signal, socket
 from ..leftovers import Leftovers
-from ..light import partial, signal, socket
-from ..linux.guests_files import is_writable_by_rule
+from ..linux.guest_files import is_writable_by_rule
 from ..linux.notify import Listener
 from ..linux.processes import descendants, kill_tree
 from ..plan import LaunchPlan
-from ..watching.ceilings import Ceilings, Tree
+from ..watching import usage
+from ..watching.ceilings import Ceilings, Network, Tree
 from ..watching.locks import Locks
 from ..wire import receive_packet, send_packet
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Keeper:
-    """One cell's, from the moment that its cage stands."""
+    """Looks after one cell, from the moment that its cage is locked."""
 
     def __init__(
         self, plan: LaunchPlan, status: socket.socket, begun: int, guest: int, notifications: int, may_exec: bool
@@ -34,7 +35,8 @@ class Keeper:
         self._begun = begun
         self._guest = guest
         locks = Locks(lambda owner, pids: owner in pids)
-        tree = Tree("/proc", partial(_below, os.getpid()), locks.held, plan.watch.disk_paths)
+        network = Network("/proc/self/net", is_own=False)
+        tree = Tree("/proc", partial(_below, os.getpid()), locks.memory, plan.watch.disk_paths, network)
         self._ceilings = Ceilings(plan.watch, tree)
         self._listener: Optional[Listener] = None
         if notifications >= 0:
@@ -42,7 +44,7 @@ class Keeper:
             self._listener = Listener(notifications, guest, note_shared_memory=self._note_shared_memory, is_own=is_own)
             self._listener.may_exec_once = may_exec
         self._exit: Optional[int] = None
-        #: Nobody is left in the cell: what the guest had started and not waited for became our children with its end.
+        #: Whether the cell is empty: what the guest started and did not wait for became our children when it exited.
         self._is_alone = False
         self._leftovers: Optional[Leftovers] = None
         self._is_stopped = False
@@ -51,11 +53,11 @@ class Keeper:
         self._next_look: Optional[float] = None
 
     def _note_shared_memory(self, length: int) -> bool:
-        self._ceilings.mappings.asked_for(length)
+        self._ceilings.mappings.note_shared_memory(length)
         return True
 
     def watch(self) -> None:
-        """The loop: signals of ended children, words from outside, refused calls, and a look at what is used."""
+        """Handles exits of children, messages from outside and refused calls, and checks the ceilings."""
         wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -71,7 +73,7 @@ class Keeper:
                 os.read(wake, 4096)
                 self._reap()
             if self._status.fileno() in ready:
-                self._hear()
+                self._receive()
             if self._begun in ready:
                 poll.unregister(self._begun)
                 self._next_look = time.monotonic() + self._ceilings.begin()
@@ -79,7 +81,7 @@ class Keeper:
                 if ready[self._listener.descriptor] & select.POLLIN:
                     self._listener.answer()
                     if self._leftovers:
-                        self._leftovers.were_heard()
+                        self._leftovers.note_activity()
                 else:
                     poll.unregister(self._listener.descriptor)
             if self._next_look is not None and time.monotonic() >= self._next_look:
@@ -87,23 +89,23 @@ class Keeper:
         self._end()
 
     def _is_over(self) -> bool:
-        """Whether it must end, or the guest has ended and nothing that it left behind deserves more time."""
+        """Whether it must stop, or the guest has exited and nothing that it left running may go on."""
         if self._is_stopped or self._ceilings.verdict or (self._exit is not None and self._is_alone):
             return True
         if self._exit is None:
             return False
         self._leftovers = self._leftovers or Leftovers()
         is_due = time.monotonic() >= self._leftovers.next_look
-        return is_due and not self._leftovers.deserve_time(_below(os.getpid()))
+        return is_due and not self._leftovers.may_continue(_below(os.getpid()))
 
     def _pause_ms(self) -> Optional[float]:
-        """Until the next look at what is used, or at what is left."""
+        """Until the next look at the ceilings, or at what the guest left running."""
         due = [] if self._next_look is None else [self._next_look]
         due += [self._leftovers.next_look] if self._leftovers else []
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
-    def _hear(self) -> None:
-        """To measure, by who will send the job once it is answered; or to stop, by a word or by letting go."""
+    def _receive(self) -> None:
+        """A request to measure, whose answer the job waits for; any other message or a closed channel means stop."""
         try:
             message, _ = receive_packet(self._status)
             if "measure" in message:
@@ -133,7 +135,7 @@ class Keeper:
 
     def _end(self) -> None:
         self._kill_all()
-        self._ceilings.last_look()
+        self._ceilings.look_at_end()
         report: Dict[str, Any] = {
             "exit": self._exit if self._exit is not None else 9,
             "verdict": self._ceilings.verdict,
@@ -143,6 +145,9 @@ class Keeper:
             "denials": (self._listener.denials if self._listener else [])
             + refused_paths.read_note(self._plan.report_path),
         }
+        if 0 < self._plan.watch.memory_bytes < self._peak:
+            files = self._ceilings.mapped_files
+            report["resident"] = [self._peak, usage.shared_by_fork(os.getpid(), with_files=files < 0), files]
         try:
             send_packet(self._status, report)
         except OSError:
@@ -150,18 +155,20 @@ class Keeper:
         os._exit(0)
 
     def _kill_all(self) -> None:
-        """SIGKILL to everything, until nothing is left: what forks faster than we look is stopped first."""
-        while True:
+        """Kills every descendant until none is left. `kill_tree` stops them first, in case they fork quickly.
+
+        All that have died are reaped before the next look: there may be hundreds, each the child of the last.
+        """
+        while not self._is_alone:
             kill_tree(os.getpid(), itself=False)
             try:
-                pid, status, used = os.wait4(-1, 0)
+                self._account(*os.wait4(-1, 0))
             except ChildProcessError:
                 return
             except OSError as error:
                 if error.errno != errno.EINTR:
                     raise
-                continue
-            self._account(pid, status, used)
+            self._reap()
 
 
 def _below(root: int) -> List[int]:

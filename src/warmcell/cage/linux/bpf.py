@@ -1,4 +1,4 @@
-"""Classic BPF as data: instructions of a seccomp filter, and the few shapes that rules are made of. Pure module."""
+"""Classic BPF as data: instructions of a seccomp filter, and the building blocks of rules. Pure module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EPERM = 1
 
 
 def errno(number: int) -> int:
-    """The verdict that gives the caller an error."""
+    """The action that returns an error to the caller."""
     return 0x00050000 | number
 
 
@@ -27,7 +27,7 @@ def argument(index: int) -> int:
 
 
 LD, JA, JEQ, JGE, JSET, AND, RET = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
-_FARTHEST = 255  # that a conditional jump reaches
+_FARTHEST = 255  # reach of a conditional jump
 
 
 class Instruction(NamedTuple):
@@ -69,10 +69,10 @@ def all_but(index: int, values: Sequence[int]) -> List[Instruction]:
 
 
 def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
-    """What to do from each number on, in ascending order, the first being 0: found in as few comparisons as can be.
+    """A binary search. Each case is the first number that its rule applies to, ascending from 0.
 
-    The kernel goes through a filter once for every call that there is before it lets it in, so that a list in place of
-    a tree would cost each cell more than all else that the filter does.
+    When a filter is installed, the kernel evaluates it once for every call number: with a linear list that would cost
+    each cell more than everything else about the filter.
     """
     if len(cases) == 1:
         return cases[0][1]

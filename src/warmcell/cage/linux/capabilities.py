@@ -16,17 +16,17 @@ _EPERM = 1
 def drop_all(calls: CallList) -> None:
     """Order matters: dropping from the bounding set needs a capability that `capset` then takes away.
 
-    An ordinary user without namespaces has none to begin with and cannot shrink the bounding set; with
-    no_new_privs it means nothing then.
+    An ordinary user without namespaces has none to begin with and cannot shrink the bounding set, which has no
+    effect with no_new_privs.
     """
-    calls.part("drop capabilities")
+    calls.begin_step("drop capabilities")
     for capability in range(_LAST + 1):
-        calls.call("prctl", PR_CAPBSET_DROP, capability, tolerated=_EPERM if os.geteuid() else 0)
+        calls.call("prctl", PR_CAPBSET_DROP, capability, allowed_errno=_EPERM if os.geteuid() else 0)
     clear(calls)
 
 
 def clear(calls: CallList) -> None:
-    """All but the bounding set, which means nothing to who may not gain privileges."""
+    """All but the bounding set, which has no effect with no_new_privs."""
     calls.call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     calls.call("capset", struct.pack("=Ii", _VERSION_3, 0), bytes(24))
     calls.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

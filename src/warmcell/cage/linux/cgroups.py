@@ -1,4 +1,4 @@
-"""Control groups, from inside: how a cell joins those that its supervisor made for it."""
+"""How a cell joins the control groups that its supervisor made for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def join(calls: CallList, groups: Iterable[Value], must_hide: bool) -> None:
-    """Moves the process into groups whose `cgroup.procs` were opened outside, and hides what is above them.
+    """Moves the process into groups whose `cgroup.procs` were opened outside, and hides their ancestors.
 
-    The classes without namespaces have no right to a cgroup namespace either.
+    The classes without namespaces may not make a cgroup namespace either.
     """
-    calls.part("join cgroup")
+    calls.begin_step("join cgroup")
     for group in groups:
-        calls.call("write", group, b"0", 1, wanted=1)
-    calls.call("unshare", CLONE_NEWCGROUP, tolerated=0 if must_hide else errno.EPERM)
+        calls.call("write", group, b"0", 1, expected=1)
+    calls.call("unshare", CLONE_NEWCGROUP, allowed_errno=0 if must_hide else errno.EPERM)

@@ -1,8 +1,8 @@
-"""Connects unix sockets for guests that see host directories: to sockets of the guest's own making, to no others.
+"""Connects unix sockets for guests that see host directories, and only to sockets that the guest made.
 
-A read-only mount does not keep anybody from connecting to a socket in it, and what a host process offers on a socket is
-not something that "may read this directory" was meant to include. The manager looks where the path really
-leads and makes the connection itself, so that nothing can change between the look and the act.
+A read-only mount does not prevent connecting to a socket in it, and a service on a host socket is more than "may read
+this directory" grants. The manager resolves the path and makes the connection itself, so that nothing can change in
+between.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import os
 import stat
 import struct
 
-from ..light import socket
-from .guests_files import copy_of, open_inside
+from ..fast_imports import socket
+from .guest_files import copy_of, open_inside
 from .notify import unix_path
 from .syscalls import call
 
 _EPERM = 1
-#: A full backlog must not hold up the one who looks after everybody.
+#: A full backlog must not block the manager.
 _PATIENCE = struct.pack("@ll", 0, 2_000)
 
 
 def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> int:
-    """Carries out the guest's connect(), whatever the address: letting it go on would let the guest change its mind.
+    """Makes the guest's connect() call for it: if the call went on, the guest could change the address in between.
 
-    Returns 0 or the errno that the guest gets; EPERM: a unix socket that is not its own.
+    Returns 0 or the errno for the guest; EPERM for a unix socket that is not its own.
     """
     path = unix_path(address)
     try:

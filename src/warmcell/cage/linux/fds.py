@@ -1,4 +1,4 @@
-"""Descriptors: what the guest inherits, which is 0, 1 and 2."""
+"""Descriptors in lists of calls: guests inherit 0, 1 and 2 and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EINVAL = 22
 
 def use_as_stdio(calls: CallList, descriptors: Sequence[Value]) -> None:
     """Puts three descriptors at 0, 1 and 2. They must all be above 2."""
-    calls.part("use as stdio")
+    calls.begin_step("use as stdio")
     for target, source in enumerate(descriptors):
         calls.call("dup3", source, target, 0)
 
@@ -34,7 +34,7 @@ def close_in_list(calls: CallList, descriptors: Sequence[Value]) -> None:
 
 
 def ranges_of(descriptors: Sequence[int]) -> List[Tuple[int, int]]:
-    """First and last of those that are neighbours, as most are: the kernel gives the lowest free numbers. Pure."""
+    """First and last of each run of adjacent numbers. The kernel gives the lowest free ones, so most are. Pure."""
     ranges: List[Tuple[int, int]] = []
     for descriptor in sorted(descriptors):
         if ranges and descriptor == ranges[-1][1] + 1:
@@ -45,20 +45,20 @@ def ranges_of(descriptors: Sequence[int]) -> List[Tuple[int, int]]:
 
 
 def close_numbers(calls: CallList, descriptors: Sequence[int]) -> None:
-    calls.part("close descriptors")
+    calls.begin_step("close descriptors")
     for first, last in ranges_of(descriptors):
         calls.call("close_range", first, last, 0)
 
 
 def close_gaps(calls: CallList, gaps: Sequence[Tuple[Value, Value]]) -> None:
-    """Closes all that `gaps_between` found. A gap between neighbours is none, and the error of no weight."""
-    calls.part("close descriptors")
+    """Closes what `gaps_between` found. Between adjacent numbers there is no gap, and EINVAL is allowed."""
+    calls.begin_step("close descriptors")
     for first, last in gaps:
-        calls.call("close_range", first, last, 0, tolerated=_EINVAL)
+        calls.call("close_range", first, last, 0, allowed_errno=_EINVAL)
 
 
 def gaps_between(*kept: int) -> List[int]:
-    """First and last descriptor of each gap, from 3 on. Pure."""
+    """First and last descriptor of each gap from 3 on. Pure."""
     bounds, start = [], 3
     for descriptor in sorted(kept):
         bounds += [start, descriptor - 1]
@@ -67,7 +67,7 @@ def gaps_between(*kept: int) -> List[int]:
 
 
 def close_all_but(*kept: int) -> None:
-    """At once, in this process: everything above 2 but these."""
+    """Closes everything above 2 but these, in this process."""
     bounds = iter(gaps_between(*kept))
     for first in bounds:
         last = next(bounds)
@@ -76,5 +76,5 @@ def close_all_but(*kept: int) -> None:
 
 
 def end_on_exec(calls: CallList) -> None:
-    """Whatever is above 2 ends with the next exec."""
+    """Closes everything above 2 at the next exec."""
     calls.call("close_range", 3, _LARGEST, _CLOSE_RANGE_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Whether this is the host's root, whose guests are given ids that own nothing."""
+"""Whether this process is the host's root, whose guests get ids that own nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 from . import kernel_files
 
-#: Where root's guests live on the host: above every range that distributions hand out, so it owns nothing.
+#: The first id for root's guests: above every range that distributions hand out, so that it owns nothing.
 UNOWNED_UID_BASE = 0x70000000
-#: CAP_CHOWN, _DAC_OVERRIDE, _SETGID, _SETUID, _SYS_ADMIN and _SETFCAP: what it takes to give guests such an id.
+#: CAP_CHOWN, _DAC_OVERRIDE, _SETGID, _SETUID, _SYS_ADMIN and _SETFCAP, which giving guests such an id needs.
 _ROOTS_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 6 | 1 << 7 | 1 << 21 | 1 << 31
 
 
 def is_root_of_host() -> bool:
-    """Root that may map any user and mount: not uid 0 of a user namespace, nor one whose capabilities were taken."""
+    """Whether it may map any user and mount: not uid 0 of a user namespace, nor root without its capabilities."""
     if os.geteuid() != 0:
         return False
     maps = [line.split() for line in kernel_files.read("/proc/self/uid_map").splitlines()]

@@ -1,4 +1,4 @@
-"""Files that the kernel makes up. Not with `open`: its buffers and guesses at encodings cost more than all the rest."""
+"""Reads and writes files in /proc and /sys. Not with `open`, whose buffers and encodings cost more than the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(path: str) -> str:
 
 
 def read_short(path: str) -> str:
-    """Of a file that is sure to be short: the kernel returns it whole."""
+    """For a file below 4 KiB: the kernel returns it whole."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096).decode()
@@ -41,8 +41,10 @@ _ENOENT, _EBADF = 2, 9
 
 
 def write_in_list(calls: CallList, path: str, text: str, may_be_missing: bool = False) -> None:
-    """As a part of a list. Where there is no such file, writing to it and closing it come to nothing."""
+    """Adds the write to a list. With `may_be_missing`, a missing file is skipped."""
     encoded = text.encode()
-    file = calls.call("openat", -100, path.encode(), os.O_WRONLY | os.O_CLOEXEC, 0, tolerated=_ENOENT * may_be_missing)
-    calls.call("write", file, encoded, len(encoded), tolerated=_EBADF * may_be_missing)
-    calls.call("close", file, tolerated=_EBADF * may_be_missing)
+    file = calls.call(
+        "openat", -100, path.encode(), os.O_WRONLY | os.O_CLOEXEC, 0, allowed_errno=_ENOENT * may_be_missing
+    )
+    calls.call("write", file, encoded, len(encoded), allowed_errno=_EBADF * may_be_missing)
+    calls.call("close", file, allowed_errno=_EBADF * may_be_missing)

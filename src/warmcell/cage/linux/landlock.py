@@ -1,4 +1,4 @@
-"""Landlock: a second, independent lock on files, and on signals and abstract sockets out of the cage."""
+"""Landlock: a second, independent restriction of files, and of signals and abstract sockets that leave the cage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from ..failure import CageError
 from . import fds
 from .call_list import CallList, Field, Value
-from .offered import landlock as version_offered
+from .kernel_support import landlock_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def _handled_files(version: int) -> int:
 def restrict(
     calls: CallList, paths: Iterable[Tuple[str, bool]], files: Container[str], deny_network: bool = False
 ) -> None:
-    """From here on the process and its children reach only `paths`: (path, writable). `files` are no directories.
+    """From here on the process and its children reach only `paths`: (path, writable), of which `files` are files.
 
-    The scopes stop signals and abstract sockets from leaving; with `deny_network`, TCP as well where the ABI can.
+    The scopes keep signals and abstract sockets inside; with `deny_network` TCP is denied where the ABI can.
     """
-    calls.part("restrict with Landlock")
-    version = version_offered()
+    calls.begin_step("restrict with Landlock")
+    version = landlock_version()
     if not version:
         raise CageError("restrict with Landlock", 38, "not available")
     handled = _handled_files(version)
@@ -55,7 +55,7 @@ def restrict(
     ruleset = calls.call("landlock_create_ruleset", struct.pack("=QQQ", handled, network, scoped), size, 0)
     for path, writable in paths:
         _allow(calls, ruleset, path, _rights(handled, writable, path in files))
-    calls.part("restrict with Landlock")
+    calls.begin_step("restrict with Landlock")
     calls.call("landlock_restrict_self", ruleset, 0)
     calls.call("close", ruleset)
 
@@ -66,7 +66,7 @@ def _rights(handled: int, writable: bool, is_file: bool) -> int:
 
 
 def _allow(calls: CallList, ruleset: Value, path: str, rights: int) -> None:
-    calls.part("restrict with Landlock", path)
+    calls.begin_step("restrict with Landlock", path)
     rule = calls.buffer(struct.pack("=Qi", rights, -1))
     place = fds.open_path(calls, path, os.O_PATH, Field(rule, 8))
     calls.call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)

@@ -1,4 +1,4 @@
-"""Mounts, old and new interface: single ones by path, whole trees by descriptor."""
+"""Mounts, by the old and the new interface: single ones by path, whole trees by descriptor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 from ..failure import CageError, step
 from ..plan import Bind
-from . import foreign
+from . import fast_ctypes
 from .call_list import CallList, Value
 from .syscalls import call
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     Owner = Tuple[int, int]
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
-_MS_REC, _MS_PRIVATE, _MS_SLAVE = 16384, 1 << 18, 1 << 19
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
+MS_REC, _MS_PRIVATE, _MS_SLAVE = 16384, 1 << 18, 1 << 19
 MNT_DETACH = 2
 
 AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
@@ -32,18 +32,18 @@ RESOLVE_PLAINLY_BELOW = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE
 
 
 def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
-    def encoded(text: Optional[str]) -> Optional[bytes]:
+    def encode(text: Optional[str]) -> Optional[bytes]:
         return None if text is None else os.fsencode(text)
 
     try:
-        call("mount", encoded(source), encoded(target), encoded(kind), flags, encoded(data))
+        call("mount", encode(source), encode(target), encode(kind), flags, encode(data))
     except OSError as error:
         raise OSError(error.errno, error.strerror, target) from None
 
 
 def make_slave() -> None:
-    """Mounts made on the host still arrive; ours never leave."""
-    mount("none", "/", None, _MS_REC | _MS_SLAVE)
+    """Mounts made on the host still propagate here; ours never propagate to the host."""
+    mount("none", "/", None, MS_REC | _MS_SLAVE)
 
 
 def add(
@@ -53,49 +53,55 @@ def add(
     kind: Optional[str],
     flags: int,
     data: Optional[str] = None,
-    tolerated: int = 0,
+    allowed_errno: int = 0,
 ) -> None:
-    """`mount`, in a list."""
+    """Adds a `mount` call to a list."""
     words = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    calls.call("mount", words[0], words[1], words[2], flags, words[3], tolerated=tolerated)
+    calls.call("mount", words[0], words[1], words[2], flags, words[3], allowed_errno=allowed_errno)
 
 
 def make_private(calls: CallList) -> None:
-    """Mounts neither arrive nor leave."""
-    add(calls, "none", "/", None, _MS_REC | _MS_PRIVATE)
+    """Stops propagation of mounts in both directions."""
+    add(calls, "none", "/", None, MS_REC | _MS_PRIVATE)
 
 
 def pivot_into_working_directory(calls: CallList) -> None:
-    """It becomes the root. The old root, stacked on it for a moment, loses its name and with it everything below."""
+    """Makes it the root. The old root, stacked on it for a moment, is unmounted with everything below."""
     calls.call("pivot_root", b".", b".")
     calls.call("umount2", b".", MNT_DETACH)
     calls.call("chdir", b"/")
 
 
+def copy_in_list(calls: CallList, path: str) -> Value:
+    """A detached copy of the tree at a path, with all mounts below it."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
+    return calls.call("open_tree", AT_FDCWD, os.fsencode(path), flags)
+
+
 def attach(calls: CallList, tree: Value, directory: Union[int, Value], name: str) -> None:
-    """Never through a link: the last part of the name is not followed."""
+    """Without following a link: move_mount does not follow the last part of the path."""
     calls.call("move_mount", tree, b"", directory, os.fsencode(name), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def is_full(place: Union[str, int]) -> bool:
-    """Whether the file system there has not a block left, or not a name."""
+    """Whether the file system has no free block or no free inode."""
     status = os.statvfs(place)
     return status.f_bfree == 0 or status.f_ffree == 0
 
 
 def open_without_links(path: str) -> int:
     """Opens an already resolved path for reference only; a link anywhere on the way is an error."""
-    how = foreign.create_string_buffer(
+    how = fast_ctypes.create_string_buffer(
         struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     )
     return call("openat2", AT_FDCWD, os.fsencode(path), how, 24)
 
 
 def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
-    """A private copy of the mount tree at a host path, as a descriptor, with its permissions already reduced.
+    """A private copy of the mount tree at a host path, as a descriptor, with reduced permissions.
 
-    The path was resolved when the policy was made and its identity is part of the plan: whatever stands there now
-    must still be the same file or directory. `id_map` gives the user namespace in which its owner is the guest.
+    The path was resolved when the policy was made, and its identity is part of the plan: it must still be the same file
+    or directory. `id_map` returns the user namespace that maps its owner to the guest.
     """
     with step("open allowed path", bind.source):
         source = open_without_links(bind.source)
@@ -118,7 +124,7 @@ def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
 
 
 def copy_tree(source: int) -> int:
-    """A detached copy of the tree at a descriptor, with all that is mounted below."""
+    """A detached copy of the tree at a descriptor, with all mounts below it."""
     return call("open_tree", source, b"", _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE)
 
 
@@ -127,7 +133,7 @@ def attach_tree(tree: int, target: str) -> None:
 
 
 def seal(tree: int) -> None:
-    """Read-only, though not what is mounted below."""
+    """Makes it read-only, but not the mounts below it."""
     _set_attributes(tree, _SEALED, 0, recursive=False)
 
 
@@ -147,6 +153,6 @@ def _restrict(tree: int, bind: Bind, idmap: Optional[int]) -> None:
 
 
 def _set_attributes(tree: int, attributes: int, userns: int, recursive: bool) -> None:
-    request = foreign.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns))
+    request = fast_ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns))
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     call("mount_setattr", tree, b"", flags, request, 32)

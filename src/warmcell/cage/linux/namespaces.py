@@ -1,12 +1,11 @@
-"""A child in namespaces of its own, and who it is in there."""
+"""Children in namespaces of their own, and their identity there."""
 
 from __future__ import annotations
 
 import os
-import struct
 
-from ..light import signal, socket
-from . import foreign, kernel_files
+from ..fast_imports import signal
+from . import fast_ctypes, kernel_files
 from .call_list import CallList, Value
 from .syscalls import call
 
@@ -23,39 +22,67 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_PIDFD = 0x00001000
 
-#: Who the guest is in its own world, whoever runs Warmcell.
+#: Those that an init is cloned into. The cgroup namespace must be made after the cgroup was joined, and the network is
+#: the one that the cloning process is in.
+OF_INIT = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
+
+#: The exit status of a process of ours that cannot return to its own namespace.
+ASTRAY = 70
+
+
+class HomeNamespace:
+    """This process's own namespace of one kind, which it can leave for others and return to."""
+
+    def __init__(self, kind: str) -> None:
+        self._flag = {"mnt": CLONE_NEWNS, "net": CLONE_NEWNET, "pid": CLONE_NEWPID}[kind]
+        self._path = f"/proc/self/ns/{kind}"
+        self._descriptor = self.open_current()
+
+    def open_current(self) -> int:
+        """A descriptor of the namespace that this process is in now."""
+        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def enter(self, other: int) -> None:
+        """`other` is a descriptor of a namespace, or of a process in it. For pid namespaces, children enter it."""
+        call("setns", other, self._flag)
+
+    def enter_new(self) -> None:
+        call("unshare", self._flag)
+
+    def return_home(self) -> None:
+        """Exits where that fails: all later cells would be made in the wrong namespace. Of mounts, resets the cwd."""
+        try:
+            call("setns", self._descriptor, self._flag)
+        except OSError:
+            os._exit(ASTRAY)
+
+
+#: The guest's ids in its own user namespace, unless the plan names others.
 GUEST_UID = 1000
 GUEST_GID = 1000
-
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 
 
 def clone(flags: int) -> tuple[int, int]:
     """Forks into new namespaces. Returns (pid, pidfd) in the parent and (0, -1) in the child."""
-    pidfd = foreign.c_int(-1)
-    pid = call("clone", flags | CLONE_PIDFD | signal.SIGCHLD, 0, foreign.byref(pidfd), 0, 0)
+    pidfd = fast_ctypes.c_int(-1)
+    pid = call("clone", flags | CLONE_PIDFD | signal.SIGCHLD, 0, fast_ctypes.byref(pidfd), 0, 0)
     return (pid, pidfd.value) if pid else (0, -1)
 
 
-def flags_for(network: str) -> int:
-    """Every namespace but the cgroup one, which must be entered after the cgroup was joined."""
-    flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
-    return flags if network == "host" else flags | CLONE_NEWNET
-
-
 def join(calls: CallList, init: Value, network: str) -> None:
-    """Enters the namespaces of another process, but for its pid namespace: that is for children only."""
-    calls.part("join namespaces")
-    calls.call("setns", init, flags_for(network) & ~CLONE_NEWPID)
+    """Joins the namespaces of another process, except its pid namespace, which only children can join."""
+    calls.begin_step("join namespaces")
+    flags = OF_INIT & ~CLONE_NEWPID
+    calls.call("setns", init, flags if network == "host" else flags | CLONE_NEWNET)
 
 
 def send_children_to(calls: CallList, process: Union[int, Value]) -> None:
-    """The children that are forked from then on are in that process's pid namespace."""
+    """Children that are forked after this are in that process's pid namespace."""
     calls.call("setns", process, CLONE_NEWPID)
 
 
 def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID, inside_gid: int = GUEST_GID) -> None:
-    """Gives a cloned child one user and one group; written from outside because only the parent may choose them."""
+    """Maps one user and one group for a cloned child. Only the parent may write the maps."""
     base = f"/proc/{pid}"
     for name, text in (
         ("setgroups", "deny"),
@@ -65,21 +92,21 @@ def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID,
         kernel_files.write(f"{base}/{name}", text)
 
 
-def become_guest(calls: CallList) -> None:
-    """Takes the mapped identity. The namespace has no uid 0, so capabilities stay until they are dropped."""
-    calls.part("take guest identity")
-    calls.call("setresgid", GUEST_GID, GUEST_GID, GUEST_GID)
-    calls.call("setresuid", GUEST_UID, GUEST_UID, GUEST_UID)
+def become_guest(calls: CallList, uid: int = GUEST_UID, gid: int = GUEST_GID) -> None:
+    """Takes the mapped identity. It is the only one in the namespace, so capabilities stay until they are dropped."""
+    calls.begin_step("take guest identity")
+    calls.call("setresgid", gid, gid, gid)
+    calls.call("setresuid", uid, uid, uid)
 
 
 def set_hostname(calls: CallList, name: str) -> None:
-    calls.part("name host", name)
+    calls.begin_step("name host", name)
     encoded = name.encode()
     calls.call("sethostname", encoded, len(encoded))
     calls.call("setdomainname", b"(none)", 6)
 
 
-#: No namespace below ours; of what the kernel counts for a user in all namespaces together, a share at most.
+#: No namespaces below ours, and a share of what the kernel counts per user over all namespaces.
 _NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time")
 _MOST_INOTIFY = {"instances": 32, "watches": 8192}
 _SHARES = 16
@@ -94,25 +121,14 @@ def _quotas() -> Dict[str, int]:
 
 
 def set_quotas(calls: CallList) -> None:
-    calls.part("set namespace quotas")
+    calls.begin_step("set namespace quotas")
     for name, value in _quotas().items():
-        # Not there: a kernel without that kind.
+        # Missing on a kernel without that kind of namespace.
         kernel_files.write_in_list(calls, f"/proc/sys/user/max_{name}", str(value), may_be_missing=True)
 
 
-def bring_up_loopback(calls: CallList) -> None:
-    """With small buffers: what TCP holds in flight counts for nobody, unless a cgroup of version 2 counts it."""
-    calls.part("bring up loopback", "lo")
-    for name in ("tcp_rmem", "tcp_wmem"):
-        kernel_files.write_in_list(calls, f"/proc/sys/net/ipv4/{name}", "4096 65536 262144")
-    probe = calls.call("socket", socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
-    # A new loopback has no flags but its own: there is nothing to keep.
-    calls.call("ioctl", probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
-    calls.call("close", probe)
-
-
 def identities(pid: Optional[int] = None) -> dict[str, int]:
-    """The inode number of each namespace a process is in: equal numbers, same namespace."""
+    """The inode number of each namespace of a process: equal numbers, same namespace."""
     base = f"/proc/{pid or 'self'}/ns"
     names = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
     return {name: os.stat(f"{base}/{name}").st_ino for name in names}

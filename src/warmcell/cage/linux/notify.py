@@ -1,4 +1,4 @@
-"""Hears of refused calls through seccomp's user notification, refuses them, and remembers what was tried."""
+"""Answers calls that the filter passes on by user notification: refuses most, makes some, and records denials."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import fcntl
 import os
 import struct
 
-from ..light import socket
-from . import guests_files
+from ..fast_imports import socket
+from . import guest_files
 from .syscalls import NUMBERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Set, Tuple
+    from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
     #: (thread, descriptor, address) -> 0 or the errno that the guest gets.
     Connect = Callable[[int, int, bytes], int]
@@ -31,11 +31,11 @@ _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the addr
 
 
 class Listener:
-    """Answers notifications. What is only looked at goes on, what is done for the guest is done, all else gets EPERM.
+    """Answers notifications. Some calls go on after a check, some are made for the guest, all others get EPERM.
 
-    `connect`, where given, makes the guest's connections in its place. `scratch` is a directory on its tmpfs.
-    `note_shared_memory` is told what length is about to be mapped, and says whether it may be. `is_own` tells of a
-    file that is open whether the guest may lock it.
+    `connect`, if given, makes the guest's connections. `scratch` is a directory on its tmpfs. `note_shared_memory` gets
+    the length of a mapping and returns whether it is allowed. `is_own` returns whether the guest may lock an open file.
+    `keepers`, if given, are pids in the guest's namespace that must not become tracers; empty: no tracing.
     """
 
     def __init__(
@@ -46,19 +46,21 @@ class Listener:
         scratch: int = -1,
         note_shared_memory: Callable[[int], bool] = lambda length: False,
         host_id: int = 0,
-        is_own: Callable[[int], bool] = guests_files.is_on_writable_mount,
+        is_own: Callable[[int], bool] = guest_files.is_on_writable_mount,
+        keepers: Sequence[int] = (),
     ) -> None:
         self.descriptor = descriptor
         self._note_shared_memory = note_shared_memory
         self._host_id = host_id
         self._is_own = is_own
         self._scratch = scratch
+        self._keepers = keepers
         self._connect = connect
         self._guest = guest
-        #: Set from outside when the job is a program: our own code execs it, before any of the guest's runs.
+        #: Set when the job is a program: our own code execs it before any guest code runs.
         self.may_exec_once = False
-        #: Set from outside for who wants to know at once; called before the guest hears of it.
-        self.tell: Optional[Callable[[str, str], None]] = None
+        #: Called with each denial before the guest gets its error.
+        self.on_denial: Optional[Callable[[str, str], None]] = None
         self._seen: Set[Tuple[str, str]] = set()
 
     @property
@@ -66,7 +68,7 @@ class Listener:
         return [[kind, what] for kind, what in sorted(self._seen)]
 
     def answer(self) -> None:
-        """Handles one waiting call. The caller may have died meanwhile, which is no error."""
+        """Answers one waiting call. Its caller may have died meanwhile."""
         request = bytearray(80)
         try:
             fcntl.ioctl(self.descriptor, _RECEIVE, request, True)
@@ -98,10 +100,10 @@ class Listener:
         if not self._is_waiting(identity):
             return -_EPERM
         descriptor, mask = arguments[0] & 0x7FFFFFFF, arguments[2] & 0xFFFFFFFF
-        return guests_files.add_watch(pid, descriptor, path, mask, self._host_id)
+        return guest_files.add_watch(pid, descriptor, path, mask, self._host_id)
 
     def _give_memory_file(self, identity: int, flags: int) -> bool:
-        """An unlinked file on the scratch tmpfs instead of a memfd: it behaves as one, and its size is counted."""
+        """An unlinked file on the scratch tmpfs in place of a memfd: it behaves like one, and its size is counted."""
         try:
             flags_of_file = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
             made = os.open(".", flags_of_file, 0o700, dir_fd=self._scratch)
@@ -126,28 +128,30 @@ class Listener:
             return False
 
     def _judge(self, identity: int, name: str, pid: int, arguments: Tuple[int, ...]) -> Optional[int]:
-        """The errno that the guest gets (0: done for it), or None: the call goes on as it is."""
+        """The errno for the guest (0: done for it), or None if the call goes on."""
         if name in _LOOKING:
             pointer, length = (arguments[index] for index in _LOOKING[name])
             address = _read_memory(pid, pointer, min(length, 128))
-            # Only a call that still waits proves that the memory was its caller's, and not that of a later process.
-            return self._look(pid, arguments[0], address, name) if self._is_waiting(identity) else _EPERM
+            # Only a call that still waits proves that the memory was that of its caller, not of a later process.
+            return self._examine(pid, arguments[0], address, name) if self._is_waiting(identity) else _EPERM
         if name == "mmap":
             return None if self._note_shared_memory(arguments[1]) else _ENOMEM
         if name == "flock":
-            return guests_files.may_lock(pid, arguments[0] & 0x7FFFFFFF, arguments[1], self._is_own) or None
+            return guest_files.may_lock(pid, arguments[0] & 0x7FFFFFFF, arguments[1], self._is_own) or None
+        if name == "ptrace" and self._keepers:
+            return None if arguments[0] == 0 and has_guest_as_parent(pid, self._keepers) else _EPERM
         if name == "execve" and pid == self._guest and self.may_exec_once:
             self.may_exec_once = False
             return None
         self._remember("process" if name in _SPAWNING else "syscall", name)
         return _EPERM
 
-    def _look(self, pid: int, descriptor: int, address: bytes, name: str) -> Optional[int]:
+    def _examine(self, pid: int, descriptor: int, address: bytes, name: str) -> Optional[int]:
         destination = describe_address(address)
         if destination:
             self._remember("network", destination)
         if self._connect is None or name != "connect":
-            return None  # the network itself refuses
+            return None  # the network namespace refuses it
         errno = self._connect(pid, descriptor, address)
         path = unix_path(address)
         if errno == _EPERM and path is not None:
@@ -157,8 +161,8 @@ class Listener:
     def _remember(self, kind: str, what: str) -> None:
         if len(self._seen) < _MOST_REMEMBERED:
             self._seen.add((kind, what))
-        if self.tell is not None and (kind, what) in self._seen:
-            self.tell(kind, what)
+        if self.on_denial is not None and (kind, what) in self._seen:
+            self.on_denial(kind, what)
 
 
 def _read_memory(pid: int, address: int, length: int) -> bytes:
@@ -174,8 +178,23 @@ def _read_memory(pid: int, address: int, length: int) -> bytes:
         os.close(memory)
 
 
+def has_guest_as_parent(pid: int, keepers: Sequence[int]) -> bool:
+    """Whether the parent of a process is in the same pid namespace, and none of the keepers there."""
+    try:
+        own = _read_status(pid)
+        parents = _read_status(int(own["PPid"]))["NSpid"].split()
+    except (OSError, KeyError, ValueError):
+        return False
+    return len(parents) == len(own["NSpid"].split()) and int(parents[-1]) not in keepers
+
+
+def _read_status(pid: int) -> Dict[str, str]:
+    with open(f"/proc/{pid}/status") as file:
+        return {name: value for name, _, value in (line.partition(":") for line in file)}
+
+
 def describe_address(raw: bytes) -> str:
-    """ "host:port" of an internet address that is not the guest's own loopback; "" for everything else. Pure."""
+    """ "host:port" of an internet address outside the guest's loopback; "" for everything else. Pure."""
     if len(raw) < 8:
         return ""
     family, port = struct.unpack_from("=H", raw)[0], struct.unpack_from("!H", raw, 2)[0]

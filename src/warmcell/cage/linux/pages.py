@@ -1,8 +1,8 @@
-"""Pages of programs and libraries that a waiting process does not need: they come back by themselves when it does."""
+"""Drops pages of programs and libraries from a waiting process; the kernel loads them again on use."""
 
 from __future__ import annotations
 
-from . import foreign
+from . import fast_ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 _MADV_DONTNEED = 4
 
-_madvise = foreign.CDLL(None).madvise
-_madvise.argtypes = [foreign.c_void_p, foreign.c_size_t, foreign.c_int]
+_madvise = fast_ctypes.CDLL(None).madvise
+_madvise.argtypes = [fast_ctypes.c_void_p, fast_ctypes.c_size_t, fast_ctypes.c_int]
 
 
-def of_files() -> List[Tuple[int, int]]:
-    """Where this process has files mapped that it can only read, and has never changed: (address, length)."""
+def find_file_pages() -> List[Tuple[int, int]]:
+    """Read-only file mappings of this process without changed pages: (address, length)."""
     found: List[Tuple[int, int]] = []
     place = (0, 0)
     with open("/proc/self/smaps") as file:

@@ -1,18 +1,18 @@
-"""The tree of processes below one, as /proc tells it, and its end."""
+"""Trees of processes, read from /proc, and how they are killed."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from ..light import signal
+from ..fast_imports import signal
 from . import kernel_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Iterator, List
 
-#: A process that just ended or made itself unreadable. Any other error means that we are blind, which ends the run.
+#: A process that exited or made itself unreadable. With any other error we cannot see, which ends the run.
 _EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -22,7 +22,7 @@ def must_be_expected(error: OSError) -> None:
 
 
 def descendants(root: int) -> Iterator[int]:
-    """Every process below `root`. Not by recursion: a guest can make chains longer than Python's stack."""
+    """All processes below `root`. Iterative: a guest can make chains longer than Python's stack."""
     pending = children(root)
     while pending:
         pid = pending.pop()
@@ -31,7 +31,7 @@ def descendants(root: int) -> Iterator[int]:
 
 
 def below_init(init: int) -> Iterator[int]:
-    """The same for a process that has one thread for certain, and most often no children."""
+    """The same for an init, which has one thread and mostly no children."""
     for pid in _children(init, (init,)):
         yield pid
         yield from descendants(pid)
@@ -56,12 +56,12 @@ def _children(pid: int, threads: Iterable[object]) -> List[int]:
 
 
 def last_pid() -> int:
-    """The highest number that was given out in this process's pid namespace, threads included."""
+    """The last pid that was given out in this process's pid namespace, threads included."""
     return int(kernel_files.read_short("/proc/loadavg").split()[-1])
 
 
 def thread_states(pid: int) -> str:
-    """One letter for each of its threads: R runs or would if it had its turn, D is busy in the kernel, S waits."""
+    """One letter per thread: R is running or runnable, D is busy in the kernel, S waits."""
     states = ""
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -79,7 +79,7 @@ def kill(pid: int) -> None:
 
 
 def kill_tree(root: int, itself: bool = True) -> None:
-    """Stops everything first, so that nothing forks while it is being killed."""
+    """Stops all processes first, so that none forks while they are killed."""
     found = [*([root] if itself else []), *descendants(root)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in found:

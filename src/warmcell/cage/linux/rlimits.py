@@ -1,4 +1,4 @@
-"""Per-process ceilings that the kernel keeps without anybody watching."""
+"""Resource limits that the kernel enforces per process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NAMES = {
 }
 
 
-#: Counted for all processes of a user together, whatever their namespaces: each guest gets a share.
+#: Counted per user over all namespaces: each guest gets a share.
 _OF_THE_USER = ("sigpending", "msgqueue")
 _SHARES = 16
 
 
 def apply(calls: CallList, limits: Iterable[Tuple[str, int]]) -> None:
-    """Sets each as soft and hard limit, lowered to what the zygote itself may have."""
-    calls.part("set limits")
+    """Sets each as soft and hard limit, but not above the hard limit of the zygote."""
+    calls.begin_step("set limits")
     for name, value in limits:
         number = NAMES[name]
         _, hard = resource.getrlimit(number)

@@ -1,16 +1,17 @@
 """The system call filter: an allow-list, written as data, compiled to BPF, installed last.
 
 What is not known gets ENOSYS, so that libc falls back; what is known to be dangerous gets EPERM. Another architecture's
-calls (and x32) kill the process. Calls whose refusal is worth telling go to init, which refuses and remembers them.
+calls (and x32) kill the process. Calls whose refusal is worth reporting go to the manager, which refuses and records
+them.
 """
 
 from __future__ import annotations
 
 import struct
 
-from ..light import lru_cache
+from ..fast_imports import lru_cache
 from ..records import NamedTuple
-from . import shared_with_others
+from . import shared_resources
 from .bpf import (
     ALLOW,
     AND,
@@ -70,7 +71,7 @@ landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy o
 map_shadow_stack remap_file_pages name_to_handle_at
 """.split()
 
-#: Refused with EPERM without a word: ordinary programs try these and go on.
+#: Refused with EPERM, not reported: ordinary programs try these and go on.
 _REFUSED = """
 io_uring_setup io_uring_enter io_uring_register perf_event_open userfaultfd memfd_secret
 add_key request_key keyctl mbind set_mempolicy set_mempolicy_home_node migrate_pages move_pages
@@ -79,23 +80,29 @@ pciconfig_read pciconfig_write pciconfig_iobase quotactl_fd
 io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents statmount listmount open_tree_attr
 """.split()
 
-#: Refused with EPERM and told: nobody calls these by accident.
-_TOLD = """
+#: Refused with EPERM and reported: no program calls these by accident.
+_REPORTED = """
 mount umount2 pivot_root chroot fsopen fsconfig fsmount fspick move_mount open_tree mount_setattr
 unshare setns ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp
 bpf kexec_load kexec_file_load init_module finit_module delete_module open_by_handle_at
 quotactl swapon swapoff reboot settimeofday clock_settime stime iopl ioperm syslog sethostname setdomainname nfsservctl
 """.split()
 
-#: Attributes of files outside the policy, of which Landlock knows nothing either; as a file system without them says.
+#: Attributes of files outside the policy, which Landlock does not cover; refused as a file system without them does.
 _WITHOUT_ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr name_to_handle_at".split()
 
-#: Refused where the guest shares the host's root: Landlock knows nothing of metadata, nor of the IPC namespace.
+#: Refused where the guest shares the host's root: Landlock covers neither metadata nor the IPC namespace.
 _REFUSED_WITHOUT_NAMESPACES = """
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr
 shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
 sched_setparam sched_setscheduler sched_setaffinity sched_setattr setpriority ioprio_set
+""".split()
+
+#: The guest that is root in its cage has one user and no capabilities: what would change either is answered with
+#: success and has no effect, so that package managers and their scripts go on.
+_OF_ROOT = """
+chown fchown lchown fchownat setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset
 """.split()
 
 _SPAWN = ("fork", "vfork", "execve", "execveat")
@@ -106,15 +113,19 @@ _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW = 0xF, 1, 2, 3
 _COMMON_PROTOCOLS = (0, 1, 6, 17, 58)  # default, ICMP, TCP, UDP, ICMPv6
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
-_INIT = 1  # its pid in the guest's namespace
+_INIT, _AGENT = 1, 2  # their pids in the guest's namespace
+#: Pids that reach the agent of a live cage: its own, its process group's, and "every process".
+_PIDS_OF_AGENT = (_AGENT, 0x1_0000_0000 - _AGENT, 0xFFFFFFFF)
+_SIGNALLING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open")
 _SET_ID_BITS = 0o6000
 _CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then does open() look at its mode
 _CLOSE_RANGE_UNSHARE, _CLONE_FILES = 2, 0x400
 _OF_TERMINALS, _OF_SOCKETS = 0x5400, 0x8900  # the kinds of ioctl that programs need; others are about files
-#: TIOCSTI and TIOCLINUX put words into others' mouths; TIOCSETD has the kernel load line disciplines, seldom used and
-#: often broken.
+#: TIOCSTI and TIOCLINUX inject input; TIOCSETD loads line disciplines, which are rarely used and often broken.
 _REFUSED_OF_TERMINALS = (0x5412, 0x541C, 0x5423)
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
+_WITHOUT_RANDOM_ADDRESSES = (0x40000, 0x40008)
+_PTRACE_TRACEME = 0
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
 
 _EPERM, _ENOTTY, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 1, 25, 38, 93, 95, 97
@@ -132,7 +143,7 @@ def _open_rule(flags: int, mode: int) -> List[Instruction]:
 
 
 def _plain_ioctl_rule() -> List[Instruction]:
-    """Those about files change and tell what Landlock knows nothing of: flags, versions, extents."""
+    """ioctls on files change and reveal what Landlock does not cover: flags, versions, extents."""
     rule = [load(argument(1)), *returns_if_equal(_REFUSED_OF_TERMINALS, errno(_EPERM))]
     rule += [Instruction(AND, 0, 0, 0xFF00), *returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW)]
     return [*rule, ret(errno(_ENOTTY))]
@@ -145,12 +156,12 @@ def _mknod_rule(index: int) -> List[Instruction]:
     return [*rule, ret(ALLOW)]
 
 
-def _clone_rule(allow_spawn: bool, told: int) -> List[Instruction]:
-    """No namespaces; without `allow_spawn` threads only. A thread shares its descriptors, so that none are hidden."""
-    rule = [load(argument(0)), *returns_if_any_bit(_CLONE_NAMESPACES, told)]
+def _clone_rule(allow_spawn: bool, report: int) -> List[Instruction]:
+    """No namespaces; without `allow_spawn` only threads. Threads must share descriptors, so that none are hidden."""
+    rule = [load(argument(0)), *returns_if_any_bit(_CLONE_NAMESPACES, report)]
     rule += [Instruction(JSET, 0, 2, _CLONE_THREAD), Instruction(JSET, 1, 0, _CLONE_FILES), ret(errno(_EPERM))]
     if not allow_spawn:
-        rule += [Instruction(JSET, 1, 0, _CLONE_THREAD), ret(told)]
+        rule += [Instruction(JSET, 1, 0, _CLONE_THREAD), ret(report)]
     return [*rule, ret(ALLOW)]
 
 
@@ -159,8 +170,9 @@ def _without_datagrams() -> List[Instruction]:
     return [*masked, *returns_if_equal((_SOCK_DGRAM, _SOCK_RAW), errno(_EPERM)), ret(ALLOW)]
 
 
-def _socketpair_rule(shows_host: bool) -> List[Instruction]:
-    unix = _without_datagrams() if shows_host else [ret(ALLOW)]
+def _socketpair_rule(sees_host: bool) -> List[Instruction]:
+    """A pair of datagram sockets can send to any other, and be connected to it; a pair of streams cannot."""
+    unix = _without_datagrams() if sees_host else [ret(ALLOW)]
     return [load(argument(0)), Instruction(JEQ, 0, len(unix), _AF_UNIX), *unix, ret(errno(_EPERM))]
 
 
@@ -182,14 +194,25 @@ def _socket_rule(profile: Profile) -> List[Instruction]:
     return [*rule, *refuse]
 
 
-def _of_a_process(which: int) -> List[Instruction]:
-    """Calls that take (which, who): one process, and not init; never a whole group or user."""
+def _of_a_process(which: int, keepers: Tuple[int, ...]) -> List[Instruction]:
+    """Calls that take (which, who): one process that is not a keeper; never a whole group or user."""
     rule = [load(argument(0)), Instruction(JEQ, 1, 0, which), ret(errno(_EPERM))]
-    return [*rule, *all_but(1, (_INIT,))]
+    return [*rule, *all_but(1, keepers)]
+
+
+def _tracing_rules(keepers: Tuple[int, ...]) -> Dict[str, List[Instruction]]:
+    """Init cannot be dumped, so the kernel keeps tracers from it; the agent can.
+
+    PTRACE_TRACEME makes the parent the tracer. For the first process that would be the manager, which looks at parents.
+    """
+    ptrace = [load(argument(0)), Instruction(JEQ, 0, 1, _PTRACE_TRACEME), ret(NOTIFY), *all_but(1, keepers)]
+    memory = all_but(0, keepers)
+    personality = only(0, _PERSONALITIES + _WITHOUT_RANDOM_ADDRESSES)
+    return {"ptrace": ptrace, "process_vm_readv": memory, "process_vm_writev": memory, "personality": personality}
 
 
 def _addressed_send_rule() -> List[Instruction]:
-    """sendto() with an address is how a datagram picks its destination: init looks at it."""
+    """sendto() with an address names the destination of a datagram: the manager looks at it."""
     low, high = load(argument(4)), load(argument(4) + 4)
     return [
         low,
@@ -203,26 +226,32 @@ def _addressed_send_rule() -> List[Instruction]:
 
 
 class Profile(NamedTuple):
-    """What the plan leaves open for the filter to decide."""
+    """What the filter depends on."""
 
     allow_spawn: bool
-    #: Internet sockets: harmless in a network namespace of one's own.
+    #: Internet sockets: harmless in a network namespace of its own.
     allow_internet: bool = True
     #: The guest has namespaces of its own; without them more must be refused.
     is_caged: bool = True
     #: Host directories are visible. What the guest leaves there outlives the cage, and host sockets may be in them:
     #: unix datagrams could reach those unseen, so there are none.
     shows_host: bool = False
-    #: Unix sockets: none where nobody could look at whom they connect to.
+    #: Unix sockets: none where connections cannot be checked.
     allow_unix: bool = True
-    #: Nobody but the watcher counts memory: the manager makes the files behind memfd_create, where they are counted.
+    #: Only the watcher counts memory: the manager makes the files behind memfd_create, where they are counted.
     is_watched: bool = False
     #: The guest may write to disks of the host.
     has_host_disk: bool = False
+    #: A live cage: its first process is the agent, which the programs that it starts must not signal or limit.
+    has_agent: bool = False
+    #: The guest has user 0 in its namespace.
+    is_root: bool = False
+    #: Debuggers: the guest's processes may trace each other.
+    allow_tracing: bool = False
 
 
 def _no_set_id_bits() -> Dict[str, List[Instruction]]:
-    """Where files outlive the cage: one that runs as its owner must never be among them."""
+    """For files that outlive the cage: none may be set-user-id or set-group-id."""
     modes = {"creat": 1, "mkdir": 1, "mkdirat": 2, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
     return {
         "openat": _open_rule(2, 3),
@@ -233,7 +262,7 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
 
 
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
-    """What happens to each call that is not simply allowed."""
+    """The rule of each call that is not simply allowed."""
     table = {
         "ioctl": all_but(1, _REFUSED_OF_TERMINALS) if profile.is_caged else _plain_ioctl_rule(),
         "clone": _clone_rule(profile.allow_spawn, NOTIFY),
@@ -242,55 +271,70 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "sendto": _addressed_send_rule(),
         "prctl": all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),
         "close_range": without_bits(2, _CLOSE_RANGE_UNSHARE),
-        "socketpair": _socketpair_rule(profile.shows_host),
+        "socketpair": _socketpair_rule(profile.shows_host or not profile.is_caged),
         "personality": only(0, _PERSONALITIES),
         "mknod": _mknod_rule(1),
         "mknodat": _mknod_rule(2),
     }
-    table = {**shared_with_others.rules_for_all(), **table, **shared_with_others.rules_for_inodes(profile.is_caged)}
+    table = {**shared_resources.rules_for_all(), **table, **shared_resources.rules_for_inodes(profile.is_caged)}
     if profile.has_host_disk:
-        table.update(shared_with_others.rules_for_host_disks())
+        table.update(shared_resources.rules_for_host_disks())
     if profile.is_watched:
-        table = {**shared_with_others.rules_without_cgroup(), **table}
+        table = {**shared_resources.rules_without_cgroup(), **table}
     if profile.shows_host or not profile.is_caged:
         table = {**_no_set_id_bits(), **table}
-    # Init has the guest's user: without this the guest could starve or cripple the one who watches it.
+    # Init and the agent have the guest's user: without this the guest could starve or cripple them.
+    keepers = pids_of_keepers(profile.has_agent)
     for name in ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity"):
-        table[name] = all_but(0, (_INIT,))
-    table["setpriority"] = _of_a_process(0)
-    table["ioprio_set"] = _of_a_process(1)
-    table.update(_alike(_SPAWN, ALLOW if profile.allow_spawn else NOTIFY))
-    table.update(_alike(_TOLD, NOTIFY))
-    table.update(_alike(_REFUSED, errno(_EPERM)))
-    if profile.is_watched:  # the manager has a place where they count; a keeper has none
+        table[name] = all_but(0, keepers)
+    table["setpriority"] = _of_a_process(0, keepers)
+    table["ioprio_set"] = _of_a_process(1, keepers)
+    if profile.has_agent:
+        for name in _SIGNALLING:
+            table[name] = all_but(0, _PIDS_OF_AGENT)
+        # It takes a directory of /proc for a process, which a filter cannot see. Go and libc fall back to kill().
+        table["pidfd_send_signal"] = [ret(errno(_ENOSYS))]
+    table.update(_same_rule(_SPAWN, ALLOW if profile.allow_spawn else NOTIFY))
+    table.update(_same_rule(_REPORTED, NOTIFY))
+    table.update(_same_rule(_REFUSED, errno(_EPERM)))
+    if profile.allow_tracing:
+        table.update(_tracing_rules(keepers))
+    if profile.is_root:
+        table.update(_same_rule(_OF_ROOT, errno(0)))
+    if profile.is_watched:  # the manager makes counted files for it; a keeper cannot
         table["memfd_create"] = [ret(NOTIFY if profile.is_caged else errno(_ENOSYS))]
     if not profile.is_caged:
         table["prlimit64"] = only(0, (0,))
-        table.update(_alike(_REFUSED_WITHOUT_NAMESPACES, errno(_EPERM)))
-        table.update(_alike(_WITHOUT_ATTRIBUTES, errno(_EOPNOTSUPP)))
+        table.update(_same_rule(_REFUSED_WITHOUT_NAMESPACES, errno(_EPERM)))
+        table.update(_same_rule(_WITHOUT_ATTRIBUTES, errno(_EOPNOTSUPP)))
     return table
 
 
-def _alike(names: Iterable[str], action: int) -> Dict[str, List[Instruction]]:
+def pids_of_keepers(has_agent: bool) -> Tuple[int, ...]:
+    """The pids, in the guest's namespace, of processes of ours that have the guest's user."""
+    return (_INIT, _AGENT) if has_agent else (_INIT,)
+
+
+def _same_rule(names: Iterable[str], action: int) -> Dict[str, List[Instruction]]:
     rule = [ret(action)]
     return {name: rule for name in names}
 
 
 def compile_filter(profile: Profile) -> bytes:
-    """The whole filter as BPF: architecture, then what happens to each call, found by its number."""
+    """The whole filter as BPF: the architecture, then the rule of the call, found by its number."""
     if not NUMBERS:
         raise OSError(38, f"no system call table for {MACHINE}")
     program = [load(ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(KILL), load(NR)]
     if MACHINE == "x86_64":
         program += [Instruction(JGE, 0, 1, _X32_BIT), ret(KILL)]
-    table = {**_alike(_ALLOWED, ALLOW), **rules(profile)}
+    table = {**_same_rule(_ALLOWED, ALLOW), **rules(profile)}
     by_number = {NUMBERS[name]: rule for name, rule in table.items() if name in NUMBERS}
     program += search(_runs(by_number))
     return struct.pack("=" + "HBBI" * len(program), *[word for instruction in program for word in instruction])
 
 
 def _runs(by_number: Dict[int, List[Instruction]]) -> List[Tuple[int, List[Instruction]]]:
-    """Where numbers begin that are treated alike, and how; whatever is not known is not there."""
+    """The first number of each run of calls with the same rule; unknown calls get ENOSYS."""
     unknown = [ret(errno(_ENOSYS))]
     runs = [(0, by_number.get(0, unknown))]
     for number in range(1, max(by_number) + 2):
@@ -301,15 +345,15 @@ def _runs(by_number: Dict[int, List[Instruction]]) -> List[Tuple[int, List[Instr
 
 
 def install(calls: CallList, program: bytes, into: Field) -> Value:
-    """Installs the filter. The result is the descriptor on which refused calls are heard of."""
-    calls.part("install seccomp filter")
+    """Installs the filter. The result is the descriptor of its notifications."""
+    calls.begin_step("install seccomp filter")
     header = struct.pack("@HP", len(program) // 8, calls.address(calls.buffer(program)))
     return calls.call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _wait_killable(), header, into=into)
 
 
 @lru_cache(maxsize=1)
 def _wait_killable() -> int:
-    """The flag, where the kernel knows it (Linux 5.19): flags are looked at before the missing filter is."""
+    """The flag, if the kernel has it (Linux 5.19). It checks flags before the missing filter."""
     try:
         call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE, None)
     except OSError as error:

@@ -1,12 +1,20 @@
-"""System call numbers, by name, for the two architectures that the filter knows. Data only.
+"""System call numbers, by name, for the two architectures that the filter knows, and a call as machine code reads it.
 
-Names stand in the order of their numbers; `N:name` starts a new run at N.
+Names stand in the order of their numbers; `N:name` starts a new run at N. Needs no ctypes.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 
-def _numbered(text: str) -> dict[str, int]:
+#: A call in a list: number; six arguments; which of them (by bit) are places of values; the only good result, or
+#: `ANY_RESULT`; the allowed error, as the kernel returns it; the address of 32 bits to store the result at, or 0.
+CALL = struct.Struct("=11q")
+ANY_RESULT = -1
+
+
+def _parse(text: str) -> dict[str, int]:
     table: dict[str, int] = {}
     number = -1
     for word in text.split():
@@ -16,7 +24,7 @@ def _numbered(text: str) -> dict[str, int]:
     return table
 
 
-X86_64 = _numbered(
+X86_64 = _parse(
     """
     0:read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask
     rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise
@@ -58,7 +66,7 @@ X86_64 = _numbered(
     """
 )
 
-AARCH64 = _numbered(
+AARCH64 = _parse(
     """
     0:io_setup io_destroy io_submit io_cancel io_getevents setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr
     listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr getcwd lookup_dcookie eventfd2
@@ -94,3 +102,7 @@ AARCH64 = _numbered(
     getxattrat listxattrat removexattrat open_tree_attr file_getattr file_setattr
     """
 )
+
+MACHINE = os.uname().machine  # not platform.machine(), which would remember the host's name for every guest
+#: Of this machine; empty where the filter does not know it.
+NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})

@@ -1,17 +1,15 @@
-"""The system calls that Python does not offer, by name, through libc's `syscall`."""
+"""System calls that Python has no function for, by name, through libc's `syscall`."""
 
 from __future__ import annotations
 
 import os
 
-from . import foreign
-from .syscall_numbers import AARCH64, X86_64
+from . import fast_ctypes
+from .syscall_numbers import MACHINE as MACHINE
+from .syscall_numbers import NUMBERS as NUMBERS
 
-MACHINE = os.uname().machine  # not platform.machine(): that would remember the host's name for every guest
-NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})
-
-_libc = foreign.CDLL(None, use_errno=True)
-_libc.syscall.restype = foreign.c_long
+_libc = fast_ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = fast_ctypes.c_long
 
 
 def call(name: str, *arguments: object) -> int:
@@ -19,16 +17,16 @@ def call(name: str, *arguments: object) -> int:
     number = NUMBERS.get(name)
     if number is None:
         raise OSError(38, f"{name} is not known on {MACHINE}")
-    words = [foreign.c_long(item) if isinstance(item, int) else item for item in arguments]
-    result = int(_libc.syscall(foreign.c_long(number), *words))
+    words = [fast_ctypes.c_long(item) if isinstance(item, int) else item for item in arguments]
+    result = int(_libc.syscall(fast_ctypes.c_long(number), *words))
     if result < 0:
-        errno = foreign.get_errno()
+        errno = fast_ctypes.get_errno()
         raise OSError(errno, f"{name}: {os.strerror(errno)}")
     return result
 
 
 _prctl = _libc.prctl
-_prctl.argtypes = [foreign.c_int, *[foreign.c_ulong] * 4]
+_prctl.argtypes = [fast_ctypes.c_int, *[fast_ctypes.c_ulong] * 4]
 
 
 def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
@@ -39,7 +37,7 @@ def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
 
 
 def _prctl_error() -> OSError:
-    errno = foreign.get_errno()
+    errno = fast_ctypes.get_errno()
     return OSError(errno, f"prctl: {os.strerror(errno)}")
 
 

@@ -1,4 +1,4 @@
-"""Who guests are on the host."""
+"""The user ids of guests on the host."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict
 
-#: For one manager, when it is root's. Pids have 22 bits, and the ids of the last manager end below 1 << 31.
+#: Per manager of root. Pids have 22 bits, so the ids of the last manager are below 1 << 31.
 IDS_OF_A_MANAGER = 64
 
 
 class HostIds:
-    """For root, each cell has an id of its own: what the kernel counts per user, it counts for that cell.
+    """For root, each cell has an id of its own, so that what the kernel counts per user is counted per cell.
 
-    An ordinary user has but one to give, and so have more cells than there are ids: who is last shares the least used.
+    An ordinary user has only one id. With more cells than ids, the least used id is shared.
     """
 
     def __init__(self, first: int) -> None:
@@ -22,7 +22,7 @@ class HostIds:
         self._by_process: Dict[int, int] = {}
 
     def next(self) -> int:
-        """The lowest of those that the fewest have: what was made for an id is often there already."""
+        """The lowest of the least used ids: id maps that were made for it can be used again."""
         return min(self._ids, key=self._used.__getitem__)
 
     def take(self, host_id: int, init: int) -> None:
@@ -30,7 +30,7 @@ class HostIds:
         self._by_process[init] = host_id
 
     def give_back(self, process: int) -> None:
-        """Nobody of that cell is left, if it was an init's."""
+        """After the process was reaped. Does nothing unless it was an init."""
         host_id = self._by_process.pop(process, None)
         if host_id is not None:
             self._used[host_id] -= 1

@@ -1,8 +1,7 @@
-"""Roots that many cells share: what is the same for all of a plan is laid out once, and copied as a whole for each.
+"""Roots that many cells share: what is the same for all cells of a plan is laid out once, and copied for each.
 
-A copy costs one call instead of some forty mounts. It is safe because the original is sealed before the first copy is
-made, holds no path of a caller's, and every guest's own places (scratch, /proc, allowed paths) are mounted on its copy
-alone.
+A copy is one system call instead of some forty mounts. It is safe because the original is sealed before the first copy,
+holds no path of a caller, and what belongs to one guest (scratch, /proc, allowed paths) is mounted on its copy only.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import time
 from ..failure import step
 from ..guest import root
 from ..linux import mounts
-from ..linux.namespaces import CLONE_NEWNS
-from ..linux.owned import Owned
+from ..linux.descriptors import OwnedDescriptors
+from ..linux.namespaces import HomeNamespace
 from ..linux.syscalls import call
 from ..plan import Bind, LaunchPlan, is_shared
 
@@ -25,19 +24,18 @@ if TYPE_CHECKING:
 
     Attached = Tuple[Tuple[str, bool], ...]
 
-#: Each holds mounts and a tmpfs; the one that was not used for longest goes first.
+#: Each holds mounts and a tmpfs; the least recently used is removed first.
 _MOST = 8
-_ASTRAY = 70
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class _SharedRoot:
-    """One original. What is replaced on the host is replaced in here, a second later at the most."""
+    """One original. It is made again at most a second after one of its sources was replaced on the host."""
 
     def __init__(self, name: str, tree: int, sources: Dict[str, Tuple[int, int]]) -> None:
         self.name = name
         self.tree = tree
-        #: Device and inode of each when it was made.
+        #: Device and inode of each source when this was made.
         self._sources = sources
         self._looked = time.monotonic()
 
@@ -59,11 +57,11 @@ class SharedRoots:
 
     @property
     def tmpfs(self) -> str:
-        """A directory on a file system of ours, for files that must be on one."""
+        """A directory on a tmpfs of ours."""
         return self._workshop.tmpfs
 
     def copy_for(self, plan: LaunchPlan, attached: Attached) -> int:
-        """A detached tree that is the plan's root, with places for what is to be attached to it."""
+        """A detached tree of the plan's root, with mount points for what will be attached."""
         key = (plan, attached)
         found = self._made.pop(key, None)
         if found is not None and not found.is_current():
@@ -81,51 +79,44 @@ class SharedRoots:
         shared = [bind for bind in plan.binds if is_shared(bind, plan)]
         sources = {bind.source: _identity(bind.source) for bind in shared}
         name = str(self._number)
-        with Owned() as owned:
+        with OwnedDescriptors() as owned:
             trees = [owned.take(self._open_tree(bind)) for bind in shared]
             return _SharedRoot(name, self._workshop.build(name, plan, trees, attached), sources)
 
 
 class _Workshop:
-    """A second mount namespace of this process's, for roots to be built in and copied from.
+    """A second mount namespace of the manager, in which roots are built and copied.
 
-    In the manager's own, each root would be one more thing that every cell's new mount namespace starts with.
+    In its own namespace, every new mount namespace of a cell would start with a copy of each root.
     """
 
     def __init__(self) -> None:
-        with step("make workshop"), Owned() as owned:
-            self._own = owned.take(_open_mount_namespace())
-            call("unshare", CLONE_NEWNS)
+        with step("make workshop"), OwnedDescriptors() as owned:
+            self._home = HomeNamespace("mnt")
+            self._home.enter_new()
             try:
                 root.enter_new_tmpfs("/tmp")
                 self._tmpfs = owned.take(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-                self._other = owned.take(_open_mount_namespace())
+                self._other = owned.take(self._home.open_current())
             finally:
-                self._return()
-            owned.give(self._own, self._tmpfs, self._other)
+                self._home.return_home()
+            owned.give(self._tmpfs, self._other)
 
     @property
     def tmpfs(self) -> str:
         return f"/proc/self/fd/{self._tmpfs}"
 
     def __enter__(self) -> None:
-        """Inside, this process is in that namespace."""
+        """In the block, this process is in that namespace."""
         with step("enter workshop"):
-            call("setns", self._other, CLONE_NEWNS)
+            self._home.enter(self._other)
 
     def __exit__(self, *_: object) -> None:
-        self._return()
-
-    def _return(self) -> None:
-        """Which also leads back to "/"."""
-        try:
-            call("setns", self._own, CLONE_NEWNS)
-        except OSError:
-            os._exit(_ASTRAY)  # every later cell would be made from the wrong mounts
+        self._home.return_home()
 
     def build(self, name: str, plan: LaunchPlan, trees: Sequence[int], attached: Attached) -> int:
-        """A root, sealed; returns its descriptor, for `copy`."""
-        with self, Owned() as owned:
+        """Builds and seals a root; returns its descriptor, for `copy`."""
+        with self, OwnedDescriptors() as owned:
             os.mkdir(f"/tmp/{name}")
             try:
                 root.enter_new_tmpfs(f"/tmp/{name}")
@@ -140,19 +131,15 @@ class _Workshop:
             return tree
 
     def copy(self, tree: int) -> int:
-        """A detached copy: open_tree copies only what is mounted in the caller's namespace, so it steps inside."""
+        """A detached copy. open_tree only copies mounts of the caller's namespace, so this enters the workshop."""
         with self, step("copy root"):
             return mounts.copy_tree(tree)
 
     def remove(self, shared: _SharedRoot) -> None:
-        """Cells that have a copy keep it."""
+        """Cells keep their copies."""
         os.close(shared.tree)
         with self:
             _clear(shared.name)
-
-
-def _open_mount_namespace() -> int:
-    return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _clear(name: str) -> None:
@@ -168,6 +155,6 @@ def _clear(name: str) -> None:
 def _identity(path: str) -> Tuple[int, int]:
     try:
         status = os.lstat(path)
-    except OSError:  # opening it will say so
+    except OSError:  # opening it will report the error
         return (0, 0)
     return (status.st_dev, status.st_ino)

@@ -1,7 +1,7 @@
-"""Namespaces with a sleeping init, for guests to be forked into. Where cells may wait, one is kept ready.
+"""Namespaces with a sleeping init, for guests to be forked into. With a pool, one is kept ready.
 
-What takes longest about a cell does not depend on its plan: new namespaces, their users, their network. So the next
-ones are made when there is nothing else to do. An init never needs our memory: it is started without a copy of it.
+The slowest part of a cell does not depend on its plan: new namespaces, their user map, their network. So the next ones
+are made when the manager is idle. An init is started without a copy of the manager's memory.
 """
 
 from __future__ import annotations
@@ -11,72 +11,81 @@ import select
 
 from ..cell import SleepingInit
 from ..failure import CageError, step
-from ..light import signal
+from ..fast_imports import signal
 from ..linux import call_list, capabilities, namespaces, sleeper
-from ..linux.call_list import CallList, Prepared, Spawned, Value
-from ..linux.owned import Owned
+from ..linux.call_list import CallList, PreparedCalls, SpawnedChild, Value
+from ..linux.descriptors import OwnedDescriptors
 from .host_ids import HostIds
+from .network_namespaces import NetworkNamespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, NoReturn
+    from typing import Callable, NoReturn, Optional, Tuple
+
+#: The user and group that most guests have.
+_USUAL_IDS = (namespaces.GUEST_UID, namespaces.GUEST_GID)
 
 _GO, _LIFELINE, _AWAKE, _PROGRAM = (Value(place) for place in range(4))
 
 
 class SleepingInits:
-    """Owned by the manager. `on_birth` is told the pid of every init, and what must be kept until it has ended."""
+    """Owned by the manager. `on_birth` is called with the pid of every init and what must be kept until it exits.
 
-    def __init__(self, ids: HostIds, on_birth: Callable[[int, object], None], keeps_spares: bool, tmpfs: str) -> None:
+    All have a network of their own out of `networks`, or the manager's, which is then the host's.
+    """
+
+    def __init__(
+        self,
+        ids: HostIds,
+        on_birth: Callable[[int, object], None],
+        keeps_spares: bool,
+        tmpfs: str,
+        networks: Optional[NetworkNamespaces],
+    ) -> None:
         self._ids = ids
         self._on_birth = on_birth
+        self._networks = networks
         self._program = sleeper.make(tmpfs)
-        self._recipes: Dict[str, CallList] = {}
-        self._spare: Dict[str, SleepingInit] = {}
-        self._missing: List[str] = []
+        self._calls: Optional[CallList] = None
+        self._ids_of_calls = _USUAL_IDS
+        self._spare: Optional[SleepingInit] = None
         self._keeps_spares = keeps_spares
+        self.is_complete = True
 
-    @property
-    def is_complete(self) -> bool:
-        return not self._missing
-
-    def take(self, network: str) -> SleepingInit:
-        """One with that network; the caller owns its descriptors."""
-        if self._keeps_spares and network not in self._missing:
-            self._missing.append(network)
-        spare = self._spare.pop(network, None)
-        if spare is not None and _is_there(spare):
+    def take(self, inside: Tuple[int, int] = _USUAL_IDS) -> SleepingInit:
+        """An init whose guest has these ids inside; the caller owns its descriptors."""
+        if inside != _USUAL_IDS:
+            return self._make(inside)
+        self.is_complete = not self._keeps_spares
+        spare, self._spare = self._spare, None
+        if spare is not None and _is_alive(spare):
             return spare
         if spare is not None:
             spare.close()
-        return self._make(network)
+        return self._make()
 
-    def complete(self) -> None:
-        """Makes one that is missing."""
-        self.make_ahead(self._missing.pop())
-
-    def make_ahead(self, network: str) -> None:
-        """If that fails, whoever needs it is told why."""
+    def make_ahead(self) -> None:
+        """Makes the spare. If this fails, the cell that needs it makes one itself, and reports why it cannot."""
+        self.is_complete = True
         try:
-            self._spare[network] = self._make(network)
+            self._spare = self._make()
         except (CageError, OSError):
             pass
 
-    def _make(self, network: str) -> SleepingInit:
-        if network not in self._recipes:
-            self._recipes[network] = _recipe(network)
-        with Owned() as owned:
+    def _make(self, inside: Tuple[int, int] = _USUAL_IDS) -> SleepingInit:
+        if self._calls is None or self._ids_of_calls != inside:
+            self._calls, self._ids_of_calls = _recipe(*inside), inside
+        with OwnedDescriptors() as owned:
             (go_read, go_write), (asleep, awake), (sleeps_on, lifeline) = (owned.pipe() for _ in range(3))
-            prepared = self._recipes[network].prepare([go_read, sleeps_on, awake, self._program])
-            with step("clone into namespaces"):
-                spawned = _start(namespaces.flags_for(network), prepared, awake)
+            prepared = self._calls.prepare([go_read, sleeps_on, awake, self._program])
+            spawned = self._start(prepared, awake)
             self._on_birth(spawned.pid, spawned)
             host_id = self._ids.next()
             self._ids.take(host_id, spawned.pid)
             init = SleepingInit(spawned.pid, owned.take(spawned.pidfd), asleep, lifeline, prepared, host_id)
             try:
                 with step("map user"):
-                    namespaces.map_ids(spawned.pid, host_id, host_id)
+                    namespaces.map_ids(spawned.pid, host_id, host_id, *inside)
                 os.write(go_write, b"g")
             except BaseException:
                 init.end()
@@ -84,35 +93,52 @@ class SleepingInits:
             owned.give(init.pidfd, asleep, lifeline)
             return init
 
+    def _start(self, prepared: PreparedCalls, awake: int) -> SpawnedChild:
+        if self._networks is None:
+            with step("clone into namespaces"):
+                return _start(prepared, awake)
+        own = self._networks.enter()
+        try:
+            with step("clone into namespaces"):
+                spawned = _start(prepared, awake)
+        except BaseException:
+            os.close(own)
+            raise
+        finally:
+            self._networks.leave()
+        self._networks.assign(own, spawned.pid)
+        return spawned
 
-def _recipe(network: str) -> CallList:
-    """What the first process does: it furnishes its namespaces, gives up everything and sleeps."""
+
+def _recipe(uid: int, gid: int) -> CallList:
+    """What an init does: it waits for its user, gives up all privileges and sleeps."""
     calls = CallList(4)
-    calls.part("await user")  # a clone has no user until its parent gave it one
-    calls.call("read", _GO, bytes(1), 1, wanted=1)
-    namespaces.become_guest(calls)
-    if network == "loopback":
-        namespaces.bring_up_loopback(calls)
-    calls.part("drop capabilities")
+    calls.begin_step("await user")  # a clone has no user until its parent gave it one
+    calls.call("read", _GO, bytes(1), 1, expected=1)
+    namespaces.become_guest(calls, uid, gid)
+    calls.begin_step("drop capabilities")
     capabilities.clear(calls)
     sleeper.become(calls, _PROGRAM, _LIFELINE, _AWAKE)
     return calls
 
 
-def _start(flags: int, prepared: Prepared, awake: int) -> Spawned:
-    """Signals stay blocked in it for good: nothing of ours may run there, and no guest may wake it."""
+def _start(prepared: PreparedCalls, awake: int) -> SpawnedChild:
+    """In new namespaces of every kind but the network's, which is the one that this process is in.
+
+    Its signals stay blocked for good: no handler of ours may run there, and no guest may wake it.
+    """
     if not call_list.can_spawn():
-        pid, pidfd = namespaces.clone(flags)
+        pid, pidfd = namespaces.clone(namespaces.OF_INIT)
         if pid == 0:
-            _run_plainly(prepared, awake)
-        return Spawned(pid, pidfd, ())
-    # Its end is no news: whoever ends it reaps it when there is time. Once it sleeps it is another program, and the
-    # kernel tells of the ends of those all the same: see `Manager._report`.
-    return call_list.spawn(flags, prepared, exit_signal=0)
+            _run_in_copy(prepared, awake)
+        return SpawnedChild(pid, pidfd, ())
+    # No exit signal: the manager reaps it when there is time. The kernel resets this at exec, so an init that sleeps
+    # signals its exit all the same: see `Manager._report`.
+    return call_list.spawn(namespaces.OF_INIT, prepared, exit_signal=0)
 
 
-def _run_plainly(prepared: Prepared, awake: int) -> NoReturn:
-    """In a clone with a copy of our memory: what goes wrong is told on the pipe that sleeping closes."""
+def _run_in_copy(prepared: PreparedCalls, awake: int) -> NoReturn:
+    """In a clone with a copy of our memory: a failure is written to the pipe that the sleeper would close."""
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         prepared.run()
@@ -122,8 +148,8 @@ def _run_plainly(prepared: Prepared, awake: int) -> NoReturn:
         os._exit(1)
 
 
-def _is_there(init: SleepingInit) -> bool:
-    """Not by a signal to it: one that has ended takes them until it is reaped."""
+def _is_alive(init: SleepingInit) -> bool:
+    """By its pidfd: a process that has exited accepts signals until it is reaped."""
     poll = select.poll()
     poll.register(init.pidfd, select.POLLIN)
     return not poll.poll(0)

@@ -1,1 +1,1 @@
-"""Ceilings that no cgroup keeps: what a tree of processes uses, and the one who looks."""
+"""Ceilings that no cgroup keeps: what a tree of processes uses, and the watcher."""

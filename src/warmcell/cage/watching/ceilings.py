@@ -1,110 +1,145 @@
-"""Ceilings of one tree of processes, kept by looking."""
+"""Ceilings on one tree of processes, enforced by looking."""
 
 from __future__ import annotations
 
-import os
 from math import inf
 
 from ..plan import Watch
 from ..records import NamedTuple
 from . import usage
-from .descriptors import Descriptors, Held, shares_of_one_guest
+from .descriptors import DescriptorTable, DescriptorUse, share_of_one_guest
 from .disk_ceiling import DiskCeiling
+from .idle_check import IdleCheck
 from .mappings import Mappings
 from .patience import Patience, TooLong
 from .pauses import FASTEST_LOOK, SLOWEST_LOOK, pause_before_look
-from .stillness import Stillness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Sequence, Set
+    from typing import Callable, Dict, List, Optional, Sequence, Set
+
+    from .gpu_use import GpuUse
 
 _CROWDED_LOOK = 0.01
-#: A look at a tree that was made too large to look at: what takes longer, twice in a row, counts as over the ceiling.
-#: Time of ours on the processor, and on the clock. Once is what a stall of the host's disk or of its own host does.
+#: The longest look, in processor time and in wall time. A guest that makes itself too large to look at is over its
+#: ceiling if two looks in a row take longer. One alone may be a stall of the host.
 _LONGEST_LOOK = (0.25, 1.0)
 _MOST_LONG_LOOKS = 2
-#: Whoever forks and ends all the time is looked for as often as this.
+#: How often one look lists the processes of a guest that keeps forking.
 _MOST_LISTINGS = 4
 
 
+class Network(NamedTuple):
+    """Where /proc shows the tree's network namespace, and whether that namespace is the tree's alone."""
+
+    path: str
+    is_own: bool
+
+
 class Tree(NamedTuple):
-    """The processes in question, and where the kernel tells of them."""
+    """The processes to look at, and where /proc shows them."""
 
     proc: str
     pids: Callable[[], List[int]]
-    #: Memory that no process has mapped, in namespaces of the tree's own.
+    #: Bytes that no process need have mapped, in the tree's own namespaces.
     stores: Callable[[List[int], Patience], int]
     disk_paths: Sequence[str]
+    network: Network
 
 
 class Ceilings:
-    """`look` as often as it says. Once `verdict` has a word, the tree must end."""
+    """Call `look` as often as it says. Once `verdict` is set, the tree must be killed."""
 
     def __init__(self, watch: Watch, tree: Tree, most_tasks: int = 0) -> None:
         self._watch = watch
         self._tree = tree
         self._most_tasks = most_tasks
         self.verdict = ""
-        #: Limits that the kernel keeps by refusing, which it tells nobody but the guest: "processes", "disk".
+        #: Limits that the kernel enforces by an error that only the guest sees: "processes", "disk".
         self.met: Set[str] = set()
         self.peak = 0
-        #: Processor time that is on nobody's account any more.
+        #: The most file pages that one process had mapped at any look. -1: there was no look.
+        self.mapped_files = -1
+        #: Processor time of children that no process waited for.
         self.cpu_lost = 0.0
+        #: That of the guest's first process, once it has ended. The manager, which reaps it, reports it.
+        self._cpu_of_first = 0.0
+        #: None: the guest has no GPU, or what it uses of it is not known.
+        self.gpu: Optional[GpuUse] = None
         self.mappings = Mappings()
-        self._descriptors = Descriptors()
-        self._shares = shares_of_one_guest() if watch.descriptors else Held()
+        self._descriptors = DescriptorTable(tree.proc, tree.network.path, tree.network.is_own)
+        self._share = share_of_one_guest() if watch.descriptors else DescriptorUse()
         self._cpu_seen: Dict[int, usage.CpuTime] = {}
-        self._disk = DiskCeiling(watch.disk_bytes, tree.disk_paths) if watch.disk_bytes else None
-        self._stillness = Stillness(tree.proc)
+        self._disk = None
+        if watch.disk_bytes:
+            paths = (tree.disk_paths, watch.overlays, watch.disk_totals)
+            self._disk = DiskCeiling(watch.disk_bytes, *paths, watch.disk_devices)
+        self._idle = IdleCheck(tree.proc, tree.network.path)
         self._long_looks = 0
-        #: How long it is safe not to look, by what the last look has seen.
+        #: How long it is safe not to look, given the last look.
         self._pause = FASTEST_LOOK
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is known what was there before the guest."""
+        """Whether the disk use before the guest started is known."""
         return self._disk is None or self._disk.is_measured
 
     def measure(self, seconds: float = inf) -> bool:
-        """Before the guest's code, so that nothing of its own is taken for what was there. Whether that is known by
-        then; it goes on with the next call.
-        """
+        """Measures disk use before the guest's code starts. False if time ran out: call it again to continue."""
         return self._disk is None or self._disk.measure(seconds)
 
     def begin(self) -> float:
-        """When the guest's code begins; returns how long it is safe not to look."""
+        """Call it when the guest's code starts. Returns how long it is safe not to look."""
         pause = pause_before_look(self._watch)
         return min(pause, self._disk.pause()) if self._disk else pause
 
     def look(self) -> float:
-        """Compares use with the ceilings; returns how long it is safe not to look."""
-        if self._stillness.goes_on() and self._has_seen_all():
-            return self._pause_when_still()
+        """Compares use with the ceilings. Returns how long it is safe not to look."""
+        if self._idle.is_still_idle() and self._has_seen_all():
+            return self._pause_when_idle()
         pids = self._tree.pids()
-        if self._stillness.is_kept(pids) and self._has_seen_all():
-            return self._pause_when_still()
-        used = self._look_at_what_is_held(pids)
+        if self._idle.is_idle(pids) and self._has_seen_all():
+            return self._pause_when_idle()
+        used = self._look_at_memory_and_descriptors(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
+        self._look_at_gpus()
         self._pause = min(pause_before_look(self._watch, used), self._look_at_tasks(pids))
         return min(FASTEST_LOOK if self._long_looks else self._pause, self._look_at_disk(pids))
 
-    def _pause_when_still(self) -> float:
+    def _pause_when_idle(self) -> float:
+        self._look_at_gpus()  # a device may be busy while all threads wait for it
         return min(self._pause, self._disk.pause()) if self._disk else self._pause
 
     def _has_seen_all(self) -> bool:
-        """Whether the last looks saw everything as it has been since nobody runs."""
-        return not self._long_looks and (self._disk is None or self._disk.has_seen_all_since(self._stillness.began))
+        """Whether the last looks were complete and took place after the tree became idle."""
+        return not self._long_looks and (self._disk is None or self._disk.has_seen_all_since(self._idle.since))
 
     def _look_at_disk(self, pids: List[int]) -> float:
         if self._disk is None:
             return SLOWEST_LOOK
-        # What is in descriptors that are in flight nobody can look at.
+        # Files behind descriptors in flight cannot be seen.
         pause = self._disk.look(self._tree.proc, pids, hides=bool(self._descriptors.last.in_flight))
         if self._disk.is_over:
             self.verdict = self.verdict or "disk"
         return min(SLOWEST_LOOK, pause)
+
+    def _look_at_gpus(self) -> None:
+        if self.gpu is None:
+            return
+        try:
+            used = self.gpu.look()
+        except OSError:
+            self.lose_gpus()
+            return
+        if 0 < self._watch.gpu_memory_bytes < used:
+            self.verdict = self.verdict or "gpu memory"
+
+    def lose_gpus(self) -> None:
+        """What the guest uses of GPUs cannot be read: it does not go on if that has a limit."""
+        self.gpu = None
+        if self._watch.gpu_memory_bytes:
+            self.verdict = self.verdict or "gpu unreadable"
 
     def _look_at_tasks(self, pids: List[int]) -> float:
         if not self._most_tasks:
@@ -114,7 +149,7 @@ class Ceilings:
             self.met.add("processes")
         return _CROWDED_LOOK if 2 * tasks > self._most_tasks else SLOWEST_LOOK
 
-    def _look_at_what_is_held(self, pids: List[int]) -> int:
+    def _look_at_memory_and_descriptors(self, pids: List[int]) -> int:
         patience = Patience(*_LONGEST_LOOK)
         try:
             used = self._memory_of(pids, patience) if self._watch.memory_bytes else 0
@@ -133,14 +168,14 @@ class Ceilings:
         return used
 
     def _is_over_share(self, pids: List[int], patience: Patience) -> bool:
-        """What is in flight matters to the disk's ceiling too: it may be files without a name."""
+        """Descriptors in flight also matter to the disk ceiling: they may be unlinked files."""
         if not (self._watch.descriptors or self._watch.disk_bytes):
             return False
-        held = self._descriptors.held(self._tree.proc, pids, patience)
-        return self._watch.descriptors and held.is_more_than_its_share(self._shares)
+        used = self._descriptors.look(pids, patience)
+        return self._watch.descriptors and used.exceeds(self._share)
 
     def _memory_of(self, pids: List[int], patience: Patience) -> int:
-        """The most that any listing shows: memory can be handed on to a child that an earlier one does not name."""
+        """The most that any listing shows: memory can be handed to a child that an earlier listing does not have."""
         used = 0
         seen: Set[int] = set()
         for _ in range(_MOST_LISTINGS):
@@ -153,37 +188,33 @@ class Ceilings:
 
     def _memory_now(self, pids: List[int], patience: Patience) -> int:
         used = self._tree.stores(pids, patience)
-        used += self.mappings.held(self._tree.proc, pids, patience)
-        used += self._descriptors.held(self._tree.proc, pids, patience).memory
+        used += self.mappings.memory(self._tree.proc, pids, patience)
+        used += self._descriptors.look(pids, patience).memory
         room = max(0, self._watch.memory_bytes - used)
-        return used + usage.processes_memory(self._tree.proc, pids, room, patience)
+        found = usage.processes_memory(self._tree.proc, pids, room, patience)
+        self.mapped_files = max(self.mapped_files, found.mapped_files)
+        return used + found.own
 
     def _cpu_used(self, pids: List[int]) -> float:
-        """A child that nobody waits for (SIGCHLD ignored, or left to init) is on nobody's account but this one."""
+        """Includes children that no process waited for (SIGCHLD ignored, or left to init): no parent has their time."""
         now = usage.cpu_times(self._tree.proc, pids)
         for pid, seen in self._cpu_seen.items():
             if pid in now:
+                continue
+            if seen.parent == 0:  # outside of the cell's pid namespace
+                self._cpu_of_first += seen.own + seen.waited
                 continue
             parent, before = now.get(seen.parent), self._cpu_seen.get(seen.parent)
             was_waited_for = parent is not None and before is not None and parent.waited > before.waited
             if not was_waited_for:
                 self.cpu_lost += seen.own + seen.waited
         self._cpu_seen = now
-        return self.cpu_lost + sum(time.own + time.waited for time in now.values())
+        return self.cpu_lost + self._cpu_of_first + sum(time.own + time.waited for time in now.values())
 
     def close(self) -> None:
-        self._stillness.close()
+        self._idle.close()
 
-    def last_look(self) -> None:
-        """After the end: what was written between the last look and that counts."""
-        if self._disk is not None and not self.verdict and self._disk.has_grown_at_the_end():
+    def look_at_end(self) -> None:
+        """After the tree has ended: counts what was written since the last look."""
+        if self._disk is not None and not self.verdict and self._disk.is_over_at_end():
             self.met.add("disk")
-
-
-def numbered(names: List[str]) -> List[int]:
-    """The processes in a listing of /proc, apart from the first, which is ours."""
-    return [int(name) for name in names if name.isdigit() and name != "1"]
-
-
-def processes_in(proc: str) -> List[int]:
-    return numbered(os.listdir(proc))

@@ -1,4 +1,4 @@
-"""What is behind descriptors: memory on nobody's account, and quotas that a guest shares with others of its user."""
+"""Memory and per-user quotas behind open descriptors: pipes, epoll sets and descriptors in flight."""
 
 from __future__ import annotations
 
@@ -16,115 +16,100 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Sequence, Set
 
-#: As many in all processes together are not looked at, where none of them can pass on others.
+#: Up to so many in all processes together are not looked at, unless descriptors can be in flight.
 _FREE = 512
-#: A pipe is taken to be full; one larger than this the filter refuses.
+#: A pipe is taken to be full. The seccomp filter refuses to enlarge one.
 _PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
-#: Descriptors that were sent and not received. The kernel lets a user have as many as one process may open.
+#: Descriptors that were sent and not received. The kernel allows a user as many as one process may open.
 _MOST_IN_FLIGHT = 256
 _IN_FLIGHT = Pattern(rb"^scm_fds: (\d+)$")
 
 
-class Held(NamedTuple):
-    """By the descriptors of a tree of processes, those in flight between them included."""
+class DescriptorUse(NamedTuple):
+    """Of a tree of processes, including descriptors in flight between them."""
 
     memory: int = 0
     in_flight: int = 0
     pipes: int = 0
-    watched: int = 0
+    epoll_items: int = 0
 
-    def is_more_than_its_share(self, shares: Held) -> bool:
-        return self.in_flight > shares.in_flight or self.pipes > shares.pipes or self.watched > shares.watched
+    def exceeds(self, share: DescriptorUse) -> bool:
+        return self.in_flight > share.in_flight or self.pipes > share.pipes or self.epoll_items > share.epoll_items
 
 
-def shares_of_one_guest() -> Held:
-    """Half of what its user may have of one kind, so that one guest alone never leaves another without."""
+def share_of_one_guest() -> DescriptorUse:
+    """Half of what its user may have of each kind, so that one guest never uses up another's."""
     pages = int(kernel_files.read("/proc/sys/fs/pipe-user-pages-soft")) or 1 << 30
-    watched = int(kernel_files.read("/proc/sys/fs/epoll/max_user_watches"))
-    return Held(in_flight=_MOST_IN_FLIGHT, pipes=pages // _PIPE_PAGES // 2, watched=watched // 2)
+    items = int(kernel_files.read("/proc/sys/fs/epoll/max_user_watches"))
+    return DescriptorUse(in_flight=_MOST_IN_FLIGHT, pipes=pages // _PIPE_PAGES // 2, epoll_items=items // 2)
 
 
-class Descriptors:
-    """Looked at seldom enough to cost at most a tenth of the time; in between, what was last seen counts."""
+class DescriptorTable:
+    """Looks rarely enough to cost at most a tenth of the time. In between, the last look counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, proc: str, network: str, has_own_network: bool) -> None:
+        self._proc = proc
+        self._network = network
+        self._has_own_network = has_own_network
         #: As of the last look.
-        self.last = Held()
+        self.last = DescriptorUse()
         self._next_look = 0.0
 
-    def held(self, proc: str, pids: Sequence[int], patience: Patience) -> Held:
+    def look(self, pids: Sequence[int], patience: Patience) -> DescriptorUse:
         if time.monotonic() >= self._next_look:
             spent = Spent()
-            sockets = _unix_sockets(proc, pids)
-            is_crowded = sum(_count(proc, pid) for pid in pids) > _FREE
-            self.last = _look(proc, pids, sockets, patience) if is_crowded or sockets else Held()
+            sockets = self._unix_sockets()
+            is_crowded = sum(self._count(pid) for pid in pids) > _FREE
+            self.last = self._look(pids, sockets, patience) if is_crowded or sockets else DescriptorUse()
             self._next_look = next_look_after(spent)
         return self.last
 
-
-def _unix_sockets(proc: str, pids: Sequence[int]) -> List[int]:
-    """Inodes of all in the guest's network; 0 is one that nobody has accepted yet."""
-    for pid in pids:
+    def _unix_sockets(self) -> List[int]:
+        """Inodes of all in the guest's network namespace. 0 is a connection that has not been accepted yet."""
         try:
-            lines = kernel_files.read(f"{proc}/{pid}/net/unix").splitlines()[1:]
+            lines = kernel_files.read(f"{self._network}/unix").splitlines()[1:]
         except OSError as error:
             must_be_expected(error)
-            continue
+            return []
         return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
-    return []
 
-
-def _count(proc: str, pid: int) -> int:
-    """How many a process has open: since Linux 6.2 that is the size of the directory, which was 0 before."""
-    directory = f"{proc}/{pid}/fd"
-    try:
-        return os.stat(directory).st_size or len(os.listdir(directory))
-    except OSError as error:
-        must_be_expected(error)
-        return 0
-
-
-def _look(proc: str, pids: Sequence[int], sockets: List[int], patience: Patience) -> Held:
-    known = set(sockets)
-    pipes: Set[int] = set()
-    seen: Set[int] = set()
-    watched = in_flight = 0
-    for pid in pids:
-        for name in _names(f"{proc}/{pid}/fd"):
-            patience.check()
-            path = f"{proc}/{pid}/fd/{name}"
-            try:
-                status = os.stat(path)
-                if stat.S_ISFIFO(status.st_mode):
-                    pipes.add(status.st_ino)
-                elif stat.S_ISSOCK(status.st_mode) and status.st_ino in known and status.st_ino not in seen:
-                    seen.add(status.st_ino)
-                    in_flight += _queued(f"{proc}/{pid}/fdinfo/{name}", patience)
-                elif not stat.S_IFMT(status.st_mode) and os.readlink(path) == "anon_inode:[eventpoll]":
-                    watched += sum(lines.count(b"tfd:") for lines in patience.read(f"{proc}/{pid}/fdinfo/{name}"))
-            except OSError as error:
-                must_be_expected(error)
-    in_flight += _unheld(sockets, seen) if _has_own_network(proc, pids) else 0
-    return Held(len(pipes) * _PIPE + watched * _EPOLL_ITEM, in_flight, len(pipes), watched)
-
-
-def _queued(path: str, patience: Patience) -> int:
-    return sum(int(number) for lines in patience.read(path) for number in _IN_FLIGHT.findall(lines))
-
-
-def _unheld(sockets: List[int], seen: Set[int]) -> int:
-    """Sockets that are in nobody's table are in flight themselves, or wait to be accepted."""
-    return sum(inode not in seen for inode in sockets)
-
-
-def _has_own_network(proc: str, pids: Sequence[int]) -> bool:
-    """In the host's, there are sockets of everybody's."""
-    for pid in pids:
+    def _count(self, pid: int) -> int:
+        """Since Linux 6.2 the size of the directory is the number of descriptors; before, it was 0."""
+        directory = f"{self._proc}/{pid}/fd"
         try:
-            return os.stat(f"{proc}/{pid}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino
+            return os.stat(directory).st_size or len(os.listdir(directory))
         except OSError as error:
             must_be_expected(error)
-    return False
+            return 0
+
+    def _look(self, pids: Sequence[int], sockets: List[int], patience: Patience) -> DescriptorUse:
+        known = set(sockets)
+        pipes: Set[int] = set()
+        seen: Set[int] = set()
+        items = in_flight = 0
+        for pid in pids:
+            base = f"{self._proc}/{pid}"
+            for name in _names(f"{base}/fd"):
+                patience.check()
+                path = f"{base}/fd/{name}"
+                try:
+                    status = os.stat(path)
+                    if stat.S_ISFIFO(status.st_mode):
+                        pipes.add(status.st_ino)
+                    elif stat.S_ISSOCK(status.st_mode) and status.st_ino in known and status.st_ino not in seen:
+                        seen.add(status.st_ino)
+                        in_flight += _count_in_flight(f"{base}/fdinfo/{name}", patience)
+                    elif not stat.S_IFMT(status.st_mode) and os.readlink(path) == "anon_inode:[eventpoll]":
+                        items += sum(lines.count(b"tfd:") for lines in patience.read(f"{base}/fdinfo/{name}"))
+                except OSError as error:
+                    must_be_expected(error)
+        if self._has_own_network:  # a socket in no process's table is in flight itself, or waits to be accepted
+            in_flight += sum(inode not in seen for inode in sockets)
+        return DescriptorUse(len(pipes) * _PIPE + items * _EPOLL_ITEM, in_flight, len(pipes), items)
+
+
+def _count_in_flight(path: str, patience: Patience) -> int:
+    return sum(int(number) for lines in patience.read(path) for number in _IN_FLIGHT.findall(lines))
 
 
 def _names(directory: str) -> Iterator[str]:

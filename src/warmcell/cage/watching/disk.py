@@ -1,4 +1,4 @@
-"""What writable directories of the host hold, and how that grows."""
+"""What writable directories of the host hold, and how much a guest added to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import errno
 import os
 import stat
 import time
+from math import inf
 
+from ..linux import kernel_files
 from ..linux.processes import must_be_expected
 from ..records import NamedTuple
 from . import usage
@@ -15,28 +17,33 @@ from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Generator, Iterator, List, Sequence, Set, Tuple
+    from typing import Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple
 
 
 class DiskUse(NamedTuple):
-    """Bytes and names below some paths, and on their file systems. Not `is_complete`: some could not be looked at."""
+    """Bytes and names below some paths, and on their file systems."""
 
     held: int = 0
     entries: int = 0
     filesystem: int = 0
     filesystem_entries: int = 0
-    is_complete: bool = True
+    #: Whether all directories could be read; and whether all unlinked files could be found.
+    has_all_names: bool = True
+    has_all_unlinked: bool = True
+    #: The most that the guest can have written. The rest of a file system's growth belongs to others.
+    written: float = 0.0
 
-    def grown_since(self, start: DiskUse) -> DiskUse:
-        """What cannot be looked into still shows in how full its file system is, if less exactly."""
+    def growth_since(self, start: DiskUse) -> DiskUse:
+        """What cannot be seen still shows in how full the file system is, and is at most what the guest wrote."""
         held, entries = self.held - start.held, self.entries - start.entries
-        if not (self.is_complete and start.is_complete):
-            held = max(held, self.filesystem - start.filesystem)
+        if not (self.has_all_names and self.has_all_unlinked and start.has_all_names):
+            held = max(held, int(min(self.filesystem - start.filesystem, self.written)))
+        if start.has_all_names and not self.has_all_names:
             entries = max(entries, self.filesystem_entries - start.filesystem_entries)
         return DiskUse(held, entries)
 
     def is_over(self, most_bytes: int) -> bool:
-        """As many names as a private place of that size has."""
+        """Names are limited too, to as many as a private tmpfs of that size has."""
         return self.held > most_bytes or self.entries > max(most_bytes >> 12, 16_384)
 
 
@@ -47,8 +54,8 @@ _AT_A_TIME = 64
 _LONGEST_LOOK = (0.1, 1.0)
 
 
-def of_filesystems(paths: Sequence[str]) -> DiskUse:
-    """All that they hold, whosever it is. Quick."""
+def filesystem_use(paths: Sequence[str]) -> DiskUse:
+    """Everything on their file systems, including other users' files. Quick."""
     held = entries = 0
     for path in paths:
         try:
@@ -64,53 +71,58 @@ def of_filesystems(paths: Sequence[str]) -> DiskUse:
 def disk_use(paths: Sequence[str], proc: str, pids: List[int]) -> DiskUse:
     """At once, however long it takes."""
     walk = Walk(paths)
-    walk.go_on(float("inf"))
+    walk.advance(inf)
     return walk.result(proc, pids)
 
 
 class Walk:
-    """Through names below the paths, a part at a time: whoever walks has others to look after."""
+    """A walk through everything below the paths, in steps: the watcher has other cells to look at."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], overlays: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
         self._paths = paths
-        self._devices: Set[int] = set()
+        #: Guest paths of overlays that store their files below the paths.
+        self._overlays = overlays
+        self._devices: Set[int] = set(devices)
         self._held = self._entries = 0
         self._is_complete = True
-        self._steps: Generator[None, None, None] = self._through_all()
+        self._steps: Generator[None, None, None] = self._walk_all()
 
-    def go_on(self, seconds: float) -> bool:
-        """Whether it has come to its end by then."""
+    def advance(self, seconds: float) -> bool:
+        """Whether it came to the end in that time."""
         until = time.monotonic() + seconds
         return all(time.monotonic() <= until for _ in self._steps)
 
     def result(self, proc: str, pids: List[int], hides: bool = False) -> DiskUse:
-        """With files that have no name any more, as far as processes show them; `hides`: they do not show all."""
-        hidden = Nameless(self._devices)
-        hidden.look(proc, pids)
-        whole = of_filesystems(self._paths)
-        is_complete = self._is_complete and hidden.is_complete and not hides
-        return whole._replace(held=self._held + hidden.held, entries=self._entries, is_complete=is_complete)
+        """Includes unlinked files that processes have open or mapped. `hides`: there are some that none shows."""
+        unlinked = UnlinkedFiles(self._devices.union(_devices_of(self._overlays, proc, pids)))
+        unlinked.look(proc, pids)
+        return filesystem_use(self._paths)._replace(
+            held=self._held + unlinked.size,
+            entries=self._entries,
+            has_all_names=self._is_complete,
+            has_all_unlinked=unlinked.is_complete and not hides,
+        )
 
     def close(self) -> None:
         self._steps.close()
 
-    def _through_all(self) -> Generator[None, None, None]:
+    def _walk_all(self) -> Generator[None, None, None]:
         for path in self._paths:
             try:
                 root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:
                 self._is_complete = False
                 continue
-            yield from self._through(root)
+            yield from self._walk(root)
 
-    def _through(self, root: int) -> Iterator[None]:
+    def _walk(self, root: int) -> Iterator[None]:
         """By descriptors, so that neither long paths nor links matter. A directory stays open while we are below it."""
         levels: List[Tuple[int, List[str]]] = [(root, [])]
         try:
             status = os.fstat(root)
             self._devices.add(status.st_dev)
             self._held += status.st_blocks * 512
-            yield from self._names_in(*levels[0])
+            yield from self._read_names(*levels[0])
             while levels:
                 directory, below = levels[-1]
                 if not below or self._entries >= _MOST_ENTRIES:
@@ -119,7 +131,7 @@ class Walk:
                 child = self._open(below.pop(), directory, len(levels))
                 if child >= 0:
                     levels.append((child, []))
-                    yield from self._names_in(*levels[-1])
+                    yield from self._read_names(*levels[-1])
         finally:
             for directory, _ in levels:
                 os.close(directory)
@@ -130,15 +142,18 @@ class Walk:
                 return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except OSError as error:
             if error.errno == errno.ENOENT:
-                return -1  # gone meanwhile
+                return -1  # removed meanwhile
         self._is_complete = False
         return -1
 
-    def _names_in(self, directory: int, below: List[str]) -> Iterator[None]:
+    def _read_names(self, directory: int, below: List[str]) -> Iterator[None]:
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
-                    status = entry.stat(follow_symlinks=False)
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:  # removed meanwhile
+                        continue
                     self._entries += 1
                     self._held += max(status.st_blocks * 512, _SMALLEST_ENTRY)
                     if stat.S_ISDIR(status.st_mode):
@@ -153,7 +168,17 @@ class Walk:
             self._is_complete = False
 
 
-class Nameless:
+def _devices_of(overlays: Sequence[str], proc: str, pids: List[int]) -> Iterator[int]:
+    """Files on an overlay have its device, not that of the directory in which it stores them."""
+    for pid in pids if overlays else ():
+        for path in overlays:
+            try:
+                yield os.stat(f"{proc}/{pid}/root{path}").st_dev
+            except OSError as error:
+                must_be_expected(error)
+
+
+class UnlinkedFiles:
     """Files without a name that processes have open or mapped, on some devices."""
 
     def __init__(self, devices: Set[int]) -> None:
@@ -163,32 +188,38 @@ class Nameless:
         self.is_complete = True
 
     @property
-    def held(self) -> int:
+    def size(self) -> int:
         return sum(self._sizes.values())
 
     def look(self, proc: str, pids: List[int]) -> None:
         patience = Patience(*_LONGEST_LOOK)
         try:
             for pid in pids:
-                self._look_at_open(f"{proc}/{pid}", patience)
-                self._look_at_mapped(f"{proc}/{pid}", patience)
+                is_readable = self._look_at_open(f"{proc}/{pid}", patience)
+                is_readable = self._look_at_mapped(f"{proc}/{pid}", patience) and is_readable
+                # A process that ends becomes unreadable before it is gone, and has nothing open by then.
+                if not is_readable and not usage.is_ending(proc, pid):
+                    self.is_complete = False
         except TooLong:
             self.is_complete = False
 
-    def _look_at_open(self, base: str, patience: Patience) -> None:
+    def _look_at_open(self, base: str, patience: Patience) -> bool:
+        is_readable = True
         for thread in usage.threads(base):
             try:
                 for name in os.listdir(f"{base}/task/{thread}/fd"):
                     patience.check()
                     self._add(f"{base}/task/{thread}/fd/{name}")
-                return  # threads share their descriptors
+                return True  # threads share their descriptors
             except PermissionError:
-                self.is_complete = False
+                is_readable = False
             except OSError as error:
                 must_be_expected(error)
+        return is_readable
 
-    def _look_at_mapped(self, base: str, patience: Patience) -> None:
-        """How large one is that is only mapped, root alone can see: a page may be all that is mapped of it."""
+    def _look_at_mapped(self, base: str, patience: Patience) -> bool:
+        """Only root can see how large a file is that is mapped and not open: a single page of it may be mapped."""
+        is_readable = True
         for lines in patience.read(f"{base}/maps"):
             for place, device, inode in _DELETED.findall(lines) if b"(deleted)" in lines else ():
                 if device in self._names and int(inode) not in self._sizes:
@@ -196,7 +227,8 @@ class Nameless:
                         self._add(f"{base}/map_files/{place.decode()}")
                     except OSError as error:
                         must_be_expected(error)
-                        self.is_complete = False
+                        is_readable = False
+        return is_readable
 
     def _add(self, path: str) -> None:
         status = os.stat(path)
@@ -205,3 +237,32 @@ class Nameless:
 
 
 _DELETED = Pattern(rb"^(\S+) \S+ \S+ (\S+) (\d+) .* \(deleted\)$")
+
+
+class WrittenBytes:
+    """How much the processes of a tree have written to any file, as an upper bound."""
+
+    def __init__(self) -> None:
+        self._seen: Dict[int, int] = {}
+        self._ended = 0
+
+    def look(self, proc: str, pids: List[int]) -> float:
+        """Infinite if a living process cannot be read."""
+        found = {pid: _bytes_by(proc, pid) for pid in pids}
+        # A parent that waited for a child has its bytes too; counting them twice keeps this an upper bound.
+        self._ended += sum(size for pid, size in self._seen.items() if found.get(pid) is None)
+        self._seen = {pid: size for pid, size in found.items() if size is not None}
+        hidden = [pid for pid, size in found.items() if size is None and not usage.is_ending(proc, pid)]
+        return inf if hidden else self._ended + sum(self._seen.values())
+
+
+_WRITTEN = Pattern(r"^(?:wchar|write_bytes): (\d+)$")
+
+
+def _bytes_by(proc: str, pid: int) -> Optional[int]:
+    """By system calls, and through mappings. None if it cannot be read."""
+    try:
+        return sum(map(int, _WRITTEN.findall(kernel_files.read(f"{proc}/{pid}/io"))))
+    except OSError as error:
+        must_be_expected(error)
+        return None

@@ -1,11 +1,10 @@
-"""Locks on files: the kernel sets no bound to how many ranges of a file one may lock, and counts them for nobody."""
+"""File locks: the kernel allows any number of locked ranges and charges them to no account."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from ..linux.processes import must_be_expected
 from .patience import Patience, Spent, next_look_after
 from .patterns import Pattern
 
@@ -14,26 +13,26 @@ if TYPE_CHECKING:
     from typing import Callable, Dict, List, Tuple
 
 _LOCK = 256
-#: As many on the whole host are not looked at.
+#: Up to so many on the whole host are not looked at.
 _FREE = 4096
 _OWNER_AND_DEVICE = Pattern(rb" (-?\d+) ([0-9a-f]+:[0-9a-f]+):\d+ ")
 
 
 class Locks:
-    """Of those whom `is_ours` knows by their pid, and all on `device`, whoever holds them: some have no owner."""
+    """Those of the pids that `is_ours` accepts, and all on `device`: some locks have no owner."""
 
     def __init__(self, is_ours: Callable[[int, List[int]], bool], device: int = 0) -> None:
         self._is_ours = is_ours
         self._device = b"%02x:%02x" % (os.major(device), os.minor(device)) if device else b""
-        self._held = 0
+        self._memory = 0
         self._next_look = 0.0
 
-    def held(self, pids: List[int], patience: Patience) -> int:
+    def memory(self, pids: List[int], patience: Patience) -> int:
         if time.monotonic() >= self._next_look:
             spent = Spent()
-            self._held = self._look(pids, patience)
+            self._memory = self._look(pids, patience)
             self._next_look = next_look_after(spent)
-        return self._held
+        return self._memory
 
     def _look(self, pids: List[int], patience: Patience) -> int:
         found: Dict[Tuple[bytes, bytes], int] = {}
@@ -45,12 +44,3 @@ class Locks:
         owners = {pid for pid, _ in found}
         ours = {pid for pid in owners if int(pid) > 0 and self._is_ours(int(pid), pids)}
         return _LOCK * sum(number for (pid, where), number in found.items() if pid in ours or where == self._device)
-
-
-def is_in_namespace_of(pid: int, cell: str) -> bool:
-    """Whether a process of ours is in the pid namespace of the one that a path of /proc names."""
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat(f"{cell}/ns/pid").st_ino
-    except OSError as error:
-        must_be_expected(error)
-        return False

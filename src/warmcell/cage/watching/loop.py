@@ -1,4 +1,4 @@
-"""What the watcher does: looks at running cells when they are due, says what it found, ends who passed a ceiling."""
+"""The watcher's loop: looks at running cells when they are due, reports, and kills cells that are over a ceiling."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import select
 import time
 
-from ..light import signal, socket
-from ..linux.owned import close_all
+from ..fast_imports import signal, socket
+from ..linux.descriptors import close_all
 from ..plan import Watch
-from ..wire import new_inbox, packets_at, receive_packet, send_packet
+from ..wire import new_receive_buffer, packet_socket, receive_packet, send_packet
 from .pauses import pause_before_look
 
 TYPE_CHECKING = False
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
     from .ceilings import Ceilings
 
-#: A run that takes longer will be looked at.
+#: A run that takes longer will be looked at, so the modules for that are loaded.
 _NOT_SHORT_MS = 5
-#: Who is to be looked at sooner than that finds it loaded by then.
+#: If the first look is due sooner than this, they are loaded at once.
 _LOADS_WITHIN = 0.05
-#: For everybody in a cell to be gone after its init was killed.
+#: How long the processes of a cell may take to be gone after its init was killed.
 _LAST_MOMENT_MS = 500
-#: Its namespaces are had no more from the moment that it begins to end, which is told when its mounts are taken down.
-_OF_WHO_IS_ENDING = (errno.EPERM, errno.ESRCH)
-#: There may be much to measure before a guest begins, and others are to be looked at meanwhile.
+#: A process that is ending loses its namespaces before its end shows: its mounts are taken down in between.
+_ERRORS_WHILE_ENDING = (errno.EPERM, errno.ESRCH)
+#: Measuring what is there before a guest starts may take long, and other cells are to be looked at meanwhile.
 _MEASURE_AT_A_TIME = 0.02
 _MSG_DONTWAIT = 0x40
 
 
 class _Cell:
-    """What is known of one. How to look at it is found out when it is first looked at: most runs end before that."""
+    """One cell. Its ceilings are made at the first look: most runs end before that."""
 
     __slots__ = ("_ceilings", "_most_tasks", "answer", "asker", "go", "init", "processes", "scratch", "watch")
 
@@ -42,17 +42,17 @@ class _Cell:
     ) -> None:
         self.watch, self._most_tasks = watch, most_tasks
         self.init, self.go, self.processes, self.scratch = init, go, processes, scratch
-        #: Who holds the guest back until what is there has been measured, and what it is told then.
-        self.asker = packets_at(asker) if asker >= 0 else None
+        #: The channel that waits until the disk is measured, and the answer that it gets then.
+        self.asker = packet_socket(asker) if asker >= 0 else None
         self.answer: Dict[str, Any] = {}
         self._ceilings: Optional[Ceilings] = None
 
     @property
     def ceilings(self) -> Ceilings:
         if self._ceilings is None:
-            from .looking import ceilings_of
+            from .guest_view import make_ceilings
 
-            self._ceilings = ceilings_of(self.watch, self._most_tasks, self.init, self.processes, self.scratch)
+            self._ceilings = make_ceilings(self.watch, self._most_tasks, self.init, self.processes, self.scratch)
         return self._ceilings
 
     @property
@@ -60,11 +60,11 @@ class _Cell:
         return not self.watch.disk_bytes or self.ceilings.is_measured
 
     def begin(self) -> float:
-        """When its guest's code begins; returns how long it is safe not to look."""
+        """Call it when the guest's code starts. Returns how long it is safe not to look."""
         return self.ceilings.begin() if self.watch.disk_bytes else pause_before_look(self.watch)
 
-    def tell_measured(self) -> None:
-        """A cell of whose measure nobody hears will never begin: the error ends it."""
+    def answer_measured(self) -> None:
+        """A guest whose supervisor does not get the answer never starts: the error ends the cell."""
         if self.asker is not None:
             send_packet(self.asker, self.answer, flags=_MSG_DONTWAIT)
             self.asker.close()
@@ -83,12 +83,12 @@ class Loop:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._inbox = new_inbox()
+        self._inbox = new_receive_buffer()
         self._cells: Dict[int, _Cell] = {}
-        #: By descriptor: the cells that have not begun, and those whose measure has not been asked for.
+        #: By descriptor: cells that have not started, and cells whose disk is to be measured on request.
         self._waiting: Dict[int, int] = {}
         self._askers: Dict[int, int] = {}
-        #: When each running cell is to be looked at, or measured, and which of them have been looked at.
+        #: When each running cell is to be looked at, or measured; and which have been looked at.
         self._due: Dict[int, float] = {}
         self._looked_at: Set[int] = set()
         self._is_prepared = False
@@ -103,18 +103,18 @@ class Loop:
             due = [number for number, due in self._due.items() if due <= now]
             if not ready and not due and not self._is_prepared:
                 self._prepare()
-            # Looks come first: no number of messages may put them off.
+            # Looks come first: no number of messages may delay them.
             for number in due:
                 self._attend(number)
             for descriptor in ready.keys() & self._askers.keys():
-                self._hear_asker(descriptor)
+                self._read_request(descriptor)
             for descriptor in ready.keys() & self._waiting.keys():
                 self._begin(descriptor)
-            if self._channel.fileno() in ready and not self._hear():
+            if self._channel.fileno() in ready and not self._read_message():
                 return
 
     def _prepare(self) -> None:
-        from .looking import compile_all
+        from .guest_view import compile_all
 
         compile_all()
         self._is_prepared = True
@@ -125,19 +125,19 @@ class Loop:
         pause = max(0.0, min(self._due.values()) - time.monotonic()) * 1000
         return pause if self._is_prepared else min(pause, _NOT_SHORT_MS)
 
-    def _hear(self) -> bool:
+    def _read_message(self) -> bool:
         message, descriptors = receive_packet(self._channel, inbox=self._inbox)
         if not message:
             return False
         for number in message.get("ended", ()):
-            self._end(number, tells=False)
+            self._end(number, reports=False)
         if "watch" in message:
             self._add(message, descriptors)
         elif "shared" in message:
             if message["shared"] in self._cells:
-                self._cells[message["shared"]].ceilings.mappings.asked_for(message["length"])
+                self._cells[message["shared"]].ceilings.mappings.note_shared_memory(message["length"])
         elif "end" in message:
-            self._end(message["end"], tells=True)
+            self._end(message["end"], reports=True)
         return True
 
     def _add(self, order: Dict[str, Any], descriptors: List[int]) -> None:
@@ -151,26 +151,28 @@ class Loop:
             self._poll.register(cell.asker, select.POLLIN)
         if not self._is_prepared and pause_before_look(cell.watch) < _LOADS_WITHIN:
             self._prepare()
+        if cell.watch.gpus:
+            cell.ceilings  # noqa: B018  # now, while it waits: loading the driver's library takes a while
 
-    def _hear_asker(self, descriptor: int) -> None:
-        """It asks when it has a job for the guest. Who lets go instead says nothing."""
+    def _read_request(self, descriptor: int) -> None:
+        """The supervisor asks for a measure when it has a job for the guest, or closes the channel."""
         number = self._askers[descriptor]
         asker = self._cells[number].asker
         assert asker is not None
-        self._expect_no_question(self._cells[number])
+        self._ignore_requests(self._cells[number])
         try:
             has_asked = bool(receive_packet(asker, inbox=self._inbox)[0])
         except OSError:
-            has_asked = True  # it may wait for an answer, and whatever it said was nothing else
+            has_asked = True  # it may wait for an answer
         if has_asked:
             self._due[number] = time.monotonic()
 
-    def _expect_no_question(self, cell: _Cell) -> None:
+    def _ignore_requests(self, cell: _Cell) -> None:
         if cell.asker is not None and self._askers.pop(cell.asker.fileno(), None) is not None:
             self._poll.unregister(cell.asker)
 
     def _begin(self, go: int) -> None:
-        """Or it has begun long ago, and was shown directories that nobody has measured yet."""
+        """The guest started, or it runs already and was given directories that are not measured yet."""
         number = self._waiting.pop(go)
         self._poll.unregister(go)
         os.close(go)
@@ -183,9 +185,9 @@ class Loop:
         try:
             pause = self._look(number) if cell.is_measured else self._measure(number)
         except OSError as error:
-            # One that ends by itself, in the middle of the look, is for whoever reaps it to tell of.
-            if not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _OF_WHO_IS_ENDING else 0):
-                cell.ceilings.verdict = "blind"  # what cannot be looked at is not kept
+            # One that ends by itself in the middle of a look is reported when it is reaped.
+            if not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _ERRORS_WHILE_ENDING else 0):
+                cell.ceilings.verdict = "blind"  # a cell that cannot be looked at must not run
         if cell.ceilings.verdict:
             self._end_by_verdict(number)
         elif pause is None:
@@ -196,41 +198,42 @@ class Loop:
     def _look(self, number: int) -> float:
         if number not in self._looked_at:
             self._looked_at.add(number)
-            self._say({"looks": number})
+            self._send({"looks": number})
         return self._cells[number].ceilings.look()
 
     def _measure(self, number: int) -> Optional[float]:
-        """A part of it. Then whoever has waited for that is told; None: the guest will begin when it has its job."""
+        """One step of it. None when it is complete and the guest has not got its job yet."""
         cell = self._cells[number]
         if not cell.ceilings.measure(_MEASURE_AT_A_TIME):
             return 0.0
-        self._expect_no_question(cell)
-        cell.tell_measured()
+        self._ignore_requests(cell)
+        cell.answer_measured()
         return cell.begin() if self._waiting.get(cell.go) != number else None
 
     def _end_by_verdict(self, number: int) -> None:
-        self._tell(number)
+        self._report(number)
         try:
             signal.pidfd_send_signal(self._cells[number].init, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self._forget(number)
 
-    def _end(self, number: int, tells: bool) -> None:
+    def _end(self, number: int, reports: bool) -> None:
         if number not in self._cells:
-            return  # the verdict is on its way
-        if tells:
+            return  # the verdict has been sent
+        if reports:
             _has_ended(self._cells[number].init, _LAST_MOMENT_MS)
-            self._cells[number].ceilings.last_look()
-            self._tell(number)
+            self._cells[number].ceilings.look_at_end()
+            self._report(number)
         self._forget(number)
 
-    def _tell(self, number: int) -> None:
+    def _report(self, number: int) -> None:
         ceilings = self._cells[number].ceilings
-        told = {"reason": ceilings.verdict, "peak": ceilings.peak, "lost": round(ceilings.cpu_lost, 6)}
-        self._say({"end": number, **told, "met": sorted(ceilings.met)})
+        figures = {"peak": ceilings.peak, "lost": round(ceilings.cpu_lost, 6), "files": ceilings.mapped_files}
+        gpu = {} if ceilings.gpu is None else {"gpu": [ceilings.gpu.peak, round(ceilings.gpu.seconds, 6)]}
+        self._send({"end": number, "reason": ceilings.verdict, **figures, **gpu, "met": sorted(ceilings.met)})
 
-    def _say(self, message: Dict[str, Any]) -> None:
+    def _send(self, message: Dict[str, Any]) -> None:
         try:
             send_packet(self._channel, message)
         except OSError:
@@ -240,12 +243,12 @@ class Loop:
         cell = self._cells.pop(number)
         self._looked_at.discard(number)
         self._due.pop(number, None)
-        # One that has begun has closed its descriptor, and another's may have that number now: that one is waited for.
+        # A cell that has started has closed `go`, and another cell's may have that number now.
         if self._waiting.get(cell.go) == number:
             del self._waiting[cell.go]
             self._poll.unregister(cell.go)
             os.close(cell.go)
-        self._expect_no_question(cell)
+        self._ignore_requests(cell)
         cell.close()
 
 

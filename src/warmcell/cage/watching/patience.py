@@ -19,12 +19,12 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
 def next_look_after(spent: Spent) -> float:
-    """When to look again at what is costly to look at: it takes a tenth of the time, and more only from the largest."""
+    """When to repeat a costly look: so that it takes a tenth of the time, or more for the very largest trees."""
     return time.monotonic() + min(max(_SHORTEST_PAUSE, 10 * spent.seconds()), _LONGEST_PAUSE)
 
 
-def _waited_for_a_turn() -> float:
-    """Seconds that this process was ready to run and did not. Nothing where the kernel keeps no such account."""
+def _run_queue_delay() -> float:
+    """Seconds that this process was ready to run and had no processor. 0 if the kernel does not count them."""
     try:
         return int(kernel_files.read("/proc/self/schedstat").split()[1]) / 1e9
     except (OSError, IndexError):
@@ -32,40 +32,42 @@ def _waited_for_a_turn() -> float:
 
 
 class Spent:
-    """How long a look takes us, from now on. Waiting for our turn on a processor is no part of it: else the next look
-    would come the later, the busier the host is, and a guest that keeps it busy would have that time to itself."""
+    """How long a look takes, from now on, without run-queue delay.
+
+    Otherwise the next look would come later the busier the host is, and a guest could keep it busy.
+    """
 
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._waited = _waited_for_a_turn()
+        self._delay = _run_queue_delay()
 
     def seconds(self) -> float:
-        return max(0.0, time.monotonic() - self._started - (_waited_for_a_turn() - self._waited))
+        return max(0.0, time.monotonic() - self._started - (_run_queue_delay() - self._delay))
 
 
 class TooLong(Exception):
-    """There is more to see than anybody could look at in time."""
+    """There is more to see than can be looked at in time."""
 
 
 class Patience:
-    """Of one look. By the processor, and by the clock, since one can be held up.
+    """Of one look, in processor time and in wall time, since a look can be held up.
 
-    Time in which we only wait for our turn on a processor is on neither: a busy host is nothing that a guest did.
+    Run-queue delay counts as neither: a busy host is not the guest's doing.
     """
 
     def __init__(self, processor: float, clock: float) -> None:
         self._processor = time.process_time() + processor
-        self._waited = _waited_for_a_turn()
+        self._delay = _run_queue_delay()
         self._clock = time.monotonic() + clock
 
     def check(self) -> None:
         if time.process_time() > self._processor:
             raise TooLong
-        if time.monotonic() > self._clock and time.monotonic() - self._clock > _waited_for_a_turn() - self._waited:
+        if time.monotonic() > self._clock and time.monotonic() - self._clock > _run_queue_delay() - self._delay:
             raise TooLong
 
     def read(self, path: str) -> Iterator[bytes]:
-        """A file of the kernel's in pieces of whole lines, for as long as there is time. Nothing: it is gone."""
+        """A file of /proc in pieces of whole lines, for as long as there is time. Nothing if it is gone."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Patterns of the kernel's files, compiled when somebody is about to look: most runs end before that."""
+"""Regular expressions for files of /proc, compiled shortly before the first look: most runs end before that."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
 
 
 class Pattern:
-    """Of lines: `^` and `$` are the ends of one."""
+    """For lines: `^` and `$` match at the ends of each."""
 
     def __init__(self, text: Union[str, bytes]) -> None:
         self._text = text
-        #: As `re` has it.
+        #: As in `re`.
         self.findall: Callable[[Any], List[Any]] = self._compile_first
         _waiting.append(self)
 

@@ -1,4 +1,4 @@
-"""What a tree of processes uses, read from the kernel's files about it."""
+"""What a tree of processes uses, read from /proc."""
 
 from __future__ import annotations
 
@@ -18,62 +18,80 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class CpuTime(NamedTuple):
-    """Of one process, in seconds: its own, that of children it waited for, and whose child it is."""
+    """Of one process, in seconds: its own, that of children it waited for; and the pid of its parent."""
 
     own: float
     waited: float
     parent: int
 
 
+class ProcessMemory(NamedTuple):
+    """Of a tree, in bytes."""
+
+    #: Anonymous memory, swap and page tables. An upper bound while it is far below the ceiling, else exact.
+    own: int
+    #: The most file and tmpfs pages that one process has mapped. `own` does not include them.
+    mapped_files: int
+
+
 def cpu_times(proc: str, pids: Iterable[int]) -> Dict[int, CpuTime]:
     found = {}
     for pid in pids:
-        try:
-            fields = kernel_files.read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
-        except OSError as error:
-            must_be_expected(error)
-            continue
-        user, system, waited_user, waited_system = (int(field) / _TICK for field in fields[11:15])
-        found[pid] = CpuTime(user + system, waited_user + waited_system, int(fields[1]))
+        fields = _stat_fields(proc, pid)
+        if fields:
+            user, system, waited_user, waited_system = (int(field) / _TICK for field in fields[11:15])
+            found[pid] = CpuTime(user + system, waited_user + waited_system, int(fields[1]))
     return found
 
 
 def tasks(proc: str, pids: Iterable[int]) -> int:
-    """Processes and threads, those that have ended and wait to be reaped among them: the kernel counts them too."""
-    total = 0
-    for pid in pids:
-        try:
-            fields = kernel_files.read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
-        except OSError as error:
-            must_be_expected(error)
-            continue
-        total += max(1, int(fields[17]))
-    return total
+    """Processes and threads, including zombies: the kernel counts them too."""
+    found = (_stat_fields(proc, pid) for pid in pids)
+    return sum(max(1, int(fields[17])) for fields in found if fields)
 
 
-def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patience) -> int:
+def is_ending(proc: str, pid: int) -> bool:
+    """Whether it is a zombie or gone. What it had open is closed, and it may no longer be readable."""
+    fields = _stat_fields(proc, pid)
+    return not fields or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
+
+
+_PF_EXITING = 0x4
+
+
+def _stat_fields(proc: str, pid: int) -> List[str]:
+    """From the state on. Empty if the process is gone."""
+    try:
+        return kernel_files.read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
+    except OSError as error:
+        must_be_expected(error)
+        return []
+
+
+def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patience) -> ProcessMemory:
     """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it.
 
-    Of anonymous memory alone: files of tmpfs are counted where they live, shared memory by what was asked for.
+    Anonymous memory alone: tmpfs files are counted where they live, shared memory by the length that was mapped.
     """
     found = [_counters(proc, pid) for pid in pids]
+    mapped = max((one.get("RssFile", 0) + one.get("RssShmem", 0) for one in found), default=0)
     tables = sum(process.get("VmPTE", 0) + process.get("HugetlbPages", 0) for process in found)
     quick = tables + sum(process.get("VmRSS", 0) + process.get("VmSwap", 0) for process in found)
     if quick < ceiling or tables > ceiling:  # where tables alone are too much, walking them would take long
-        return quick
-    return tables + sum(_own_share(proc, pid, patience) for pid in pids)
+        return ProcessMemory(quick, mapped)
+    return ProcessMemory(tables + sum(_own_share(proc, pid, patience) for pid in pids), mapped)
 
 
-_COUNTERS = Pattern(r"^(VmRSS|VmPTE|VmSwap|HugetlbPages):\s+(\d+) kB$")
+_COUNTERS = Pattern(r"^(VmRSS|RssFile|RssShmem|VmPTE|VmSwap|HugetlbPages):\s+(\d+) kB$")
 
 
 def _counters(proc: str, pid: int) -> Dict[str, int]:
-    """A huge mapping of nothing has next to nothing resident, but the tables that describe it are real."""
+    """A huge untouched mapping has next to nothing resident, but its page tables are real."""
     return {name: int(size) * 1024 for name, size in _COUNTERS.findall(_readable(proc, pid, "status", "VmRSS"))}
 
 
 def _readable(proc: str, pid: int, name: str, wanted: str) -> str:
-    """Of the process or, when its first thread has ended and so shows nothing, of any thread that has not."""
+    """The file of the process or, if its first thread has ended and shows nothing, of any thread that has not."""
     base = f"{proc}/{pid}"
     try:
         text = kernel_files.read(f"{base}/{name}")
@@ -100,51 +118,60 @@ def threads(base: str) -> Iterator[str]:
 
 
 def _own_share(proc: str, pid: int, patience: Patience) -> int:
-    """Its part of anonymous memory, what was swapped out included."""
+    """Its share of anonymous memory, including swap."""
     patience.check()
     rows = [line.split() for line in _readable(proc, pid, "smaps_rollup", "Pss_Anon:").splitlines()]
     parts = {row[0]: int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
-    if not parts:  # it made itself unreadable: all that it has is taken to be its own
+    if not parts:  # unreadable: count everything resident as its own
         counters = _counters(proc, pid)
         return counters.get("VmRSS", 0) + counters.get("VmSwap", 0)
     return parts.get("Pss_Anon:", 0) + parts.get("SwapPss:", 0)
 
 
-# ---- memory that no process need have mapped ----
+def shared_by_fork(pid: int, with_files: bool) -> int:
+    """How much of a process's memory its forks share until they write to it. 0 if it is gone."""
+    counters = _counters("/proc", pid)
+    files = 0 if with_files else counters.get("RssFile", 0) + counters.get("RssShmem", 0)
+    return max(0, counters.get("VmRSS", 0) - files)
 
-#: The kernel's size of one semaphore, and what a unix socket may hold unread; a program's first few are free.
-_SEMAPHORE, _UNIX_BUFFER, _FREE_SOCKETS = 64, 212_992, 64
 
-#: States in which the queue columns are bytes: established, closing in one way or another, and datagrams.
+# ---- memory that need not be mapped by any process ----
+
+#: The kernel's size of one semaphore; how many unix sockets are free.
+_SEMAPHORE, _FREE_SOCKETS = 64, 64
+#: What a unix socket can queue where net.core.wmem_default cannot be read.
+_USUAL_SEND_BUFFER = 212_992
+
+#: TCP states in which the queue columns are bytes: established and closing; and datagram sockets.
 _CARRYING = {"01", "04", "05", "07", "08", "09", "0B"}
 
-
-#: What the kernel keeps about a file of a tmpfs, beside its blocks.
+#: What the kernel keeps for a tmpfs file besides its blocks.
 _TMPFS_INODE = 1024
 
 
-def filled(directory: int) -> int:
-    """How much the tmpfs that a descriptor is on holds."""
+def tmpfs_use(directory: int) -> int:
+    """Bytes used on the tmpfs of an open directory."""
     status = os.fstatvfs(directory)
     return (status.f_blocks - status.f_bfree) * status.f_frsize + (status.f_files - status.f_ffree) * _TMPFS_INODE
 
 
 def system_v_objects() -> int:
-    """Of the ipc namespace that the caller is in."""
+    """In the caller's ipc namespace."""
     total = _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/shm", 15) + _column("/proc/sysvipc/msg", 3)
     return total + _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
 
 
 def socket_buffers(net: str) -> int:
-    """TCP and UDP queues as they are; unix sockets show none, so many of them are taken to be full.
+    """TCP and UDP queues as reported. Unix sockets report none, so beyond the first few each is taken to be full.
 
-    The kernel's summary tells which of the tables have anything in them: reading them all takes longer than the rest.
+    The seccomp filter ignores SO_SNDBUF, so a full one holds net.core.wmem_default. sockstat says which tables are
+    empty: reading them all takes longer than everything else.
     """
-    rows = [line.split() for name in ("sockstat", "sockstat6") for line in text_lines(f"{net}/{name}")]
+    rows = [line.split() for name in ("sockstat", "sockstat6") for line in _text_lines(f"{net}/{name}")]
     used = {row[0] + row[1]: int(row[2]) for row in rows if len(row) > 2}
     total = 0
     if used.get("sockets:used", _FREE_SOCKETS + 1) > _FREE_SOCKETS:
-        total += max(0, len(_lines(f"{net}/unix")) - _FREE_SOCKETS) * _UNIX_BUFFER
+        total += max(0, len(_lines(f"{net}/unix")) - _FREE_SOCKETS) * _send_buffer()
     tables = [("tcp", used.get("TCP:inuse", 1)), ("udp", used.get("UDP:inuse", 1))]
     tables += [("tcp6", used.get("TCP6:inuse", 1)), ("udp6", used.get("UDP6:inuse", 1))]
     for name, count in tables:
@@ -156,7 +183,15 @@ def socket_buffers(net: str) -> int:
     return total
 
 
-def text_lines(path: str) -> List[str]:
+def _send_buffer() -> int:
+    try:
+        return int(kernel_files.read("/proc/sys/net/core/wmem_default"))
+    except OSError as error:
+        must_be_expected(error)
+        return _USUAL_SEND_BUFFER
+
+
+def _text_lines(path: str) -> List[str]:
     try:
         with open(path) as file:
             return file.readlines()
@@ -167,7 +202,7 @@ def text_lines(path: str) -> List[str]:
 
 def _lines(path: str) -> List[str]:
     """Without the heading."""
-    return text_lines(path)[1:]
+    return _text_lines(path)[1:]
 
 
 def _column(path: str, index: int) -> int:

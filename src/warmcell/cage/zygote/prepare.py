@@ -1,16 +1,16 @@
-"""What an interpreter does once before it serves as a zygote, so that its forks find it done."""
+"""What an interpreter does once, before it forks guests."""
 
 from __future__ import annotations
 
 import _imp
 import sys
-from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
+from _frozen_importlib_external import SourceFileLoader  # as importlib.machinery has it, which loads more
 from types import ModuleType
 
-from ..bundle import use_no_more
+from ..bundle import stop_using
 from ..failure import CageError, step
-from ..light import signal
-from ..linux import foreign
+from ..fast_imports import signal
+from ..linux import fast_ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 
 def load_worker(directory: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
-    """Executes the guest-side worker and lets it import what runs will need."""
-    sys.modules["warmcell_ending"] = _loaded(directory, "ending")
-    worker = _loaded(directory, "worker")
-    del sys.modules["warmcell_ending"]  # as a new interpreter would not have it
+    """Runs the guest's worker module and lets it import what runs will need."""
+    sys.modules["warmcell_interpreter_exit"] = _load_file(directory, "interpreter_exit")
+    worker = _load_file(directory, "worker")
+    del sys.modules["warmcell_interpreter_exit"]  # a new interpreter would not have it
     problem = worker.prepare(with_site, list(preload))
-    if problem:
-        raise CageError("preload", 0, problem)
+    if problem is not None:
+        step_name, what = problem
+        raise CageError(step_name, 0, what)
     return worker
 
 
 def load_wasm_worker(directory: str, packages: str, is_for_one: bool) -> ModuleType:
-    """Imports the worker for WebAssembly, and with it the runtime, which is the package wasmtime in `packages`."""
-    # They stay: of both a worker loads more when it is asked to run Python.
+    """Imports the WebAssembly worker, and with it its runtime: the package wasmtime in `packages`."""
+    # The paths stay: workers load more from both when they run Python.
     sys.path[:] = [directory.rpartition("/")[0], *sys.path, packages]
     try:
         __import__("wasm.forked")
@@ -41,48 +42,54 @@ def load_wasm_worker(directory: str, packages: str, is_for_one: bool) -> ModuleT
     return worker
 
 
-def _loaded(directory: str, name: str) -> ModuleType:
-    """One file of ours, as a module of its own that nobody can import."""
+def _load_file(directory: str, name: str) -> ModuleType:
+    """Runs one file of ours as a module that cannot be imported."""
     module = ModuleType(f"warmcell_{name}")
     path = f"{directory}/{name}.py"
     with step("load worker", path):
         code = SourceFileLoader(module.__name__, path).get_code(module.__name__)
     if code is None:
         raise CageError("load worker", 0, path)
-    # Guests see tracebacks, and have no business with our paths.
+    # Guests see tracebacks, and must not see our paths.
     _imp._fix_co_filename(code, f"<warmcell {name}>")  # type: ignore[attr-defined]
     exec(code, module.__dict__)  # noqa: S102  # our own file, by its path
     return module
 
 
-def load_what_many_import() -> None:
-    """Modules of the standard library that programs begin with, and that we ourselves do without."""
+def load_common_modules() -> None:
+    """Modules of the standard library that many programs import and the cage does not."""
     for name in ("importlib.machinery", "typing", "socket", "json", "threading", "ctypes"):
         __import__(name)
 
 
 def hide_modules() -> None:
-    """What a new interpreter would not have. They stay in use: nothing of ours is imported after this."""
-    use_no_more()
+    """Removes our modules from sys.modules. They stay in use: nothing of ours is imported after this."""
+    stop_using()
     for name in [name for name in sys.modules if name == "cage" or name.startswith("cage.")]:
         _hidden.append(sys.modules.pop(name))
 
 
 _hidden: List[ModuleType] = []
+_LOADER_PATH = b"LD_LIBRARY_PATH="
 
 
 def hide_command_line() -> None:
-    """Guests are forks of this process: its arguments would show them where Warmcell is installed."""
+    """Guests are forks of this process, and would see in /proc/self where Warmcell and the host's libraries are."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
+    arguments, arguments_end, variables, variables_end = (int(field) for field in fields[45:49])
     title = b"python3\0main.py\0"
-    if end - start > len(title):
-        foreign.write_memory(start, title.ljust(end - start, b"\0"))
+    if arguments_end - arguments > len(title):
+        fast_ctypes.write_memory(arguments, title.ljust(arguments_end - arguments, b"\0"))
+    # In place: libc's `environ` points into this block.
+    block = fast_ctypes.read_memory(variables, variables_end - variables)
+    start = (b"\0" + block).find(b"\0" + _LOADER_PATH)
+    if start >= 0:
+        fast_ctypes.write_memory(variables + start, bytes(block.index(b"\0", start) - start))
 
 
-def forget_callers_signals() -> None:
-    """What the caller ignored or blocked (a background job, a nohup) is its own affair, not its guests'."""
+def reset_signals() -> None:
+    """Guests do not inherit what the caller ignored or blocked, as background jobs and nohup do."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals():
         if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) is signal.SIG_IGN:

@@ -59,7 +59,7 @@ start:  mov     rbx, [0x400ff8]
         mov     r14, [rcx + rax * 8]
         mov     r15, rax
 
-# A step of the job failed: which one, and what came back, are its supervisor's to explain.
+# A step of the job failed: reports which one, and its result, to the supervisor.
 unfit:  mov     [rbx + HEADER], r15
         mov     [rbx + HEADER + 8], r14
         mov     rdi, [rbx + JOB]
@@ -102,7 +102,7 @@ digit:  xor     edx, edx
 exit:   mov     eax, 231                        # exit_group
         syscall
 
-# Exactly r13 bytes to r12, or the end: nobody wants this cell any more.
+# Reads exactly r13 bytes to r12. Exits at the end of the stream: the cell is no longer needed.
 receive:
         mov     rdi, [rbx + JOB]
         mov     rsi, r12

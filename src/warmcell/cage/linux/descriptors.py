@@ -1,10 +1,11 @@
-"""Descriptors that are open, and who closes them."""
+"""Open descriptors and their owner."""
 
 from __future__ import annotations
 
 import os
 
-from ..light import socket
+from ..fast_imports import socket
+from ..sockets import make_pair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Those that are open; -1 stands for none."""
+    """Closes those that are open; -1 stands for none."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)
@@ -20,10 +21,10 @@ def close_all(descriptors: Iterable[int]) -> None:
             pass
 
 
-class Owned:
-    """Closed when the block ends, however it ends, but for those that were given away.
+class OwnedDescriptors:
+    """Descriptors that are closed when the block ends, except those that were given away.
 
-    A fork inside the block copies it: the child gives away what it keeps, or does not leave the block.
+    A fork in the block copies it: the child gives away what it keeps, or does not leave the block.
     """
 
     def __init__(self, *descriptors: int) -> None:
@@ -34,8 +35,8 @@ class Owned:
         return ends
 
     def socketpair(self) -> Tuple[int, int]:
-        """Of packets."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Of packet sockets."""
+        ours, theirs = make_pair(socket.SOCK_SEQPACKET)
         self._held += (ends := (ours.detach(), theirs.detach()))
         return ends
 
@@ -50,7 +51,7 @@ class Owned:
         close_all(self._held)
         self._held = []
 
-    def __enter__(self) -> Owned:
+    def __enter__(self) -> OwnedDescriptors:
         return self
 
     def __exit__(self, *_: object) -> None:

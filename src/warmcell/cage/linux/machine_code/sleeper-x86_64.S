@@ -1,5 +1,5 @@
-# The smallest first process of a pid namespace. Out of everybody's reach first; closing descriptor 1 says so; then it
-# waits until somebody writes to descriptor 0 or nobody is left at the other end, and ends.
+# The smallest first process of a pid namespace. Makes itself unreachable, closes descriptor 1 to report that, then
+# waits until descriptor 0 is readable or its other end is closed, and exits.
 
         .intel_syntax noprefix
         .text

@@ -1,8 +1,8 @@
-"""Files as a guest names them, by path or by descriptor, seen from outside; and what is done with them in its place.
+"""Files as a guest names them, by path or descriptor, resolved from outside, and calls made on them for the guest.
 
-Events and locks belong to inodes, and inodes of what may only be read are everybody's: who watches one learns what
-the host and other runs open, and who locks one makes them wait. So a guest gets them on what it may write, which is its
-own. Where that is looked at here, it is done here as well: nothing can change between the look and the act.
+Events and locks belong to inodes, and read-only inodes are shared: a watch on one shows what the host and other runs
+open, and a lock on one makes them wait. So a guest gets them only on files that it may write, which are its own. The
+check and the call are both made here, so that nothing can change in between.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 
-from . import foreign
+from . import fast_ctypes
 from .syscalls import call
 
 TYPE_CHECKING = False
@@ -25,10 +25,10 @@ _LOCK_UN = 8
 
 
 def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
-    """Where the path leads for the guest: every link on the way is one of its own root's, and none leads out of it."""
+    """Opens what the path names for the guest: links are resolved in its root and cannot lead out of it."""
     base = os.readlink(b"/proc/%d/cwd" % thread)
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
-    how = (foreign.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    how = (fast_ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     root = os.open(b"/proc/%d/root" % thread, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return call("openat2", root, os.path.join(base, path), how, 24)
@@ -37,7 +37,7 @@ def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
 
 
 def copy_of(thread: int, descriptor: int) -> int:
-    """A guest's descriptor as one of ours: the same open file."""
+    """A duplicate of a guest's descriptor: the same open file."""
     pidfd = call("pidfd_open", _process_of(thread), 0)
     try:
         return call("pidfd_getfd", pidfd, descriptor, 0)
@@ -51,7 +51,7 @@ def _process_of(thread: int) -> int:
 
 
 def add_watch(thread: int, descriptor: int, path: bytes, mask: int, host_id: int) -> int:
-    """Carries out inotify_add_watch() with the guest's own rights. Returns what it gets, an errno as negative."""
+    """Makes the guest's inotify_add_watch() call with the guest's rights. Returns its result, or a negative errno."""
     try:
         notifier = copy_of(thread, descriptor)
         try:
@@ -74,14 +74,14 @@ def _add_watch(thread: int, notifier: int, path: bytes, mask: int) -> int:
 
 
 def is_on_writable_mount(file: int) -> bool:
-    """No device either, which is everybody's wherever its node is."""
+    """False for devices, which are shared wherever their node is."""
     mode = os.fstat(file).st_mode
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     return not is_device and not os.fstatvfs(file).f_flag & os.ST_RDONLY
 
 
 def is_writable_by_rule(places: Sequence[str], file: int) -> bool:
-    """Where mounts do not tell: it was opened for writing, or lies where the guest may write."""
+    """For guests without mounts of their own: it is open for writing, or is where the guest may write."""
     if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
         return True
     path = os.readlink(f"/proc/self/fd/{file}")
@@ -89,10 +89,10 @@ def is_writable_by_rule(places: Sequence[str], file: int) -> bool:
 
 
 def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int], bool]) -> int:
-    """0: the guest's flock() may go on; else the errno that it gets, the one of a file system without locks.
+    """0 if the guest's flock() may go on, else the errno for it: that of a file system without locks.
 
-    It goes on by itself, because it may have to wait, and a signal may end that. A guest that changes the descriptor
-    meanwhile can lock a file after all that is not its own.
+    The call itself goes on in the guest, because it may wait and be interrupted. A guest that changes the descriptor in
+    between can lock a file that is not its own.
     """
     if operation & _LOCK_UN:
         return 0
@@ -107,7 +107,7 @@ def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int
 
 
 class _AsUser:
-    """For a moment our rights to files are those of another user. An ordinary user has but its own."""
+    """In the block, our rights to files are those of another user. An ordinary user only has its own."""
 
     def __init__(self, host_id: int) -> None:
         self._host_id = host_id

@@ -1,7 +1,7 @@
-"""Parts of the standard library by their halves in C, without the Python around them and all that this brings.
+"""Parts of the standard library from their C halves, without the Python halves and what those import.
 
-A manager is started for a single command too, and `socket`, `signal`, `functools` and `json` take longer to load than
-the whole cage. Guests that are copies of a zygote with time to prepare find them loaded all the same.
+Every command starts a manager, and `socket`, `signal`, `functools` and `json` take longer to load than the whole cage.
+Zygotes with time to prepare load them for their guests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["lru_cache", "partial", "read_json", "read_json_at", "signal", "socke
 
 
 class _Reading:
-    """What the reader asks for, as `json.JSONDecoder` answers it."""
+    """The attributes of `json.JSONDecoder` that the scanner uses."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -37,7 +37,7 @@ class _Reading:
 
 
 def _refuse(thing: object) -> NoReturn:
-    raise TypeError(f"{type(thing).__name__} is no JSON")
+    raise TypeError(f"{type(thing).__name__} is not JSON serializable")
 
 
 _scan = _json.make_scanner(_Reading)  # type: ignore[arg-type]
@@ -46,22 +46,22 @@ _chunks, _sorted_chunks = (_json.make_encoder(*_encoding, is_sorted, False, True
 
 
 def write_json(value: Any, *, is_sorted: bool = False) -> str:
-    """Without a space; `is_sorted`: by the keys, so that equal values are equal texts."""
+    """Without spaces. `is_sorted` sorts keys, so that equal values are equal texts."""
     return "".join((_sorted_chunks if is_sorted else _chunks)(value, 0))
 
 
 def read_json_at(text: str, start: int) -> Tuple[Any, int]:
-    """The value that begins there, and where it ends. ValueError: none does."""
+    """The value that starts there, and its end. Raises ValueError if there is none."""
     try:
         return _scan(text, start)
-    except (StopIteration, SystemError):  # before Python 3.12 it finds no other words while `json` is not loaded
-        raise ValueError("no JSON") from None
+    except (StopIteration, SystemError):  # before Python 3.12 it needs `json` for its own errors
+        raise ValueError("not JSON") from None
 
 
 def read_json(text: Union[str, bytes]) -> Any:
-    """All of it, as `write_json` writes it: without space around."""
+    """A whole text as `write_json` writes it, without surrounding space."""
     text = text if isinstance(text, str) else text.decode()
     value, end = read_json_at(text, 0)
     if end != len(text):
-        raise ValueError("more than one value")
+        raise ValueError("more than one JSON value")
     return value

@@ -1,6 +1,6 @@
-"""What the cage uses of `ctypes`, by its half in C: the Python around it takes as long to load as a third of the cage.
+"""What the cage uses of `ctypes`, from its C half: the Python half takes as long to load as a third of the cage.
 
-Type checkers see the real thing, and who loads it beside this has both: they share all that is in C.
+Type checkers see the real module. A program that also loads that has both, and they share the C half.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ else:
         buffer.value = content
         return buffer
 
-    def PYFUNCTYPE(result, *arguments):  # noqa: N802  # as it is called there
+    def PYFUNCTYPE(result, *arguments):  # noqa: N802  # the name in ctypes
         """The type of functions that keep the interpreter's lock."""
         flags = FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI
         return type(CFuncPtr)("", (CFuncPtr,), {"_flags_": flags, "_restype_": result, "_argtypes_": arguments})
 
     class CDLL:
-        """Functions of the libraries that the program itself has loaded, by their names."""
+        """Functions of the libraries that the process has loaded, by name."""
 
         _of_all = FUNCFLAG_CDECL
 

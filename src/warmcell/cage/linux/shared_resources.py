@@ -1,9 +1,9 @@
-"""Filter rules for what a guest shares with others although its namespaces are its own. Pure module.
+"""Filter rules for what guests share with others in spite of their namespaces. Pure module.
 
 The kernel counts some things per user of the host (pages of pipes, descriptors in flight, pinned memory), shows some
-per inode (leases, events), and keeps some memory on nobody's account. A call that leads there is refused with the error
-that programs expect where a file system or an old kernel cannot do it, so that they fall back; or it is handed to the
-manager, who does it in the guest's place, or makes note of it.
+per inode (leases, events), and does not account some memory at all. Such a call is refused with the error of a file
+system or an old kernel that lacks it, so that programs fall back; or it goes to the manager, which makes the call for
+the guest or counts it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ _SOL_SOCKET = 1
 #: Filters take the memory that the kernel has for compiled ones, from the next cage's own filter too; zero-copy pins
 #: pages on the account of the user.
 _SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_REUSEPORT_CBPF, _SO_REUSEPORT_EBPF, _SO_ZEROCOPY = 26, 50, 51, 52, 60
+#: A larger send buffer lets one unix socket queue megabytes that no file of /proc shows. Setting it is accepted and has
+#: no effect, as on a host with a small net.core.wmem_max, so every queue is bounded by net.core.wmem_default.
+_SO_SNDBUF, _SO_SNDBUFFORCE = 7, 32
 _SHM_LOCK = 11
 
 _MAP_SHARED_ANONYMOUS = 0x21
-#: Shared anonymous memory of up to so many bytes is not worth telling; whoever counts takes it to be as large.
+#: Smaller mappings of shared anonymous memory are not reported; the watcher counts each as this large.
 SMALL_SHARED_MEMORY = 1 << 16
 
-#: They keep pages in pipes and sockets that are nobody's any more: unmapped, or of a file that was cut.
+#: They keep pages in pipes and sockets that no process maps any more: unmapped, or of a truncated file.
 _PINNING = ("vmsplice", "splice", "tee", "sendfile")
-#: As many rules as one likes, in kernel memory.
+#: Any number of rules, in kernel memory.
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
 
@@ -46,14 +49,14 @@ def rules_for_all() -> Dict[str, List[Instruction]]:
 
 
 def rules_for_inodes(is_caged: bool) -> Dict[str, List[Instruction]]:
-    """Events and locks, on what is the guest's own: the manager says. Without mounts to tell by, no events."""
+    """Events and locks only on the guest's own files, by the manager. Without mounts of its own, no events."""
     if is_caged:
         return {name: [ret(NOTIFY)] for name in ("inotify_add_watch", "flock")}
     return {"flock": [ret(NOTIFY)], **{name: [ret(errno(_ENOSYS))] for name in ("inotify_init", "inotify_init1")}}
 
 
 def rules_without_cgroup() -> Dict[str, List[Instruction]]:
-    """Where memory is counted by looking, and must not be where nobody can look."""
+    """Where the watcher counts memory: it must not be where the watcher cannot see it."""
     return {
         "mmap": _mmap_rule(),
         **{name: [ret(errno(_EINVAL))] for name in _PINNING},
@@ -62,7 +65,7 @@ def rules_without_cgroup() -> Dict[str, List[Instruction]]:
 
 
 def rules_for_host_disks() -> Dict[str, List[Instruction]]:
-    """Gigabytes at once, of which no look is quick enough: where it is not there, libc writes what was asked for."""
+    """fallocate takes gigabytes at once, faster than the watcher looks. Without it, libc writes zeros."""
     return {"fallocate": [ret(errno(_EOPNOTSUPP))]}
 
 
@@ -74,12 +77,13 @@ def _fcntl_rule() -> List[Instruction]:
 
 def _setsockopt_rule() -> List[Instruction]:
     options = (_SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_REUSEPORT_CBPF, _SO_REUSEPORT_EBPF, _SO_ZEROCOPY)
-    of_sockets = [load(argument(2)), *returns_if_equal(options, errno(_EPERM)), ret(ALLOW)]
+    ignored = returns_if_equal((_SO_SNDBUF, _SO_SNDBUFFORCE), errno(0))
+    of_sockets = [load(argument(2)), *returns_if_equal(options, errno(_EPERM)), *ignored, ret(ALLOW)]
     return [load(argument(1)), Instruction(JEQ, 0, len(of_sockets), _SOL_SOCKET), *of_sockets, ret(ALLOW)]
 
 
 def _mmap_rule() -> List[Instruction]:
-    """Large shared anonymous memory is told: it is there for as long as any page of it is mapped anywhere."""
+    """Large shared anonymous mappings are reported: they exist as long as any page is mapped anywhere."""
     length = argument(1)
     return [
         load(argument(3)),

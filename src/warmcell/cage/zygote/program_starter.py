@@ -1,4 +1,4 @@
-"""Guests that will become a program: each is the recipe as a program of its own, and no copy of the zygote."""
+"""Starts guests that become a program: each runs its recipe as an executable, not as a copy of the zygote."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..failure import CageError
 from ..guest import recipe
 from ..linux import arena, list_program, namespaces
 from ..linux.call_list import CallList, Value
-from ..linux.list_program import ListProgram, NotBecome
+from ..linux.list_program import ExecRefused, ListProgram
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 _MOST_MADE = 64
 
 
-class Programs:
-    """Owned by the zygote. What it cannot start is to be forked as any other guest is."""
+class ProgramStarter:
+    """Owned by the zygote. What it cannot start must be forked like any other guest."""
 
     def __init__(self, is_caging: bool) -> None:
-        self._are_possible = is_caging and list_program.is_known()
+        self._are_possible = is_caging and list_program.is_supported()
         #: By recipe and descriptors, which have the same numbers nearly every time.
         self._made: Dict[Tuple[int, ...], ListProgram] = {}
         calls = CallList(1)
-        calls.part("fork guest")
+        calls.begin_step("fork guest")
         namespaces.send_children_to(calls, Value(0))
         self._send_children_to = calls.prepare([-1])
 
     def room(self) -> Optional[arena.Arena]:
-        """For a recipe to be written in, so that it can become a program."""
+        """An arena for a recipe, so that it can become an executable."""
         return arena.reserve() if self._are_possible else None
 
     def start(self, number: int, steps: recipe.Recipe, descriptors: List[int]) -> Optional[int]:
-        """The pid, or None. Our next children may be sent to another namespace afterwards."""
+        """The pid, or None. Afterwards our next children may still go to another namespace."""
         if not self._are_possible:
             return None
-        given = recipe.in_order(descriptors)
+        given = recipe.from_order(descriptors)
         program = self._program(number, steps, given, descriptors)
         if program is None:
             return None
@@ -45,7 +45,7 @@ class Programs:
             self._send_children_to.values[0] = given.init
             self._send_children_to.run()
             return program.start()
-        except NotBecome:
+        except ExecRefused:
             self._are_possible = False
             return None
         except CageError as failure:

@@ -1,7 +1,7 @@
 # Carries out a list of system calls. No decision is made here: what may fail, and what must come back, is in the list.
 #
 # A step is eleven words of 8 bytes: number; six arguments; which of them are places in `values`; the result that must
-# come back (-1: any); the error that is no failure (as the kernel returns it, 0: none); where to put the result (32
+# come back (-1: any); the error that is not a failure (as the kernel returns it, 0: none); where to put the result (32
 # bits, 0: nowhere).  call_list.py writes the list; tests/unit/cage/test_cage_call_list.py assembles this file and compares.
 
         .intel_syntax noprefix

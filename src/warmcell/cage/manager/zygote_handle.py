@@ -1,50 +1,51 @@
-"""The manager's end of its zygote: tells it what cells look like, and orders guests."""
+"""The manager's end of its zygote: sends it the shapes of cells, and orders forks."""
 
 from __future__ import annotations
 
 import os
 
 from ..failure import CageError
-from ..light import socket
+from ..fast_imports import socket
 from ..linux import kernel_files
-from ..linux.owned import close_all
-from ..plan import is_below, plain
-from ..wire import FORK_ANSWER, FORK_ORDER, receive_packet, rights_to, send_packet
+from ..linux.descriptors import close_all
+from ..plan import Watch, is_below, to_json
+from ..sockets import make_pair
+from ..wire import FORK_ANSWER, FORK_ORDER, descriptor_rights, receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Sequence, Tuple
 
-    from ..cell import Shape
-    from ..zygote.serve import Becoming
+    from ..cell import CellShape
+    from ..zygote.loop import GuestMain
 
 _MOST_RECIPES = 32
 
 
 def is_for_one_worker(order: Dict[str, Any]) -> bool:
-    """Whether a command is all that it is for, and a worker of WebAssembly all that it makes."""
+    """Whether the manager serves a single command, and its only guest is a WebAssembly worker."""
     return bool(order.get("packages") and order.get("once"))
 
 
 class ZygoteLost(Exception):
-    """It died: nobody can be forked any more."""
+    """The zygote died: nothing can be forked any more."""
 
 
-class ZygoteChild:
-    """Started at once; `await_ready` raises what was wrong. In a guest's process, `become` is what it is to do."""
+class ZygoteHandle:
+    """Starts the zygote; `await_ready` raises its failure. In a guest's process, `become` is the guest's function."""
 
     def __init__(self, order: Dict[str, Any], not_for_it: Sequence[int]) -> None:
-        #: The one that was not used for longest comes first.
-        self._recipes: Dict[Shape, int] = {}
+        #: The least recently used comes first.
+        self._recipes: Dict[CellShape, int] = {}
         self._number = 0
         self._is_ready = False
-        self.become: Optional[Becoming] = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.become: Optional[GuestMain] = None
+        ours, theirs = make_pair(socket.SOCK_SEQPACKET)
         self.pid = _fork_unlike_a_guest()
         if self.pid == 0:
             ours.close()
             close_all(not_for_it)
-            from ..zygote.serve import serve  # which we have no use for
+            from ..zygote.loop import serve  # which the manager does not need
 
             self.become = serve(theirs, order)
             return
@@ -52,7 +53,7 @@ class ZygoteChild:
         self._channel = ours
 
     def await_ready(self) -> None:
-        """Orders may be given before that."""
+        """Orders may be sent before that."""
         if self._is_ready:
             return
         answer, _ = receive_packet(self._channel)
@@ -60,20 +61,20 @@ class ZygoteChild:
             raise CageError(*answer.get("failed", ("start zygote", 0, "it died")))
         self._is_ready = True
 
-    def teach(self, shape: Shape) -> None:
-        """Tells it of the shape, where it was not told: an order of that shape will follow."""
+    def teach(self, shape: CellShape) -> None:
+        """Sends the shape if it is new: an order for it will follow."""
         try:
             self._recipe(shape)
         except (BrokenPipeError, ConnectionResetError):
             raise ZygoteLost from None
 
     def order(
-        self, shape: Shape, may_exec: bool, waits: bool, descriptors: Sequence[int], is_program: bool = False
+        self, shape: CellShape, may_exec: bool, waits: bool, descriptors: Sequence[int], is_program: bool = False
     ) -> None:
-        """Every order has its `answer`, which must be taken before the next."""
+        """Every order has an `answer`, which must be read before the next order."""
         try:
             order = FORK_ORDER.pack(self._recipe(shape), may_exec, waits, is_program)
-            self._channel.sendmsg([order], rights_to(descriptors))
+            self._channel.sendmsg([order], descriptor_rights(descriptors))
         except (BrokenPipeError, ConnectionResetError):
             raise ZygoteLost from None
 
@@ -83,7 +84,7 @@ class ZygoteChild:
         try:
             answer = self._channel.recv(FORK_ANSWER.size)
         except OSError:
-            # Whatever the reason: an answer that was not taken would be taken for the next one's.
+            # Whatever the reason: an answer that was not read would be taken for that to the next order.
             raise ZygoteLost from None
         if not answer:
             raise ZygoteLost
@@ -93,14 +94,14 @@ class ZygoteChild:
         return pid, takes_list
 
     def let_go(self) -> None:
-        """It ends; who asks it for anything finds that it is lost."""
+        """It exits; later orders raise `ZygoteLost`."""
         self._channel.shutdown(socket.SHUT_RDWR)
 
-    def _recipe(self, shape: Shape) -> int:
-        """The number under which it knows the shape. It is told no path of the host: guests are copies of it.
+    def _recipe(self, shape: CellShape) -> int:
+        """The zygote's number for the shape, which it is sent without host paths: guests are copies of its memory.
 
-        Nor where toolchains are, which may be other guests': all that the root already has is left out. Who shares the
-        host's root knows its own paths anyway, and its keeper looks after what is written to them.
+        Nor is it sent what the root already has, such as other guests' toolchains. Guests that share the host's root
+        know their paths anyway, and their keeper watches what is written to them.
         """
         number = self._recipes.pop(shape, None)
         if number is None:
@@ -109,9 +110,11 @@ class ZygoteChild:
             needed = [bind for bind in shape.plan.binds if any(is_below(place, bind.target) for place in places)]
             binds = tuple(bind._replace(source="", identity="") for bind in needed)
             is_caged = shape.plan.isolation == "namespaces"
-            watch = shape.plan.watch._replace(disk_paths=()) if is_caged else shape.plan.watch
-            plan = shape.plan._replace(binds=binds, watch=watch, symlinks=(), files=())
-            lesson = {"learn": number, "plan": plain(plan), "cgroups": shape.cgroups}
+            # Guests inherit what the zygote knows: whether memory is watched decides the filter, how much does not.
+            watch = Watch(memory_bytes=min(1, shape.plan.watch.memory_bytes)) if is_caged else shape.plan.watch
+            files = shape.plan.files if shape.plan.layers else ()  # an image's root is the guest's own
+            plan = shape.plan._replace(binds=binds, watch=watch, symlinks=(), files=files)
+            lesson = {"learn": number, "plan": to_json(plan), "cgroups": shape.cgroups}
             send_packet(self._channel, {**lesson, "attached": shape.attached, "files": shape.files})
         self._recipes[shape] = number
         if len(self._recipes) > _MOST_RECIPES:
@@ -120,12 +123,12 @@ class ZygoteChild:
 
 
 def _fork_unlike_a_guest() -> int:
-    """Its pid must not be one that a guest has in its own namespace: OpenSSL tells a fork by nothing else."""
+    """Its pid must not be one that a guest gets in its own namespace: OpenSSL detects forks by the pid alone."""
     if os.getpid() == 1:  # the namespace is our own, and so are its numbers
         try:
             kernel_files.write("/proc/sys/kernel/ns_last_pid", "2")
         except OSError:
-            pass  # a kernel without CONFIG_CHECKPOINT_RESTORE: the numbers that will not do are passed over
+            pass  # a kernel without CONFIG_CHECKPOINT_RESTORE: the loop below skips the unsuitable pids
     while True:
         pid = os.fork()
         if pid == 0 and os.getpid() <= 2:

@@ -1,0 +1,339 @@
+"""A guest as the manager's child.
+
+The manager receives its message that the cage is locked, verifies the cage, answers the calls that its filter refuses,
+and reports its exit. None of this needs another process: a waiting cell is the guest and two pages of init.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+from .. import refused_paths, verify
+from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, receive_locked
+from ..failure import CageError, send_failure
+from ..fast_imports import partial, socket
+from ..leftovers import Leftovers
+from ..linux import connections, fast_ctypes, seccomp
+from ..linux.descriptors import close_all
+from ..linux.mounts import is_full
+from ..linux.notify import Listener
+from ..linux.processes import below_init, last_pid
+from ..linux.syscalls import NUMBERS
+from ..plan import Watch
+from ..records import NamedTuple
+from ..watching.watcher import LOST, Verdict, Watcher, ceilings_for
+from ..wire import send_packet
+from .pid_numbers import next_pid
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+_MSG_DONTWAIT = 0x40
+_DENIAL_INTERVAL_SECONDS = 0.1
+
+
+class ExitReport(NamedTuple):
+    """The kernel's account of a process that exited."""
+
+    status: int
+    cpu: float
+    peak: int
+
+
+_P_PID, _EXITED, _DUMPED = 1, 1, 3
+_ENDED_AND_UNREAPED = 4 | os.WNOHANG | 0x1000000 | 0x40000000  # WEXITED, WNOWAIT, __WALL
+#: What waitid fills in, on 64-bit Linux: code, pid and status; times, and peak memory.
+_news, _NEWS = fast_ctypes.create_string_buffer(b"", 128), struct.Struct("=8xi4xi4xi")
+_usage, _USAGE = fast_ctypes.create_string_buffer(b"", 144), struct.Struct("=5q")
+_WAITID = NUMBERS.get("waitid", -1)
+#: Called directly: converting arguments in general takes longer than the call.
+_waitid = fast_ctypes.CDLL(None).syscall
+_long, _int, _pointer = fast_ctypes.c_long, fast_ctypes.c_int, fast_ctypes.c_void_p
+_waitid.argtypes = [_long, _int, _int, _pointer, _int, _pointer]
+
+
+def exit_report_of(pid: int) -> Optional[ExitReport]:
+    """The exit of a child before it is reaped; None if it is still running or is not our child."""
+    if _waitid(_WAITID, _P_PID, pid, _news, _ENDED_AND_UNREAPED, _usage) != 0:
+        return None
+    code, found, status = _NEWS.unpack_from(_news)
+    if not found:
+        return None
+    seconds, microseconds, more_seconds, more_microseconds, most = _USAGE.unpack_from(_usage)
+    cpu = seconds + more_seconds + (microseconds + more_microseconds) / 1e6
+    return ExitReport(status << 8 if code == _EXITED else status | 0x80 * (code == _DUMPED), cpu, most * 1024)
+
+
+class GuestChild:
+    """One guest, from its fork to its exit. Owns the status channel, the handoff, `begun` and what is handed over."""
+
+    def __init__(
+        self,
+        pid: int,
+        pidfd: int,
+        expected: verify.Expected,
+        status: socket.socket,
+        init: SleepingInit,
+        handoff: socket.socket,
+        begun: int,
+        may_exec: bool,
+        takes_list: bool = False,
+    ) -> None:
+        self.pid = pid
+        #: Descriptors for the supervisor, until sent. It alone has the lifeline: when it dies, init exits.
+        self._identity = [init.pidfd, pidfd, init.lifeline]
+        self._plan = expected.plan
+        self._expected = expected
+        self._status = status
+        self._init = init
+        self._handoff = handoff
+        self._begun = begun
+        self._may_exec = may_exec
+        self._takes_list = takes_list
+        self._given: Dict[str, int] = {}
+        #: The last pid of our own namespace before the guest started: each of its tasks takes one there too.
+        self._last_pid_before = 0
+        self._is_ready = False
+        self._listener: Optional[Listener] = None
+        #: When each denial was last sent.
+        self._denials_sent: Dict[Tuple[str, str], float] = {}
+        #: Its number with the watcher.
+        self.watch: Optional[int] = None
+        self._exit: Optional[ExitReport] = None
+        #: Whether init has been ended.
+        self.is_ending = False
+        self._limits: Set[str] = set()
+        self.leftovers: Optional[Leftovers] = None
+
+    @property
+    def poll_descriptor(self) -> int:
+        """At first that of the guest's message that it is locked in, then that of its refused calls."""
+        if self._listener is not None:
+            return self._listener.descriptor
+        return self._handoff.fileno()
+
+    def handle_event(self, watcher: Watcher) -> None:
+        """Handles an event on `poll_descriptor`."""
+        if self._listener is not None:
+            self._listener.answer()
+            if self.leftovers is not None:
+                self.leftovers.note_activity()
+            return
+        try:
+            self._receive_locked_message(watcher)
+        except (CageError, OSError) as error:
+            self._handoff.close()
+            self._fail(error)
+
+    def _receive_locked_message(self, watcher: Watcher) -> None:
+        """The message comes with descriptors; closing the channel is the last call of the guest's list."""
+        self._given = receive_locked(self._handoff)
+        self._handoff.close()
+        verify.check(self.pid, self._init.pid, self._expected)
+        self._listen(watcher)
+        watch = ceilings_for(self._plan, self._expected.host_id)
+        if watch.is_needed:
+            plan = self._plan._replace(watch=watch)
+            asker, answer = self._status.fileno(), {"measured": True}
+            self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
+        listener = self._given.pop(PROXY_LISTENER, -1)
+        self._is_ready = True
+        self._last_pid_before = last_pid()
+        ready = {"ready": True, "list": self._takes_list}
+        if watch.disk_bytes:
+            ready["measures"] = True
+        self._send_with_identity(ready, [listener] if listener >= 0 else [])
+        close_all([listener])
+
+    def send_identity(self) -> None:
+        """Announces the cell before it is ready, so that the supervisor can kill it."""
+        if self._identity:
+            self._send_with_identity({}, [])
+
+    def _send_with_identity(self, message: Dict[str, Any], descriptors: List[int]) -> None:
+        """Adds pid and descriptors unless they were sent: one packet wakes the supervisor once."""
+        if self._identity:
+            message = {"pid": self._init.pid, **message}
+        self._send(message, self._identity + descriptors)
+        close_all(self._identity[1:])
+        self._identity = []
+
+    def _note_shared_memory(self, watcher: Watcher, length: int) -> bool:
+        return self.watch is not None and watcher.note_shared_memory(self.watch, length)
+
+    def _listen(self, watcher: Watcher) -> None:
+        """With host directories, only unix sockets on the device of its scratch are the guest's own."""
+        if NOTIFICATIONS not in self._given:
+            return
+        plan = self._plan
+        scratch = self._given.get(CODE_DIRECTORY, -1)
+        connect = None
+        if plan.network != "host" and scratch >= 0 and any(bind.as_owner for bind in plan.binds):
+            connect = partial(connections.connect, own_device=os.fstat(scratch).st_dev)
+        note = partial(self._note_shared_memory, watcher)
+        keepers = seccomp.pids_of_keepers(plan.terminals) if plan.allow_tracing else ()
+        self._listener = Listener(
+            self._given[NOTIFICATIONS], self.pid, connect, scratch, note, self._init.host_id, keepers=keepers
+        )
+        self._listener.may_exec_once = self._may_exec
+        self._listener.on_denial = self._send_denial if plan.terminals else None
+
+    def _send_denial(self, kind: str, what: str) -> None:
+        """For live cages, whose report would come too late. Limited in rate, and dropped where the channel is full: the
+        manager never waits for a reader.
+        """
+        now = time.monotonic()
+        if now < self._denials_sent.get((kind, what), 0.0) + _DENIAL_INTERVAL_SECONDS:
+            return
+        self._denials_sent[kind, what] = now
+        try:
+            send_packet(self._status, {"denied": [kind, what]}, flags=_MSG_DONTWAIT)
+        except OSError:
+            pass  # a supervisor that is gone is noticed elsewhere
+
+    def _fail(self, error: Exception) -> None:
+        """A failure of init is the cause: the guest dies with it."""
+        self.send_identity()
+        failure = self._init.steps.failure()
+        if failure is None and isinstance(error, CageError):
+            failure = error
+        send_failure(
+            self._status, failure or CageError("lock guest", getattr(error, "errno", 0) or 0, "its process died")
+        )
+        self._init.end()
+
+    @property
+    def is_exit_notified(self) -> bool:
+        """Whether its exit will show on `poll_descriptor` as well."""
+        return self._listener is not None and not self.is_ending
+
+    @property
+    def is_being_made(self) -> bool:
+        return not self._is_ready
+
+    @property
+    def init_pid(self) -> int:
+        return self._init.pid
+
+    @property
+    def host_id(self) -> int:
+        return self._init.host_id
+
+    def watch_disk(self, watcher: Watcher, watch: Watch, asker: int, answer: Dict[str, Any]) -> None:
+        """Limits what it writes to host directories; `answer` is sent when they have been measured."""
+        plan = self._plan._replace(watch=watch)
+        self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
+
+    def lose_watcher(self) -> None:
+        """A guest that is to be watched does not run without a watcher."""
+        if self.watch is not None:
+            self._init.end()
+
+    def record_exit(self, ending: ExitReport) -> None:
+        """Processes that it left running, now children of init, may go on for a moment: see `is_over`."""
+        self._exit = ending
+        if self.is_being_made and self._handoff.fileno() >= 0:
+            self._report_early_death()
+        if not self.is_ending:
+            self.leftovers = Leftovers()
+
+    def _report_early_death(self) -> None:
+        """It died before its cage was locked; its message about that may not have been read."""
+        try:
+            self._handoff.setblocking(False)
+            if not self._given:
+                self._given = receive_locked(self._handoff)
+            self._fail(CageError("lock guest", 0, "its process died"))
+        except (CageError, OSError) as error:
+            self._fail(error)
+
+    def is_over(self) -> bool:
+        """Whether nothing in the cell may go on."""
+        assert self.leftovers is not None
+        return self.is_ending or not self.leftovers.may_continue(below_init(self._init.pid))
+
+    def open_mount_namespace(self) -> List[int]:
+        """The cell's mount namespace, to be closed when there is time.
+
+        The last user of a mount namespace takes down its mounts and waits for every processor to notice. That would be
+        init, and the supervisor waits for init. Not with paths of the caller, which must be free when the run is over.
+        """
+        if any(bind.as_owner for bind in (*self._plan.binds, *self._plan.upper)):
+            return []
+        try:
+            return [os.open(f"/proc/{self._init.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)]
+        except OSError:  # it is gone already, or no descriptors are left
+            return []
+
+    def end_all(self) -> None:
+        """Kills init, and with it the cell. The last measurement of its disk use comes after that."""
+        self.is_ending = True
+        self._limits = self._find_reached_limits()
+        self._init.end()
+
+    def report(self, verdict: Verdict, zygote: int = 0) -> None:
+        """Sends the report to the supervisor. `close` may come later."""
+        assert self._exit is not None
+        report: Dict[str, Any] = {
+            "exit": self._exit.status,
+            "verdict": verdict.reason,
+            "cpu": round(self._exit.cpu + verdict.cpu_lost, 6),
+            "peak": max(self._exit.peak, verdict.peak),
+            "limits": sorted(self._limits.union(verdict.met)),
+            "denials": self._denials(self._exit.status),
+        }
+        if verdict.gpu_peak >= 0:
+            report["gpu"] = [verdict.gpu_peak, verdict.gpu_seconds]
+        if 0 < self._plan.watch.memory_bytes < self._exit.peak:  # the watcher may have looked too late
+            from ..watching.usage import shared_by_fork
+
+            shared = 0 if self._may_exec else shared_by_fork(zygote, with_files=verdict.mapped_files < 0)
+            report["resident"] = [self._exit.peak, shared, verdict.mapped_files]
+        if verdict == LOST:
+            report = {"failed": ["watch", 0, "the watcher died"]}
+        self._send(report)
+
+    def _find_reached_limits(self) -> Set[str]:
+        """Limits that the kernel enforces by an error that only the guest sees."""
+        met = set()
+        # The code directory is on the one tmpfs that holds everything the guest may write.
+        if CODE_DIRECTORY in self._given and is_full(self._given[CODE_DIRECTORY]):
+            met.add("disk")
+        if self._has_reached_task_limit():
+            met.add("processes")
+        return met
+
+    def _has_reached_task_limit(self) -> bool:
+        """Whether exactly as many pids were used as tasks are allowed: the next one was refused.
+
+        Where tasks have come and gone the numbers are higher, and only a look at the right time tells. A cgroup
+        counts by itself. Asking the cell's namespace takes a process: not where all cells together used fewer pids.
+        """
+        most_tasks = dict(self._plan.rlimits).get("nproc", 0)
+        if not self._plan.watch.memory_bytes or not most_tasks:
+            return False
+        used = last_pid() - self._last_pid_before  # negative after a wrap-around
+        return not 0 <= used < most_tasks - 2 and next_pid(self._init.pidfd) == most_tasks + 1
+
+    def _denials(self, status: int) -> List[List[str]]:
+        found = self._listener.denials if self._listener else []
+        if status and CODE_DIRECTORY in self._given:
+            name = os.path.basename(self._plan.report_path)
+            found = found + refused_paths.read_note(name, self._given[CODE_DIRECTORY])
+        return found
+
+    def close(self) -> None:
+        """Closes all descriptors; the processes behind them go on."""
+        for channel in (self._handoff, self._status):
+            channel.close()
+        close_all([self._init.pidfd, self._begun, *self._identity[1:], *self._given.values()])
+        self._given, self._identity = {}, []
+
+    def _send(self, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            send_packet(self._status, message, descriptors)
+        except OSError:  # the supervisor closed the channel: the cell is not wanted
+            self._init.end()

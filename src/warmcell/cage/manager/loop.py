@@ -1,0 +1,378 @@
+"""The manager's loop: it takes orders for cells over one socket, looks after the cells, and exits with its supervisor.
+
+It makes namespaces and roots, has its zygote fork guests, checks each cage, reaps, and reports. What it knows of runs
+stays here: guests are copies of the zygote, never of this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import select
+import struct
+import time
+
+from ..failure import CageError, send_failure
+from ..fast_imports import signal, socket
+from ..linux.descriptors import close_all
+from ..linux.processes import children, kill_tree
+from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
+from ..plan import PlanError, Watch, decode_binds
+from ..sockets import from_descriptor
+from ..watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
+from ..wire import PacketTruncated, new_receive_buffer, receive_packet, send_packet
+from .cell_maker import CellMaker
+from .guest_child import ExitReport, GuestChild, exit_report_of
+from .zygote_handle import ZygoteHandle, ZygoteLost, is_for_one_worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set
+
+#: How long the manager is idle before it makes the next init ahead of need.
+_QUIET_MS = 20
+#: How long after a run its mounts are taken down and its descriptors closed, and for how many cells this may wait.
+_LINGER_MS, _MOST_LINGERING = 3, 2
+#: The longest pause between two attempts to reap killed inits, which get longer each time. A cell that takes this long
+#: to make is announced before it is ready, so that the supervisor can kill it.
+_SELDOM_MS = 1000
+_WALL = 0x40000000  # __WALL: also children that send no signal when they exit
+_SIGNAL_BYTES = 128
+
+
+def _open_child_exits() -> int:
+    """A descriptor that is readable when a child has exited. A handler would make Python restart `poll`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    wanted = struct.pack("=Q", 1 << (signal.SIGCHLD - 1))
+    return call("signalfd4", -1, wanted, len(wanted), os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+class Manager:
+    """What all cells share, and the guests, which are children of this process."""
+
+    def __init__(
+        self, control: socket.socket, supervisor: int, zygote: ZygoteHandle, order: Dict[str, Any], host_id: int
+    ) -> None:
+        self._control: Optional[socket.socket] = control
+        self._supervisor = supervisor
+        self._inbox = new_receive_buffer()
+        self._zygote = zygote
+        self._is_caging = order["isolation"] == "namespaces"
+        #: Whether the supervisor runs a single guest: the manager exits after it.
+        self._is_for_one = bool(order.get("once"))
+        #: Children that have not been reaped, with the memory of ours that they may still use.
+        self._processes: Dict[int, object] = {zygote.pid: None}
+        self._guests: Dict[int, GuestChild] = {}
+        #: Guests that were reaped while processes that they left running may finish. Their pids may be reused.
+        self._exited: List[GuestChild] = []
+        #: Guests whose report waits for the watcher's verdict, by the watcher's number for them.
+        self._awaiting_verdict: Dict[int, GuestChild] = {}
+        #: Mount namespaces of cells that are over.
+        self._mounts_to_close: List[int] = []
+        #: Guests that were reported and still have open descriptors.
+        self._to_close: List[GuestChild] = []
+        #: Inits that were killed and not yet reaped, and how long to wait before trying.
+        self._ending_inits: Set[int] = set()
+        self._reap_ms = _LINGER_MS
+        self._watcher = Watcher()
+        self._poll = select.poll()
+        #: The descriptor of child exits, and whether it is polled.
+        self._child_exits, self._polls_child_exits = -1, True
+        if not self._is_caging:
+            # Orphans of a guest without namespaces that killed its own keeper become our children.
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        spares = bool(order.get("spares"))
+        is_host = bool(order.get("host_network"))
+        self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, self._start_watcher, spares, is_host)
+        self._maker.prepare_first()
+        if is_for_one_worker(order):
+            self._start_watcher(is_sure=True)  # it will get directories, some of them writable
+        elif order.get("preload") or order.get("site") or order.get("packages"):
+            zygote.await_ready()  # loading the caller's modules may fail: report that before the first order
+
+    def _remember(self, pid: int, keeps: object) -> None:
+        self._processes[pid] = keeps
+
+    def serve(self) -> None:
+        """Runs until the supervisor closes the control socket or dies. On close, runs in progress are finished."""
+        gc.enable()
+        ends = self._child_exits = _open_child_exits()
+        assert self._control is not None
+        for descriptor in (ends, self._control.fileno(), self._supervisor):
+            self._poll.register(descriptor, select.POLLIN)
+        while self._control is not None or self._guests or self._exited or self._awaiting_verdict:
+            ready = dict(self._poll.poll(self._pause_ms()))
+            self._poll_child_exits()
+            self._finish_exited()
+            if not ready:
+                self._tidy()
+                if not self._exited and not self._maker.is_complete:
+                    self._maker.complete()
+                continue
+            if ends in ready:
+                self._report_unreaped()
+                # Emptied before reaping: a child that exits in between makes it readable again.
+                os.read(ends, _SIGNAL_BYTES)
+                self._reap()
+                if len(ready) == 1:
+                    continue
+            if self._supervisor in ready:
+                self._kill_cells()
+                return
+            if self._watcher.listens_to in ready:
+                self._receive_from_watcher()
+            self._serve_guests(ready)
+            if self._control is not None and self._control.fileno() in ready:
+                self._receive_order(self._control)
+
+    def _poll_child_exits(self) -> None:
+        if not self._polls_child_exits:
+            self._polls_child_exits = True
+            self._poll.register(self._child_exits, select.POLLIN)
+
+    def _tidy(self) -> None:
+        """Work that can wait for a pause, and the announcement of cells that take long to make."""
+        for guest in self._guests.values():
+            if guest.is_being_made:
+                guest.send_identity()
+        close_all(self._mounts_to_close)
+        self._mounts_to_close.clear()
+        while self._to_close:
+            self._to_close.pop().close()
+        descriptor = self._watcher.listens_to
+        self._watcher.forget_ended()
+        self._handle_verdicts(descriptor)
+        if self._ending_inits:
+            self._reap()
+            self._reap_ms = min(2 * self._reap_ms, _SELDOM_MS)
+
+    def _pause_ms(self) -> Optional[float]:
+        due = [guest.leftovers.next_look for guest in self._exited if guest.leftovers is not None]
+        if due:
+            return max(0.0, min(due) - time.monotonic()) * 1000
+        if self._mounts_to_close or self._to_close or not self._watcher.is_up_to_date:
+            return _LINGER_MS
+        if self._ending_inits:
+            return self._reap_ms
+        if not self._maker.is_complete:
+            return _QUIET_MS
+        return _SELDOM_MS if any(guest.is_being_made for guest in self._guests.values()) else None
+
+    def _receive_order(self, control: socket.socket) -> None:
+        try:
+            order, descriptors = receive_packet(control, inbox=self._inbox)
+        except PacketTruncated:
+            return  # the cell's channels are closed here: the supervisor sees that, and orders again
+        if not order:
+            self._close_control()
+            return
+        if "attach" in order:
+            self._attach(order, descriptors)
+            return
+        try:
+            made = self._maker.make(order, descriptors)
+        except ZygoteLost:
+            self._close_control()  # the supervisor sees that, and starts another manager
+            return
+        if made is not None:
+            self._guests[made.pid] = made
+            # Without POLLIN: its message is of no use before it closes the channel, and poll always reports that.
+            self._poll.register(made.poll_descriptor, 0)
+
+    def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
+        """Attaches directories to a guest that is running, and has the watcher limit what it writes to them.
+
+        With writable ones the watcher sends the answer, after it has measured what they hold.
+        """
+        answer = from_descriptor(descriptors[0])
+        try:
+            binds = decode_binds(order["attach"])
+            guest = next((guest for guest in self._guests.values() if guest.init_pid == order["cell"]), None)
+            if guest is None:
+                raise CageError("find cell", errno.ESRCH, str(order["cell"]))
+            self._maker.attach(binds, guest)
+            writable = tuple(bind.source for bind in binds if bind.writable)
+            attached = {"attached": len(binds)}
+            if writable:
+                watch = Watch(disk_bytes=order["disk_bytes"], disk_paths=writable)
+                self._with_watcher(lambda watcher: guest.watch_disk(watcher, watch, answer.fileno(), attached))
+            else:
+                send_packet(answer, attached)
+        except CageError as failure:
+            send_failure(answer, failure)
+        except (PlanError, OSError) as trouble:
+            send_failure(answer, CageError("attach paths", getattr(trouble, "errno", 0) or 0, str(trouble)))
+        finally:
+            answer.close()
+
+    def _start_watcher(self, *, is_sure: bool = False) -> None:
+        try:
+            self._with_watcher(lambda watcher: watcher.start(is_sure=is_sure))
+        except (OSError, MemoryError):
+            pass  # the cell that needs it tries again, and reports the error
+
+    def _with_watcher(self, act: Callable[[Watcher], None]) -> None:
+        """Runs `act`, which may start the watcher, and polls the watcher from then on."""
+        had_watcher = self._watcher.listens_to
+        act(self._watcher)
+        if self._watcher.listens_to != had_watcher:
+            self._poll.register(self._watcher.listens_to, select.POLLIN)
+            self._processes[self._watcher.pid] = None
+
+    def _close_control(self) -> None:
+        assert self._control is not None
+        self._poll.unregister(self._control)
+        self._control.close()
+        self._control = None
+
+    def _receive_from_watcher(self) -> None:
+        descriptor = self._watcher.listens_to
+        self._watcher.receive()
+        self._handle_verdicts(descriptor)
+
+    def _handle_verdicts(self, descriptor: int) -> None:
+        """After anything was received from the watcher: sends the reports that waited for a verdict."""
+        if self._watcher.listens_to < 0 <= descriptor:
+            self._poll.unregister(descriptor)
+            for guest in self._guests.values():
+                guest.lose_watcher()
+            for number in list(self._awaiting_verdict):
+                self._report(self._awaiting_verdict.pop(number), LOST)
+        for number in [number for number in self._watcher.verdicts if number in self._awaiting_verdict]:
+            self._report(self._awaiting_verdict.pop(number), self._watcher.verdicts.pop(number))
+
+    def _serve_guests(self, ready: Dict[int, int]) -> None:
+        """Handles one event of each guest, so that a guest that is refused calls without end delays no other."""
+        for guest in [guest for guest in (*self._guests.values(), *self._exited) if guest.poll_descriptor in ready]:
+            if guest.is_being_made:
+                self._serve_new_guest(guest)
+            elif ready[guest.poll_descriptor] & select.POLLIN:
+                guest.handle_event(self._watcher)
+            else:  # the other end is closed, which poll would report for ever
+                self._poll.unregister(guest.poll_descriptor)
+                self._end_init(guest)
+
+    def _serve_new_guest(self, guest: GuestChild) -> None:
+        """Unregisters first: the descriptor may be closed by the handler, and its number reused."""
+        self._poll.unregister(guest.poll_descriptor)
+        self._with_watcher(guest.handle_event)
+        if guest.poll_descriptor >= 0:
+            self._poll.register(guest.poll_descriptor, select.POLLIN)
+        if self._is_for_one and not guest.is_being_made:
+            self._zygote.let_go()
+
+    def _report_unreaped(self) -> None:
+        """Reports guests whose cells are being killed before reaping them, which takes as long as the exit itself."""
+        for guest in [guest for guest in self._guests.values() if guest.is_ending]:
+            ending = exit_report_of(guest.pid)
+            if ending is not None:
+                del self._guests[guest.pid]
+                self._handle_exit(guest, ending)
+
+    def _reap(self) -> None:
+        lost = False
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG | _WALL)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if os.WIFSTOPPED(status):  # traced by us, if its parent ended after the listener looked at it
+                continue
+            guest = self._guests.pop(pid, None)
+            if guest is not None:
+                self._handle_exit(guest, ExitReport(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))
+            self._processes.pop(pid, None)
+            self._ending_inits.discard(pid)
+            self._maker.take_back(pid)
+            lost = True
+        self._finish_exited()
+        if lost and not self._is_caging:
+            self._kill_strays()
+
+    def _handle_exit(self, guest: GuestChild, ending: ExitReport) -> None:
+        guest.record_exit(ending)
+        if guest.is_ending:
+            self._finish(guest)
+        else:
+            self._exited.append(guest)
+
+    def _finish_exited(self) -> None:
+        """Reports guests that have exited, once what they left running may not go on."""
+        if not self._exited:
+            return
+        now = time.monotonic()
+        for guest in [guest for guest in self._exited if guest.leftovers and guest.leftovers.next_look <= now]:
+            if guest.is_over():
+                self._exited.remove(guest)
+                self._stop_listening(guest)
+                self._finish(guest)
+
+    def _stop_listening(self, guest: GuestChild) -> None:
+        try:
+            self._poll.unregister(guest.poll_descriptor)
+        except (KeyError, ValueError):  # not all of them are still registered
+            pass
+
+    def _end_init(self, guest: GuestChild) -> None:
+        """Kills init after its guest was reaped, or when all processes with the guest's seccomp filter are exiting:
+        none of them runs again, and the rest of the cell can go while they free their memory.
+        """
+        if guest.is_ending:
+            return
+        if len(self._mounts_to_close) < _MOST_LINGERING:
+            self._mounts_to_close += guest.open_mount_namespace()
+        guest.end_all()
+        self._ending_inits.add(guest.init_pid)
+        self._reap_ms = _LINGER_MS
+
+    def _finish(self, guest: GuestChild) -> None:
+        self._end_init(guest)
+        if guest.watch is None:
+            self._report(guest, NO_VERDICT)
+            return
+        descriptor = self._watcher.listens_to
+        verdict = self._watcher.end_of(guest.watch)
+        if verdict is not None:
+            self._report(guest, verdict)
+        else:
+            self._awaiting_verdict[guest.watch] = guest
+        self._handle_verdicts(descriptor)
+
+    def _report(self, guest: GuestChild, verdict: Verdict) -> None:
+        """Sends the report and puts off the rest: the supervisor waits for it and for init, which needs the processor.
+
+        Child exits are not polled where only inits remain: the exits of guests show on their own descriptors.
+        """
+        guest.report(verdict, self._zygote.pid)
+        is_last = (
+            not self._exited
+            and not self._awaiting_verdict
+            and all(one.is_exit_notified for one in self._guests.values())
+        )
+        if is_last and self._polls_child_exits:
+            self._polls_child_exits = False
+            self._poll.unregister(self._child_exits)
+        if len(self._to_close) < _MOST_LINGERING:
+            self._to_close.append(guest)
+        else:
+            guest.close()
+        if self._is_for_one and self._control is not None:
+            self._close_control()
+
+    def _kill_strays(self) -> None:
+        """Kills children that are not cells: they outlived their keeper, which a guest without namespaces may kill."""
+        for pid in children(os.getpid()):
+            if pid not in self._processes:
+                kill_tree(pid)
+
+    def _kill_cells(self) -> None:
+        """Kills every descendant until none is left: without a pid namespace, guests outlive a dead keeper."""
+        while True:
+            kill_tree(os.getpid(), itself=False)
+            try:
+                os.waitpid(-1, _WALL)
+            except ChildProcessError:
+                return

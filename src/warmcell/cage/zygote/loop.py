@@ -1,0 +1,297 @@
+"""The zygote's loop: for every order, with descriptors, it forks a guest. It never does anything else.
+
+Guests start as copies of its memory. So it never sees a guest's output, a report or another caller's path, and it
+touches as little of its own memory as it can: every page that it writes to between two forks must be copied again.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import struct
+from types import ModuleType
+
+from .. import plan as plans
+from ..cell import CellShape
+from ..failure import CageError
+from ..fast_imports import partial, read_json, signal, socket
+from ..guest import recipe
+from ..guest.job import await_job, rehearse
+from ..linux import call_list, fast_ctypes, fds, namespaces, pages
+from ..linux.call_list import CallList, Field, PreparedCalls
+from ..linux.syscalls import MACHINE, prctl
+from ..records import NamedTuple
+from ..wire import FORK_ANSWER, FORK_ORDER, new_receive_buffer, receive_order, send_packet
+from .prepare import (
+    hide_command_line,
+    hide_modules,
+    load_common_modules,
+    load_wasm_worker,
+    load_worker,
+    reset_signals,
+)
+from .program_starter import ProgramStarter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
+    Droppable = Optional[List[Tuple[int, int]]]
+    GuestMain = Callable[[], Callable[[], None]]
+    _AwaitJob = Callable[[int, int], Callable[[], None]]
+
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 0x01000000
+_PR_GET_TID_ADDRESS = 40
+_MOST_PREPARED = 64
+_FEW_FORKS, _ENOUGH_REHEARSALS = 4, 10
+_MSG_NOSIGNAL = 0x4000
+
+_python = fast_ctypes.PyDLL(None)
+
+
+def serve(channel: socket.socket, order: Dict[str, Any]) -> GuestMain:
+    """Loads what guests need, then forks guests until the manager is gone.
+
+    Returns in a guest's process only, with a function that locks it in, waits for its job and returns the function that
+    runs the job. By then this one is off the stack: returning later would write to, and so copy, a dozen pages.
+    """
+    try:
+        zygote = _Zygote(channel, order)
+    except CageError as failure:
+        send_packet(channel, {"failed": [failure.step, failure.errno, failure.what]})
+        os._exit(1)
+    send_packet(channel, {"ready": True})
+    return zygote.run()
+
+
+class _PreparedFork(NamedTuple):
+    """An order, laid out before the fork: objects made after it would cost copied pages."""
+
+    number: int
+    #: The function of the new process.
+    become: GuestMain
+    descriptors: List[int]
+    fork: PreparedCalls
+    #: The place of the new pid in the list's values.
+    pid: int
+    #: What the zygote does then: return to its own namespace, answer, and close the descriptors.
+    after: PreparedCalls
+
+
+class _Zygote:
+    def __init__(self, channel: socket.socket, order: Dict[str, Any]) -> None:
+        self._channel = channel
+        self._inbox = (new_receive_buffer(),)
+        self._worker: Optional[ModuleType] = None
+        self._recipes: Dict[int, recipe.Recipe] = {}
+        self._is_caging = order["isolation"] == "namespaces"
+        reset_signals()
+        if order.get("spares"):
+            load_common_modules()
+        if order.get("packages"):
+            self._worker = load_wasm_worker(order["worker"], order["packages"], bool(order.get("once")))
+        elif order.get("worker"):
+            self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
+        hide_command_line()
+        call_list.load_machine_code()
+        if not order.get("once"):
+            # What is done here, no guest has to do again on copied pages.
+            self._rehearse()
+        if not self._is_caging:
+            from ..keeper import start as keeper  # and with it all that watches a guest
+            from ..watching.patterns import compile_all
+
+            compile_all()
+            self._keeper = keeper
+        hide_modules()
+        self._runs_fork_hooks = bool(order.get("site") or order.get("preload") or order.get("packages"))
+        self._clone = _clone_arguments()
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        come_back = CallList()
+        come_back.begin_step("return to own namespace")
+        namespaces.send_children_to(come_back, self._own_pids)
+        self._come_back = come_back.prepare(())
+        self._programs = ProgramStarter(self._is_caging)
+        #: By the order and the numbers of its descriptors, which are nearly always the same.
+        self._prepared: Dict[Tuple[bytes, bytes], _PreparedFork] = {}
+        # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
+        if order.get("spares"):
+            gc.collect()
+        self._file_pages = pages.find_file_pages() if order.get("spares") else []
+        gc.freeze()
+        gc.enable()
+
+    def run(self) -> GuestMain:
+        """Most orders are equal to an earlier one, byte for byte and by descriptor numbers: those are looked up."""
+        prepared, channel, inbox = self._prepared, self._channel, self._inbox
+        forks = 0
+        while True:
+            order, descriptors = receive_order(channel, inbox)
+            fork = prepared.get((order, descriptors)) or self._prepare_order(order, descriptors)
+            if fork is None:
+                continue
+            if self._fork(fork):
+                channel.detach()
+                _kept.append((self, fork))
+                return fork.become
+            if forks < _FEW_FORKS:
+                forks += 1
+                if forks == _FEW_FORKS:
+                    self._rehearse_for_many()
+
+    def _rehearse_for_many(self) -> None:
+        """The interpreter specialises code that has run a few times, and every guest would do so again. Rehearsing
+        takes some milliseconds, which a zygote with few guests does without.
+        """
+        for _ in range(_ENOUGH_REHEARSALS):
+            self._rehearse()
+        gc.freeze()
+
+    def _rehearse(self) -> None:
+        rehearse()
+        if self._worker is not None:
+            self._worker.warm_up()
+
+    def _fork(self, fork: _PreparedFork) -> bool:
+        """Forks, by two lists of calls. Returns True in the new process; in this one the manager has its answer."""
+        if self._runs_fork_hooks:
+            _python.PyOS_BeforeFork()
+        function, arguments = fork.fork.bound
+        is_done = function(*arguments) == fork.fork.length
+        pid = fork.fork.values[fork.pid]
+        is_child = is_done and pid == 0
+        if self._runs_fork_hooks:
+            (_python.PyOS_AfterFork_Child if is_child else _python.PyOS_AfterFork_Parent)()
+        if is_child:
+            return True
+        if not is_done:
+            self._refuse(fork.fork.failure(), fork.descriptors)
+            return False
+        function, arguments = fork.after.bound
+        if function(*arguments) != fork.after.length:
+            os._exit(namespaces.ASTRAY)  # later guests would be forked into the wrong namespace, or the manager is gone
+        return False
+
+    def _refuse(self, error: Optional[CageError], descriptors: List[int]) -> None:
+        self._return()
+        self._channel.send(FORK_ANSWER.pack(-(error.errno if error and error.errno else 5), False))
+        _close(descriptors)
+
+    def _prepare_order(self, message: bytes, numbers: bytes) -> Optional[_PreparedFork]:
+        """Lays out a new order; None if the message was a lesson, or the order has been carried out."""
+        if not message:
+            os._exit(0)
+        # By length: an order begins with a number, and 123 is the code of a brace.
+        if len(message) != FORK_ORDER.size:
+            self._learn(read_json(message))
+            return None
+        number, may_exec, waits, is_program = FORK_ORDER.unpack(message)
+        descriptors = list(struct.unpack(f"{len(numbers) // 4}i", numbers))
+        try:
+            if is_program and self._start_program(number, descriptors):
+                _close(descriptors)
+                return None
+            become = self._guest_main(number, may_exec, descriptors, self._file_pages if waits else None)
+        except OSError as error:
+            self._refuse(CageError("fork guest", error.errno or 0, ""), descriptors)
+            return None
+        if len(self._prepared) == _MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+        self._prepared[message, numbers] = fork = self._prepare_fork(number, become, descriptors)
+        return fork
+
+    def _guest_main(self, number: int, may_exec: bool, descriptors: List[int], droppable: Droppable) -> GuestMain:
+        wait = partial(await_job, worker=self._worker, droppable=droppable)
+        if not self._is_caging:
+            return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors, wait)
+        given = recipe.from_order(descriptors)
+        # The results are in the guest's copy of the memory, so one layout serves all orders like this one.
+        return partial(_be_guest, self._recipes[number].prepare(given), given, wait)
+
+    def _prepare_fork(self, number: int, become: GuestMain, descriptors: List[int]) -> _PreparedFork:
+        answer = fast_ctypes.create_string_buffer(FORK_ANSWER.pack(0, False), FORK_ANSWER.size)
+        fork = CallList()
+        fork.begin_step("fork guest")
+        if self._is_caging:
+            namespaces.send_children_to(fork, recipe.from_order(descriptors).init)
+        pid = fork.call("clone", *self._clone, into=Field(answer, 0))
+        after = CallList()
+        after.begin_step("return to own namespace")
+        if self._is_caging:
+            namespaces.send_children_to(after, self._own_pids)
+        after.call("sendto", self._channel.fileno(), answer, FORK_ANSWER.size, _MSG_NOSIGNAL, None, 0)
+        fds.close_numbers(after, descriptors)
+        return _PreparedFork(number, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
+
+    def _learn(self, lesson: Dict[str, Any]) -> None:
+        if "forget" in lesson:
+            self._forget(lesson["forget"])
+            return
+        attached = tuple((target, is_directory) for target, is_directory in lesson["attached"])
+        shape = CellShape(plans.decode(lesson["plan"]), lesson["cgroups"], attached, tuple(lesson["files"]))
+        self._recipes[lesson["learn"]] = recipe.Recipe(shape, self._programs.room())
+
+    def _forget(self, number: int) -> None:
+        self._programs.forget(number)
+        for key in [key for key, fork in self._prepared.items() if fork.number == number]:
+            del self._prepared[key]
+        forgotten = self._recipes.pop(number, None)
+        if forgotten is not None and forgotten.arena is not None:
+            forgotten.arena.close()
+
+    def _start_program(self, number: int, descriptors: List[int]) -> bool:
+        """Starts a guest that becomes a program and answers the manager; False: it must be forked like any other."""
+        try:
+            pid = self._programs.start(number, self._recipes[number], descriptors)
+        finally:
+            self._return()
+        if pid is not None:
+            self._channel.send(FORK_ANSWER.pack(pid, True))
+        return pid is not None
+
+    def _return(self) -> None:
+        try:
+            self._come_back.run()
+        except CageError:
+            os._exit(namespaces.ASTRAY)  # every later guest would be forked into the wrong namespace
+
+
+def _close(descriptors: List[int]) -> None:
+    for first, last in fds.ranges_of(descriptors):
+        os.closerange(first, last + 1)
+
+
+#: In a guest: objects that it does not need. Freeing them would write to, and so copy, the pages that they are on.
+_kept: List[object] = []
+
+
+def _be_guest(steps: recipe.GuestSteps, given: recipe.GuestDescriptors, await_job: _AwaitJob) -> Callable[[], None]:
+    recipe.lock_in(steps, given.handoff)
+    return await_job(given.job, given.go)
+
+
+def _be_keeper(
+    keeper: ModuleType, steps: recipe.Recipe, may_exec: bool, descriptors: List[int], await_job: _AwaitJob
+) -> Callable[[], None]:
+    given = keeper.KeeperDescriptors._make([*descriptors[:7], tuple(descriptors[7:])])
+    keeper.run(steps, may_exec, given)
+    return await_job(given.job, given.go)
+
+
+def _clone_arguments() -> Tuple[int, ...]:
+    """For a fork whose parent is the manager.
+
+    `os.fork` makes the new process go through the whole interpreter, which costs as much as the rest of a cell. With
+    one thread and no lock held there is nothing to repair; but the caller's modules may have registered fork hooks, and
+    where any are loaded, the hooks are run as Python does.
+    """
+    # libc caches its thread id, and the kernel can store the new one there.
+    place = fast_ctypes.c_void_p()
+    flags = signal.SIGCHLD | _CLONE_PARENT
+    try:
+        prctl(_PR_GET_TID_ADDRESS, fast_ctypes.addressof(place))
+        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: abort() in a guest then crashes by another signal
+        pass
+    address = place.value or 0
+    return (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)
