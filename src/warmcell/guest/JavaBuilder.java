@@ -18,7 +18,7 @@ import com.sun.source.tree.CompilationUnitTree;
 import com.sun.source.tree.Tree;
 import com.sun.source.util.JavacTask;
 
-/** Runs in the cage: makes a jar of one source file as `java Main.java` would: its first class is the program. */
+/** Runs in the cage. Makes a jar of one source file whose main class is its first class, as `java Main.java` does. */
 class JavaBuilder {
     static final JavaCompiler COMPILER = ToolProvider.getSystemJavaCompiler();
 
@@ -30,7 +30,7 @@ class JavaBuilder {
         pack(classes, firstClass(source), Path.of(args[1]));
     }
 
-    /** Whatever its public class is called, the file may be called Main.java. */
+    /** The file may be called Main.java whatever the name of its public class. */
     static JavaFileObject sourceFrom(Path file) throws Exception {
         String text = Files.readString(file);
         return new SimpleJavaFileObject(file.toUri(), JavaFileObject.Kind.SOURCE) {

@@ -1,1 +1,1 @@
-"""Files that run inside the cage. Nobody imports them; the cage loads them by path."""
+"""Files that run inside the cage. They are not imported; the cage loads them by path."""

@@ -1,7 +1,6 @@
-"""Runs inside the cage, for the E2B door: does with files what it is asked to, one line of JSON for each request.
+"""The file service of the E2B door, which runs inside the cage: one line of JSON per request and per answer.
 
-It has no more rights than any guest, so every path is as good as another, links and all; the host believes nothing that
-it says beyond what it is: data about this sandbox.
+It has the rights of any guest, so it need not check paths or links; the host treats its answers as untrusted data.
 """
 
 import base64
@@ -12,29 +11,24 @@ import os
 import pwd
 import shutil
 import stat
-import struct
 import sys
 
+from file_watches import CHANGED, MOST_BYTES, NEW, PAGE, Watches
+
 HOME = os.environ.get("HOME", "/home/user")
-PAGE = 1000
 CHUNK = 256 * 1024
-#: Of the paths in one answer, which is a line of bounded length and says a path several times.
-MOST_BYTES = 1 << 20
 MOST_ENTRIES = 100_000
-#: By path and depth: what was found for somebody who has not yet had all of it.
+#: By path and depth: listings of which a client has had some pages.
 LISTED = {}
 MOST_LISTINGS = 4
 MARK = b"user.e2b."
-MOST_WATCHED = 2000
-MOST_EVENTS = 10_000
 WATCHES = {}
-#: The kernel's: MODIFY, ATTRIB, MOVED_FROM, MOVED_TO, CREATE, DELETE, and only of directories.
-EVENTS = 0x2 | 0x4 | 0x40 | 0x80 | 0x100 | 0x200 | 0x01000000
-CREATED, IGNORED, IS_DIRECTORY = 0x180, 0x8000, 0x40000000
-KINDS = ((CREATED, "CREATE"), (0x200, "REMOVE"), (0x2, "WRITE"), (0x40, "RENAME"), (0x4, "CHMOD"))
+#: By token: uploads that are incomplete, and descriptors of files that are being read.
+UPLOADS, DOWNLOADS = {}, {}
+MOST_TRANSFERS = 64
 
 
-def resolved(path):
+def resolve(path):
     if path == "~" or path.startswith("~/"):
         path = HOME + path[1:]
     return os.path.normpath(os.path.join(HOME, path))
@@ -90,14 +84,14 @@ def entry(path):
 
 
 def op_stat(asked):
-    return {"entry": entry(resolved(asked["path"]))}
+    return {"entry": entry(resolve(asked["path"]))}
 
 
 def op_list(asked):
-    """All down to a depth, a page at a time: the next one begins at `next`. What cannot be looked at is left out."""
+    """A page of the entries down to a depth; the next page starts at `next`. Unreadable entries are left out."""
     key = asked["path"], asked["depth"]
     found = LISTED.pop(key, None) if asked["offset"] else None
-    found = below(*key) if found is None else found
+    found = list_tree(*key) if found is None else found
     page, size, index = [], 0, asked["offset"]
     while index < len(found) and len(page) < PAGE and size < MOST_BYTES:
         try:
@@ -113,9 +107,9 @@ def op_list(asked):
     return {"entries": page, "next": index, "more": index < len(found)}
 
 
-def below(path, most_depth):
-    """The paths, sorted; not many more than somebody would want to have."""
-    root, found = resolved(path), []
+def list_tree(path, most_depth):
+    """The sorted paths, not many more than `MOST_ENTRIES`."""
+    root, found = resolve(path), []
     if not os.path.isdir(root):
         raise NotADirectoryError(errno.ENOTDIR, "not a directory")
     root = os.path.realpath(root)
@@ -132,15 +126,15 @@ def below(path, most_depth):
 
 
 def op_mkdir(asked):
-    path = resolved(asked["path"])
+    path = resolve(asked["path"])
     if os.path.isdir(path):
-        raise FileExistsError(errno.EEXIST, "exists already")
+        raise FileExistsError(errno.EEXIST, "already exists")
     os.makedirs(path)
     return {"entry": entry(path)}
 
 
 def op_move(asked):
-    source, target = resolved(asked["source"]), resolved(asked["destination"])
+    source, target = resolve(asked["source"]), resolve(asked["destination"])
     os.lstat(source)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     shutil.move(source, target)
@@ -148,7 +142,7 @@ def op_move(asked):
 
 
 def op_remove(asked):
-    path = resolved(asked["path"])
+    path = resolve(asked["path"])
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -157,139 +151,117 @@ def op_remove(asked):
 
 
 def op_read(asked):
-    path = resolved(asked["path"])
+    """A chunk. The file stays open until its last chunk: all of them are of one version."""
+    token, offset = asked["token"], asked["offset"]
+    descriptor = DOWNLOADS.pop(token, None) if offset else open_regular(resolve(asked["path"]))
+    if descriptor is None:
+        raise OSError(errno.ESTALE, "too many files are read at once")
+    data = b""
+    try:
+        data = os.pread(descriptor, CHUNK, offset)
+    finally:
+        if len(data) < CHUNK:
+            os.close(descriptor)
+        else:
+            DOWNLOADS[token] = descriptor
+    for old in list(DOWNLOADS)[:-MOST_TRANSFERS]:
+        os.close(DOWNLOADS.pop(old))
+    return {"data": base64.b64encode(data).decode(), "more": token in DOWNLOADS}
+
+
+def open_regular(path):
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "is a directory")
-    # Opening a FIFO that nobody writes to must not hold up the next request.
+    # O_NONBLOCK: opening a FIFO without a writer must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        data = os.pread(descriptor, CHUNK, asked["offset"])
-    finally:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-    return {"data": base64.b64encode(data).decode()}
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+class Upload:
+    """The next version of a file: a temporary file beside it, renamed when it is complete."""
+
+    def __init__(self, path, token):
+        self.path, self.size = os.path.realpath(path), 0
+        self.mode = self._existing_mode()
+        directory = os.path.dirname(self.path)
+        os.makedirs(directory, exist_ok=True)
+        kind = NEW if self.mode is None else CHANGED
+        self.temporary = os.path.join(directory, "." + token + kind)
+        self.descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def _existing_mode(self):
+        """None if there is no file yet."""
+        try:
+            mode = os.stat(self.path).st_mode
+        except FileNotFoundError:
+            return None
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if not os.access(self.path, os.W_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
+        return stat.S_IMODE(mode)
+
+    def append(self, offset, data):
+        if offset != self.size:
+            raise OSError(errno.EINVAL, "a part of the upload is missing")
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.descriptor, view) :]
+        self.size += len(data)
+
+    def finish(self, metadata):
+        for key, value in metadata.items():
+            os.setxattr(self.descriptor, MARK + key.encode(), value.encode())
+        if self.mode is not None:
+            os.fchmod(self.descriptor, self.mode)
+        os.replace(self.temporary, self.path)
+        os.close(self.descriptor)
+
+    def discard(self):
+        os.close(self.descriptor)
+        try:
+            os.unlink(self.temporary)
+        except FileNotFoundError:
+            pass
 
 
 def op_write(asked):
-    """A chunk; the first one empties the file."""
-    path, data = resolved(asked["path"]), base64.b64decode(asked["data"])
-    if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, "is a directory")
-    if asked["offset"] == 0:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    is_new = not os.path.lexists(path)
-    with open(path, "wb" if asked["offset"] == 0 else "ab") as file:
-        if is_new:  # whoever watches hears of it as where envd does it: made, given its mode, filled
-            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
-        file.write(data)
+    """A chunk of an upload, in order; the first one begins it."""
+    token, offset = asked["token"], asked["offset"]
+    if offset == 0:
+        if len(UPLOADS) >= MOST_TRANSFERS:
+            raise OSError(errno.EBUSY, "too many uploads at once")
+        UPLOADS[token] = Upload(resolve(asked["path"]), token)
+    find_upload(token).append(offset, base64.b64decode(asked["data"]))
     return {}
 
 
 def op_finish(asked):
-    path = resolved(asked["path"])
-    for name in os.listxattr(path) if hasattr(os, "listxattr") else []:
-        if name.startswith(MARK.decode()):
-            os.removexattr(path, name)
-    for key, value in asked["metadata"].items():
-        os.setxattr(path, MARK + key.encode(), value.encode())
-    return {"entry": entry(path)}
+    upload = find_upload(asked["token"])
+    upload.finish(asked["metadata"])
+    del UPLOADS[asked["token"]]
+    return {"entry": entry(upload.path)}
 
 
-class Watches:
-    """What happens in directories. All watchers share one queue of the kernel: a user may have but so many."""
+def find_upload(token):
+    if token not in UPLOADS:
+        raise OSError(errno.ESTALE, "upload not found")
+    return UPLOADS[token]
 
-    def __init__(self):
-        import ctypes
 
-        self._libc, self._errno = ctypes.CDLL(None, use_errno=True), ctypes.get_errno
-        self._queue = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-        self._watchers = {}
-        #: By the kernel's number of a directory: whose it is, and its path as each of them has it.
-        self._places = {}
-
-    def begin(self, identity, path, is_recursive):
-        root = os.path.realpath(resolved(path))
-        if not os.path.isdir(root):
-            raise NotADirectoryError(errno.ENOTDIR, "not a directory")
-        self._watchers[identity] = root, is_recursive, []
-        self._enter(identity, root, tells=False)
-
-    def taken(self, identity):
-        if identity not in self._watchers:
-            raise FileNotFoundError(errno.ENOENT, "there is no such watcher")
-        self._drain()
-        _, _, events = self._watchers[identity]
-        page, size = [], 0
-        while events and len(page) < PAGE and size < MOST_BYTES:
-            page.append(events.pop(0))
-            size += 8 * len(page[-1][0])
-        return page, bool(events)
-
-    def end(self, identity):
-        self._watchers.pop(identity, None)
-        for number, places in list(self._places.items()):
-            if places.pop(identity, None) is not None and not places:
-                del self._places[number]
-                self._libc.inotify_rm_watch(self._queue, number)
-
-    def _checked(self, number):
-        if number < 0:
-            raise OSError(self._errno(), "cannot be watched: " + os.strerror(self._errno()))
-        return number
-
-    def _enter(self, identity, directory, tells):
-        """Watched first and looked through then: what happens in between is told twice rather than never."""
-        if len(self._places) >= MOST_WATCHED:
-            raise OSError(errno.ENOSPC, f"more than {MOST_WATCHED} directories cannot be watched")
-        number = self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(directory), EVENTS))
-        self._places.setdefault(number, {})[identity] = directory
-        _, is_recursive, _ = self._watchers[identity]
-        for entry in os.scandir(directory) if is_recursive else ():
-            if tells:
-                self._tell(identity, entry.path, "CREATE")
-                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
-                    self._tell(identity, entry.path, "WRITE")
-            if entry.is_dir(follow_symlinks=False):
-                self._enter_below(identity, entry.path, tells)
-
-    def _enter_below(self, identity, directory, tells):
-        try:
-            self._enter(identity, directory, tells)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            return  # it has gone again, or is not to be read
-
-    def _drain(self):
-        while True:
-            try:
-                data = os.read(self._queue, 64 * 1024)
-            except BlockingIOError:
-                return
-            while data:
-                number, mask, _, size = struct.unpack_from("iIII", data)
-                name = os.fsdecode(data[16 : 16 + size].rstrip(b"\0"))
-                data = data[16 + size :]
-                self._hear(number, mask, name)
-
-    def _hear(self, number, mask, name):
-        if mask & IGNORED:
-            self._places.pop(number, None)
-        for identity, directory in list(self._places.get(number, {}).items()) if name else ():
-            path = os.path.join(directory, name)
-            for bits, kind in KINDS:
-                if mask & bits:
-                    self._tell(identity, path, kind)
-            if mask & IS_DIRECTORY and mask & CREATED and self._watchers[identity][1]:
-                try:
-                    self._enter_below(identity, path, tells=True)
-                except OSError:
-                    continue  # it is one too many: what was watched goes on
-
-    def _tell(self, identity, path, kind):
-        root, _, events = self._watchers[identity]
-        event = [os.path.relpath(path, root), kind]
-        if len(events) < MOST_EVENTS and events[-1:] != [event]:
-            events.append(event)
+def op_discard(asked):
+    """The client of an upload or a download has gone."""
+    upload, descriptor = UPLOADS.pop(asked["token"], None), DOWNLOADS.pop(asked["token"], None)
+    if upload is not None:
+        upload.discard()
+    if descriptor is not None:
+        os.close(descriptor)
+    return {}
 
 
 def watches():
@@ -300,25 +272,36 @@ def watches():
 
 def op_watch(asked):
     try:
-        watches().begin(asked["id"], asked["path"], asked["recursive"])
+        watches().begin(asked["watcher"], resolve(asked["path"]), asked["recursive"])
     except OSError:
-        watches().end(asked["id"])
+        watches().end(asked["watcher"])
         raise
     return {}
 
 
 def op_events(asked):
-    events, more = watches().taken(asked["id"])
+    events, more = watches().take(asked["watcher"])
     return {"events": events, "more": more}
 
 
 def op_unwatch(asked):
-    watches().end(asked["id"])
+    watches().end(asked["watcher"])
+    return {}
+
+
+def op_signal(asked):
+    """Signals everything in the cage but this program and the agent that started it."""
+    spared = {1, os.getpid(), os.getppid()}
+    for pid in {int(name) for name in os.listdir("/proc") if name.isdigit()} - spared:
+        try:
+            os.kill(pid, asked["signal"])
+        except OSError:
+            continue  # it has ended
     return {}
 
 
 def op_usage(asked):
-    """Of all that runs in this cage: seconds of processor time, bytes of memory; and bytes of files at home."""
+    """Processor seconds and bytes of memory of everything in the cage, and bytes of files in the home."""
     ticks = pages = size = 0
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -340,9 +323,8 @@ def op_usage(asked):
     return {"seconds": ticks / os.sysconf("SC_CLK_TCK"), "memory": memory, "disk": size}
 
 
-def answer(line):
+def answer(asked):
     try:
-        asked = json.loads(line)
         return globals()["op_" + asked["op"]](asked)
     except OSError as error:
         return {"errno": errno.errorcode.get(error.errno or 0, "EIO"), "message": error.strerror or str(error)}
@@ -352,7 +334,8 @@ def answer(line):
 
 def main():
     for line in sys.stdin.buffer:
-        sys.stdout.write(json.dumps(answer(line)) + "\n")
+        asked = json.loads(line)
+        sys.stdout.write(json.dumps({"id": asked["id"], **answer(asked)}) + "\n")
         sys.stdout.flush()
 
 

@@ -12,7 +12,7 @@ function readExactly(size) {
   const buffer = Buffer.alloc(size);
   for (let offset = 0; offset < size; ) {
     const count = fs.readSync(JOB, buffer, offset, size - offset, null);
-    if (count === 0) process.exit(0); // the supervisor let go of the cell
+    if (count === 0) process.exit(0); // the supervisor closed the channel
     offset += count;
   }
   return buffer;
@@ -26,11 +26,11 @@ function receiveJob() {
     fs.writeFileSync(file, readExactly(size), { flag: "wx" });
   }
   fs.closeSync(JOB);
-  fs.closeSync(GO); // from here on what the program uses is watched
+  fs.closeSync(GO); // from here on the watcher checks what the program uses
   return job;
 }
 
-function takeOver(job) {
+function startProgram(job) {
   fs.unlinkSync(__filename);
   delete require.cache[__filename];
   for (const key of Object.keys(process.env)) delete process.env[key];
@@ -39,8 +39,8 @@ function takeOver(job) {
   process.argv = [process.execPath, entry, ...job.argv.slice(1)];
   process.mainModule = undefined;
   require(path.join(job.code_dir, "boot.cjs"));
-  // On a stack of its own: the program's traces then start with the program.
+  // On an empty stack, so that stack traces start with the program.
   setImmediate(() => Module.runMain(entry));
 }
 
-takeOver(receiveJob());
+startProgram(receiveJob());

@@ -1,1 +1,1 @@
-"""The agent of a live cage and what it starts by forking itself. All of it runs inside; nobody imports it."""
+"""The agent of a live cage and the workers that it forks. The host imports only `frames` from here."""

@@ -1,7 +1,7 @@
-"""The agent: the one guest of a live cage that the host talks to. It starts programs on request and tells their ends.
+"""The agent: the one guest of a live cage that the host talks to. It starts programs and reports exits.
 
-It has no more rights than any other guest, and nothing depends on it but this one cage: who kills it ends the cage,
-who imitates it lies about its own programs.
+It has no more rights than any other guest, and only this one cage depends on it: its death ends the cage, and an
+imitation of it can only lie about its own programs. The host enforces timeouts and kills without its help.
 """
 
 import _signal as signal  # without its enums, which take longer to make than the agent
@@ -19,7 +19,7 @@ _MOST_DESCRIPTORS = 16
 
 
 def main():
-    """Serves until the host is gone. Returns in a forked worker, with what it is to do."""
+    """Serves until the host disconnects. In a forked worker it returns the worker's main function."""
     control = socket.socket(fileno=starting.out_of_the_way(os.dup(0)))
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nothing, 0)
@@ -36,27 +36,27 @@ def _adopt_orphans():
 
 
 class Started:
-    """What was started and has not been told of as ended."""
+    """A program that was started and whose exit has not been reported."""
 
     def __init__(self, mark):
         self.mark = mark
         self.terminal = -1
-        #: The way out of its terminal, which must be empty before its end is told.
+        #: The output of its terminal, which is forwarded before its exit is reported.
         self.output = None
         self.relay = None
-        #: Where its files are, which go with it.
+        #: The directory with its files, removed when it exits.
         self.code_dir = ""
 
 
 class Agent:
-    """Requests are answered in order, each with its number; ends are told when they come."""
+    """Answers requests in order, each with its number, and reports exits as they happen."""
 
     def __init__(self, control):
         self._control = control
         control.setblocking(False)
-        self._decoder = frames.Decoder()
+        self._decoder = frames.Decoder(frames.MOST_SENT)
         self._outgoing = bytearray()
-        #: Descriptors as they came, one list for each request that had some.
+        #: Received descriptors, one list for each request that has some.
         self._batches = []
         self._started = {}
         self._ended = []
@@ -64,7 +64,10 @@ class Agent:
         self._loop = Loop()
 
     def serve(self):
-        wake, signalled = (starting.out_of_the_way(end) for end in os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        # Sockets, not a pipe: a guest could reopen a pipe through /proc and read our wake-ups.
+        wake, signalled = (starting.out_of_the_way(end.detach()) for end in socket.socketpair())
+        for end in (wake, signalled):
+            os.set_blocking(end, False)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -74,10 +77,10 @@ class Agent:
         self._send({"event": "ready"})
         while self._become is None:
             self._loop.turn()
-            self._tell_ends()
+            self._report_exits()
         return self._become
 
-    # ---- the conversation ----
+    # ---- messages ----
 
     def _listen(self):
         self._loop.watch(self._control.fileno(), READ | (WRITE if self._outgoing else 0), self._converse)
@@ -93,7 +96,7 @@ class Agent:
         except BlockingIOError:
             pass
         except OSError:
-            os._exit(0)  # nobody to serve
+            os._exit(0)  # the host is gone
         self._listen()
 
     def _converse(self):
@@ -163,11 +166,11 @@ class Agent:
         return {"pid": pid, "errno": reason}
 
     def _start_worker(self, request, given, env, started):
-        """Loaded before the fork: only the first of a kind pays for it."""
+        """Imports the worker's module before the fork, so that only the first worker of a kind pays for it."""
         module = importlib.import_module("warmcell_live." + request["worker"])
         pid = starting.worker(env, request["cwd"], given)
         if pid == 0:
-            self._loop.forget_all()  # nothing of the agent's turn goes on in the worker, which has none of its sockets
+            self._loop.forget_all()  # the worker has none of the agent's sockets
             self._ended.clear()
             self._become = module.main
             return None
@@ -175,7 +178,7 @@ class Agent:
         return {"pid": pid, "errno": 0}
 
     def _start_in_terminal(self, request, given, env, started):
-        """The host's two pipes end here: what it types, and what it is shown."""
+        """Relays between the terminal and the host's two pipes, for input and output."""
         columns, rows = request["pty"]
         terminal = starting.Terminal(columns, rows)
         try:
@@ -194,15 +197,15 @@ class Agent:
     def _relay_terminal(self, pid, started, typed, shown):
         master = started.terminal
 
-        def closed():
+        def forget_terminal():
             started.terminal = -1
 
         started.output = relays.Lane(master, shown, lambda: started.relay.end())
-        # The end of what is typed is the character that says so.
+        # At the end of input the terminal gets Ctrl-D.
         inward = relays.Lane(typed, master, lambda: _write_quietly(master, b"\x04"))
-        started.relay = _TerminalRelay(self._loop, [inward, started.output], closed)
+        started.relay = _TerminalRelay(self._loop, [inward, started.output], forget_terminal)
 
-    # ---- the rest of what can be asked ----
+    # ---- other requests ----
 
     def _op_resize(self, request, given):
         started = self._of(request["pid"])
@@ -212,7 +215,7 @@ class Agent:
         return {}
 
     def _op_signal(self, request, given):
-        """To the program and its group, as a terminal would; or the end of all that it started."""
+        """Signals the program and its process group; with `tree`, kills everything that it started."""
         pid, number = request["pid"], request["signal"]
         if request.get("tree"):
             self._kill_tree(pid, request["mark"])
@@ -220,17 +223,17 @@ class Agent:
         self._of(pid)
         try:
             os.killpg(pid, number)
-        except ProcessLookupError:  # it is about to lead one
+        except ProcessLookupError:  # it has not called setsid yet
             os.kill(pid, number)
         return {}
 
     def _kill_tree(self, pid, mark):
-        """Also of a program that has ended: its number may then be another's, which is not to be touched."""
+        """Works for a program that has ended, too. If its pid belongs to another program by now, that one is spared."""
         is_others = pid in self._started and self._started[pid].mark != mark
         trees.kill(0 if is_others else pid, mark)
 
     def _op_connect(self, request, given):
-        """To a port of the cage's own loopback. The answer comes when somebody took the connection."""
+        """Connects to a port on the cage's own loopback. Answers when the connection is established."""
         attempt = _Connection(self._loop, request["port"], os.dup(given[0]))
         attempt.begin(lambda answer: self._send({"id": request["id"], **answer}))
         return None
@@ -240,7 +243,7 @@ class Agent:
             raise OSError(errno.ESRCH, "it has ended")
         return self._started[pid]
 
-    # ---- ends ----
+    # ---- exits ----
 
     def _reap(self):
         try:
@@ -254,10 +257,12 @@ class Agent:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):  # a traced program whose tracer has ended
+                continue
             started = self._started.pop(pid, None)
             if started is not None:
                 if started.code_dir:
-                    import shutil  # with every compression that there is: not for who only starts programs
+                    import shutil  # slow to import, and rarely needed
 
                     shutil.rmtree(started.code_dir, ignore_errors=True)
                 if started.output is not None:
@@ -265,8 +270,8 @@ class Agent:
                     started.relay.turn()
                 self._ended.append((started, pid, status, used))
 
-    def _tell_ends(self):
-        """Of who had a terminal when all that it showed is on its way: nothing of it is to come after the end."""
+    def _report_exits(self):
+        """The exit of a program with a terminal is reported after the last of its output."""
         for item in list(self._ended):
             started, pid, status, used = item
             if started.output is None or not started.output.waiting:
@@ -276,7 +281,7 @@ class Agent:
 
 
 class _TerminalRelay(relays.Relay):
-    """Ends with the output: input for which there is no terminal any more goes nowhere."""
+    """Ends when the output ends; input that is left is dropped."""
 
     def end(self):
         for lane in self._lanes:
@@ -284,7 +289,7 @@ class _TerminalRelay(relays.Relay):
 
 
 class _Connection:
-    """One attempt after the other: IPv4, then IPv6."""
+    """Tries IPv4, then IPv6."""
 
     def __init__(self, loop, port, carried):
         self._loop, self._port = loop, port
@@ -293,13 +298,13 @@ class _Connection:
         self._reason = errno.ECONNREFUSED
 
     def begin(self, answer):
-        self._tell = answer
+        self._answer = answer
         self._try_next()
 
     def _try_next(self):
         if not self._addresses:
             self._carried.close()
-            self._tell({"error": os.strerror(self._reason), "errno": self._reason})
+            self._answer({"error": os.strerror(self._reason), "errno": self._reason})
             return
         family, host = self._addresses.pop(0)
         try:
@@ -325,11 +330,11 @@ class _Connection:
             self._try_next()
             return
         relays.join_sockets(self._loop, self._carried, self._socket, lambda: None)
-        self._tell({})
+        self._answer({})
 
 
 def _write_quietly(descriptor, data):
     try:
         os.write(descriptor, data)
     except OSError:
-        pass  # nobody is left to read it
+        pass  # the reader is gone

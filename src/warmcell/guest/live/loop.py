@@ -1,4 +1,4 @@
-"""The agent's one loop: descriptors with what is to be done when they are ready."""
+"""The agent's event loop: calls back when descriptors are ready."""
 
 import select
 
@@ -6,14 +6,14 @@ READ, WRITE = select.POLLIN, select.POLLOUT
 
 
 class Loop:
-    """A callback that raises ends the agent; those who talk to others expect what others do."""
+    """An exception in a callback ends the agent, so callbacks handle the errors of their peers."""
 
     def __init__(self):
         self._poll = select.poll()
         self._callbacks = {}
 
     def watch(self, descriptor, events, callback):
-        """`callback()` when it is ready for any of `events`, or was hung up; without events it is let go of."""
+        """Calls `callback()` when the descriptor is ready for `events` or hung up; without events, unregisters it."""
         if not events:
             self.forget(descriptor)
             return
@@ -29,7 +29,7 @@ class Loop:
             self.forget(descriptor)
 
     def turn(self):
-        """The latest first: connections that have ended free their descriptors before the host's next wish is heard."""
+        """Handles the newest descriptors first: closed connections free theirs before the next request is read."""
         for descriptor, _ in reversed(self._poll.poll()):
             callback = self._callbacks.get(descriptor)
             if callback is not None:

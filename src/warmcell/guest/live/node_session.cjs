@@ -1,7 +1,7 @@
 'use strict';
-// The worker of a JavaScript session: Node's own REPL without its prompt. Cells come over descriptor 3, and what they
-// give goes back over it; what they print goes to the pipes at 1 and 2, which Node writes to synchronously.
-// For TypeScript the types are taken out of each cell first; nothing checks them.
+// The worker of a JavaScript session: Node's REPL without a prompt. Descriptor 3 carries cells in and results out;
+// printed output goes to the pipes at 1 and 2, which Node writes to synchronously.
+// For TypeScript, types are stripped from each cell first and not checked.
 
 const net = require('net');
 const repl = require('repl');
@@ -24,10 +24,10 @@ let incoming = Buffer.alloc(0);
 let running = null;
 let count = 0;
 
-// ---- the conversation ----
+// ---- messages ----
 
 const control = new net.Socket({ fd: 3 });
-control.on('data', hear);
+control.on('data', receive);
 control.on('close', () => really.exit(0));
 control.on('error', () => really.exit(0));
 
@@ -39,11 +39,11 @@ function send(message) {
 }
 
 function asciiJson(message) {
-  // Half a surrogate pair has no UTF-8.
+  // A lone surrogate has no UTF-8 encoding.
   return JSON.stringify(message).replace(/[\u0080-\uffff]/g, (c) => '\\u' + c.charCodeAt(0).toString(16).padStart(4, '0'));
 }
 
-function hear(data) {
+function receive(data) {
   incoming = Buffer.concat([incoming, data]);
   while (incoming.length >= 4 && incoming.length >= 4 + incoming.readUInt32BE(0)) {
     const end = 4 + incoming.readUInt32BE(0);
@@ -57,7 +57,7 @@ function take(message) {
   if (message.op === 'piece') {
     pieces.push(message.text);
   } else if (message.op === 'interrupt') {
-    // One that was said before its cell began; what is under way hears the signal itself.
+    // Interrupted before the cell started; a running cell gets the signal itself.
     const meant = waiting.find((request) => request.cell === message.cell);
     if (meant) meant.isInterrupted = true;
   } else {
@@ -93,21 +93,21 @@ function complain(error) {
   process.stderr.write(`Uncaught ${isError(error) ? cleaned(error.stack) : shown(error)}\n`);
 }
 
-// While a script runs, Node itself listens for the signal and ends the script; its handler then takes the place of any
-// other, which is put back when the script has come to its end or to an `await`.
+// While a script runs, Node handles the signal itself and ends the script. Its handler replaces all others, which are
+// restored when the script ends or awaits.
 const onInterrupt = () => running && server.emit('SIGINT');
 process.on('SIGINT', onInterrupt);
 
 const server = repl.start({
   prompt: '',
   input: new PassThrough(),
-  // What the REPL says by itself is what went wrong in a callback, when its cell was over.
+  // The REPL itself prints only errors of callbacks whose cell has ended.
   output: new Writable({ write: (text, encoding, done) => process.stderr.write(text, encoding, done) }),
   terminal: false,
   useGlobal: true,
   breakEvalOnSigint: true,
 });
-// Where the REPL sends what a cell raised; what a callback of an earlier cell raised comes by the same way, marked.
+// The REPL reports errors of cells here, and errors of callbacks of earlier cells, marked.
 server._domain.removeAllListeners('error');
 server._domain.on('error', (error) => (running && !error?.domainThrown ? running.done(error) : complain(error)));
 globalThis.require = require('module').createRequire(process.cwd() + '/');
@@ -131,8 +131,8 @@ function runCell(request) {
   process.on('SIGINT', onInterrupt);
 }
 
-// What no script can have and modules begin with: `import`s, as far as nothing but comments stands before them. Each
-// becomes what a script can have, on the same line. Where there is none, a script stays as it is.
+// Rewrites leading `import` statements, which scripts cannot have, as expressions on the same line. A script without
+// them is unchanged.
 const BETWEEN = /(?:\s|;|\/\/.*|\/\*[^]*?\*\/)*/y;
 const IMPORT = new RegExp(
   String.raw`import\b\s*(?:(?<own>[\w$]+)\s*(?:,\s*|(?=from\b)))?` +
@@ -169,7 +169,7 @@ function plainScript(code) {
     return stripTypeScriptTypes(code, { mode: 'transform' });
   } catch (error) {
     if (error.code !== 'ERR_INVALID_ARG_VALUE') throw error;
-    return stripTypeScriptTypes(code); // from Node 26 on there is nothing but taking them out
+    return stripTypeScriptTypes(code); // from Node 26 on it can only strip them
   }
 }
 
@@ -182,28 +182,28 @@ function once(call) {
 }
 
 function endCell(request, before, error, value) {
-  let told = null;
+  let described = null;
   if (error !== null && error !== undefined) {
-    told = described(error instanceof repl.Recoverable ? error.err : error);
+    described = describe(error instanceof repl.Recoverable ? error.err : error);
   } else if (value !== undefined) {
     if (!server.underscoreAssigned) server.last = value;
     try {
       show(shown(value));
     } catch (failure) {
-      told = described(failure);
+      described = describe(failure);
     }
   }
   const { user, system } = process.cpuUsage(before);
   const peak = process.resourceUsage().maxRSS * 1024;
   written(streams, () => {
     running = null;
-    send({ event: 'done', cell: request.cell, error: told, count, cpu: (user + system) / 1e6, peak });
+    send({ event: 'done', cell: request.cell, error: described, count, cpu: (user + system) / 1e6, peak });
     next();
   });
 }
 
 function written([stream, ...others], then) {
-  // What is more than a pipe takes at once waits in Node; the cell is over when it is out.
+  // Node buffers output that the pipe does not accept; the cell ends when it is written.
   if (!stream) then();
   else if (stream.destroyed || !stream.writableLength) written(others, then);
   else setImmediate(written, [stream, ...others], then);
@@ -227,7 +227,7 @@ function show(text) {
 
 // ---- errors ----
 
-function described(error) {
+function describe(error) {
   if (error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') {
     return { name: 'KeyboardInterrupt', message: '', traceback: 'KeyboardInterrupt\n' };
   }
@@ -241,7 +241,7 @@ function isError(error) {
 }
 
 function cleaned(stack) {
-  // The frames of the guest's own cells and modules; below its lowest cell there are only ours.
+  // Keeps the frames of the guest's cells and modules; those below its lowest cell are ours.
   const lines = stack.split('\n');
   const isFrame = (line) => /^\s+at /.test(line);
   const last = lines.map((line) => isFrame(line) && CELL.test(line)).lastIndexOf(true);
@@ -259,7 +259,7 @@ function cut(text) {
   return text.length <= LONGEST_TEXT ? text : `${text.slice(0, LONGEST_TEXT / 2)}\n...\n${text.slice(-LONGEST_TEXT / 2)}`;
 }
 
-// ---- looking at variables ----
+// ---- variables ----
 
 function variables() {
   const names = [...lexicalNames(), ...Object.getOwnPropertyNames(globalThis).filter((name) => !ownNames.has(name))];
@@ -282,7 +282,7 @@ function variables() {
 }
 
 function lexicalNames() {
-  // What `let`, `const` and `class` defined is on no object; the debugger's interface lists it.
+  // Names defined by `let`, `const` and `class` are on no object; the debugger interface lists them.
   const { Session } = require('inspector');
   const session = new Session();
   let names = [];

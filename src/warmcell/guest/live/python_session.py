@@ -1,7 +1,7 @@
 """The worker of a Python session: one interpreter, one thread, cells one after the other.
 
-Started by the agent as a fork of its warm interpreter, with the cage's rights and no others. Cells come over
-descriptor 3, and what they show goes back over it; what they print goes to the pipes at 1 and 2.
+The agent forks it from its warm interpreter; it has no rights beyond the cage's. Descriptor 3 carries cells in and
+displays out; printed output goes to the pipes at 1 and 2.
 """
 
 import __future__
@@ -19,20 +19,20 @@ from types import ModuleType
 from . import session_display, session_errors, session_magics, session_modules, session_streams
 from .session_channel import PIECE, Channel
 
-#: The conversation; where the session may be forked, what its image is written to; in a branch, what it begins from.
+#: Descriptors: the channel to the host, where a forkable session writes its image, and where a fork reads its own.
 _CONTROL, _IMAGE_OUT, _IMAGE_IN = 3, 4, 5
-#: Out of the way: the branch's descriptors are to have the numbers that they had.
+#: A high number: restored descriptors get the numbers that they had in the original session.
 _IMAGE_PLACE = 200
 _AWAIT = 0x2000  # PyCF_ALLOW_TOP_LEVEL_AWAIT of `ast`
 _FUTURES = 0
 for _name in __future__.all_feature_names:
     _FUTURES |= getattr(__future__, _name).compiler_flag
-#: Of the texts of all variables together, which go in one frame, and of one of them.
+#: Limits in characters: all variables together, which go in one frame, and one variable.
 _MOST_CHARACTERS, _LONGEST_VARIABLE = 64 * 1024, 1000
 
 
 def main():
-    """Serves cells until the host is gone. Never returns."""
+    """Serves cells until the host disconnects. Never returns."""
     image = _set_aside(_IMAGE_IN, _IMAGE_PLACE)
     session = Session(Channel(_CONTROL), image)
     gc.freeze()
@@ -57,7 +57,7 @@ class Session:
         self._streams = session_streams.Streams(channel)
         self._screen = session_display.Screen(channel, self._streams, PIECE)
         adapting = session_modules.install(self._screen)
-        if os.environ.get("E2B_SANDBOX") == "true":  # that door's sandboxes say so to all that runs in them
+        if os.environ.get("E2B_SANDBOX") == "true":  # set for everything in sandboxes of the E2B API
             from . import session_e2b
 
             session_e2b.install(self._screen, adapting)
@@ -67,7 +67,7 @@ class Session:
         builtins.__magic__ = session_magics.Magics(self._namespace, self._run_nested, session_streams.flush)
         self._interrupts.install()
         self._descriptors = _open_descriptors()
-        #: Used until the end of the last cell.
+        #: CPU seconds used up to the end of the last cell.
         self._cpu = time.process_time()
 
     def serve_one(self):
@@ -76,23 +76,23 @@ class Session:
         if request["op"] == "run":
             self._run_cell(request)
         elif request["op"] == "variables":
-            self._tell_variables(request)
+            self._send_variables(request)
         elif request["op"] in ("branch", "resume"):
             work = self._write_image if request["op"] == "branch" else lambda: self._read_image(request["reseed"])
-            error = self._guarded(work, request["cell"])
-            told = None if error is None else session_errors.described(error)
-            self._channel.send(event="done", cell=request["cell"], error=told)
+            error = self._run_guarded(work, request["cell"])
+            described = None if error is None else session_errors.describe(error)
+            self._channel.send(event="done", cell=request["cell"], error=described)
 
     def _run_cell(self, request):
         self._count += 1
         self._result = None
         self._screen.begin_cell()
         self._streams.begin_cell(request["mark"])
-        error = self._guarded(lambda: self._evaluate(request["code"]), request["cell"])
+        error = self._run_guarded(lambda: self._evaluate(request["code"]), request["cell"])
         self._end_cell(request["cell"], error)
 
-    def _guarded(self, work, cell):
-        """What it raised, whatever that was. Only in here do interrupts reach the guest's code."""
+    def _run_guarded(self, work, cell):
+        """Calls `work` and returns the exception that it raised, or None. Interrupts reach guest code only in here."""
         self._interrupts.install()
         try:
             try:
@@ -116,8 +116,8 @@ class Session:
         if error is None and self._result is None:
             self._channel.send_text(f'{{"event":"done","cell":{number},"cpu":{cpu:.6f},"peak":{peak}}}')
             return
-        told = None if error is None else session_errors.described(error)
-        self._channel.send(event="done", cell=number, error=told, result=self._result, cpu=cpu, peak=peak)
+        described = None if error is None else session_errors.describe(error)
+        self._channel.send(event="done", cell=number, error=described, result=self._result, cpu=cpu, peak=peak)
 
     # ---- one cell ----
 
@@ -140,7 +140,7 @@ class Session:
         tree = session_magics.python_for(source, filename, self._flags | _AWAIT)
         last = None
         if tree.body and type(tree.body[-1]).__name__ == "Expr":
-            last = builtins.compile(  # before anything runs, so that all of the cell is known to be sound
+            last = builtins.compile(  # before anything runs, so that syntax errors are found first
                 _expression(tree.body.pop()), filename, "eval", self._flags | _AWAIT, dont_inherit=True
             )
         if tree.body:
@@ -154,7 +154,7 @@ class Session:
         return self._await(value) if code.co_flags & inspect.CO_COROUTINE else value
 
     def _run_nested(self, source):
-        """For `%time`: in the middle of a cell."""
+        """Runs code inside a cell, for `%time`."""
         return self._execute(source, f"<cell {self._count}>")
 
     # ---- awaiting ----
@@ -169,7 +169,7 @@ class Session:
         try:
             return self._loop.run_until_complete(task)
         except BaseException as error:
-            if not task.done():  # interrupted while it waited: it hears of it where it stands
+            if not task.done():  # interrupted while it waited: raise it inside the task
                 self._cancel(task, error)
             raise
 
@@ -183,7 +183,7 @@ class Session:
             error.__traceback__ = cancelled.__traceback__
 
     def _let_tasks_run(self):
-        """What a cell left running in the event loop goes on until the next cell comes."""
+        """Runs the event loop for tasks that cells have left, until the next cell arrives."""
         if self._loop is None or self._loop.is_closed():
             return
         import asyncio
@@ -198,7 +198,7 @@ class Session:
         finally:
             self._loop.remove_reader(self._channel.descriptor)
 
-    # ---- branches ----
+    # ---- forks ----
 
     def _write_image(self):
         from . import session_image
@@ -216,13 +216,13 @@ class Session:
             about = session_image.read(source, self._namespace, reseed)
         self._count, self._flags = about["count"], about["flags"]
 
-    # ---- looking at variables ----
+    # ---- variables ----
 
-    def _tell_variables(self, request):
+    def _send_variables(self, request):
         found = {}
-        error = self._guarded(lambda: self._collect(found), request["cell"])
-        told = None if error is None else session_errors.described(error)
-        self._channel.send(event="variables", cell=request["cell"], names=found, error=told)
+        error = self._run_guarded(lambda: self._collect(found), request["cell"])
+        described = None if error is None else session_errors.describe(error)
+        self._channel.send(event="variables", cell=request["cell"], names=found, error=described)
 
     def _collect(self, found):
         room = _MOST_CHARACTERS
@@ -236,7 +236,7 @@ class Session:
 
 
 def _set_aside(descriptor, place):
-    """Moves it to `place`; None where there is none."""
+    """Moves the descriptor to `place`; None if it is not open."""
     try:
         os.dup2(descriptor, place, inheritable=False)
     except OSError:
@@ -246,7 +246,7 @@ def _set_aside(descriptor, place):
 
 
 def _open_descriptors():
-    """Without the one that looks."""
+    """The open descriptors, without the one that lists them."""
     return {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
 
 

@@ -1,4 +1,4 @@
-"""Carrying bytes between two descriptors, each way by itself: terminals and their pipes, ports and their sockets."""
+"""Relays bytes between two descriptors, in each direction independently: terminals and pipes, ports and sockets."""
 
 import os
 import socket
@@ -6,21 +6,21 @@ from functools import partial
 
 from .loop import READ, WRITE
 
-#: Of what a terminal showed when its program ended.
+#: How many bytes of terminal output are kept when the program has ended.
 _MOST_WAITING = 1 << 20
-#: What is under way from one descriptor to the other; what the other does not take at once is kept with its lane.
+#: Shared buffer for reads. Data that the target does not accept at once is kept in its lane.
 _SCRATCH = memoryview(bytearray(1 << 18))
-#: Who gives so much may have more by now; after so many pieces it is another's turn.
+#: A read of at least `_LARGE` bytes is repeated, up to `_MOST_PIECES` times, before other descriptors get their turn.
 _LARGE, _MOST_PIECES = 1 << 16, 8
 
 
 class Lane:
-    """One way. `at_end` is called once: when all that came was passed on, or when nobody takes it any more."""
+    """One direction. `at_end` is called once: when all data was passed on, or when the target is closed."""
 
     def __init__(self, source, target, at_end):
         self.source, self.target, self.at_end = source, target, at_end
         self.waiting = bytearray()
-        #: Whether the source still gives; whether the target still takes.
+        #: `is_open`: the source has not ended. `is_over`: nothing more will be written to the target.
         self.is_open = True
         self.is_over = False
 
@@ -29,7 +29,7 @@ class Lane:
         return self.is_open and not self.is_over and not self.waiting
 
     def fill(self):
-        """How much came."""
+        """Reads once and passes the data on. Returns the number of bytes read."""
         try:
             count = os.readv(self.source, [_SCRATCH])
         except BlockingIOError:
@@ -37,7 +37,7 @@ class Lane:
         except OSError:  # a terminal without programs, a connection that was reset
             count = 0
         self.is_open = bool(count)
-        passed = 0 if self.waiting else self._passed_at_once(_SCRATCH[:count])
+        passed = 0 if self.waiting else self._write_now(_SCRATCH[:count])
         if passed < count:
             self.waiting += _SCRATCH[passed:count]
         return count
@@ -47,10 +47,10 @@ class Lane:
             if not self.wants_to_read or self.fill() < _LARGE:
                 break
 
-    def _passed_at_once(self, data):
+    def _write_now(self, data):
         try:
             return os.write(self.target, data)
-        except OSError:  # told again when it is tried again
+        except OSError:  # reported again by the next attempt
             return 0
 
     def drain(self):
@@ -64,31 +64,31 @@ class Lane:
             self.is_open = False
 
     def take_all(self):
-        """What the source has by now, though not without end."""
+        """Reads what the source has now, up to a bound."""
         while self.is_open and len(self.waiting) < _MOST_WAITING and self.fill():
             pass
 
     def settle(self):
-        """Says once that there is no more to carry."""
+        """Calls `at_end` once all data was passed on."""
         if not self.is_open and not self.waiting and not self.is_over:
             self.is_over = True
             self.at_end()
 
 
 class Relay:
-    """Lanes over a few descriptors, which it closes when all of them have ended."""
+    """Lanes that share descriptors. Closes the descriptors when all lanes have ended."""
 
     def __init__(self, loop, lanes, on_closed):
         self._loop, self._lanes, self._on_closed = loop, lanes, on_closed
         self._descriptors = sorted({lane.source for lane in lanes} | {lane.target for lane in lanes})
-        #: What the loop listens for, at each of them.
+        #: The registered poll events by descriptor.
         self._watched = {}
         for descriptor in self._descriptors:
             os.set_blocking(descriptor, False)
         self._update()
 
     def turn(self, ready=None):
-        """One of them is ready: for what comes from it, or for what waits to go there. Any, where it is not said."""
+        """Moves data for the descriptor that is ready, or for all of them if it is None."""
         for lane in self._lanes:
             if ready is None or lane.source == ready:
                 lane.carry()
@@ -119,7 +119,7 @@ class Relay:
 
 
 def join_sockets(loop, one, other, on_closed):
-    """Both directions; the end of one is told to the other, and the way back stays open."""
+    """Relays both ways. The end of one direction is passed on; the other stays open."""
     first, second = one.detach(), other.detach()
 
     def finish_writing(descriptor):
@@ -127,7 +127,7 @@ def join_sockets(loop, one, other, on_closed):
         try:
             copy.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it is gone as a whole
+            pass  # the connection is gone
         copy.close()
 
     lanes = [

@@ -1,6 +1,6 @@
-"""What a matplotlib figure shows, as data: its kind, titles and axes, and the points, bars, slices or boxes in it.
+"""The content of a matplotlib figure as data: its kind, titles and axes, and its points, bars, slices or boxes.
 
-For whoever cannot look at pictures, or wants to draw another one. The words are those that E2B's clients know.
+For clients that draw charts themselves. The names are those of E2B.
 """
 
 import datetime
@@ -12,8 +12,8 @@ _MOST_POINTS = 100_000
 _UNIT = re.compile(r"[(\[]([^()\[\]]+)[)\]]\s*$")
 
 
-def described(figure):
-    """None for a figure without data, or with so much that the picture has to do."""
+def describe(figure):
+    """None for a figure without data, or with more points than `_MOST_POINTS`."""
     axes = figure.get_axes()
     if not any(one.has_data() for one in axes):
         return None
@@ -31,7 +31,7 @@ def _chart(axes):
     kind = _kind(axes)
     try:
         return {"type": kind, "title": title, **_DESCRIBERS[kind](axes)}
-    except Exception:  # drawn in a way that nobody thought of: its kind is not known then
+    except Exception:  # drawn in an unexpected way: its kind is unknown
         return {"type": "unknown", "title": title, "elements": []}
 
 
@@ -52,12 +52,12 @@ def _kind(axes):
 
 
 def _is_guide(line):
-    """A rule across the picture (`axhline`, `axvline`), which is no data."""
+    """Whether it is a reference line (`axhline`, `axvline`) and not data."""
     x, y = list(line.get_xdata()), list(line.get_ydata())
     return len(x) == len(y) == 2 and (x[0] == x[1] or y[0] == y[1])
 
 
-# ---- each kind ----
+# ---- chart kinds ----
 
 
 def _lines(axes):
@@ -116,12 +116,12 @@ def _boxes(axes):
             data = line.get_xydata()
             if len(data) and all(ends[0] <= place <= ends[1] for place in data[:, across]):
                 box.add(line, data[:, across], data[:, along], ends)
-        elements.append(box.described(names.at(sum(ends) / 2)))
+        elements.append(box.describe(names.at(sum(ends) / 2)))
     return {**_labels(axes, is_turned), "elements": elements}
 
 
 def _is_whisker(line, span):
-    """Of a box that stands upright: it goes from the middle of one of its ends."""
+    """Whether the line is a whisker of an upright box: it starts in the middle of its top or bottom."""
     data = line.get_xydata()
     if len(data) != 2 or data[0][0] != data[1][0]:
         return False
@@ -131,7 +131,7 @@ def _is_whisker(line, span):
 
 
 class _Box:
-    """From its first quartile to its third; the rest is in the lines that cross or leave it."""
+    """The box spans the first to the third quartile; median, whiskers and outliers are separate lines."""
 
     def __init__(self, low, high):
         self._low, self._high = low, high
@@ -143,13 +143,13 @@ class _Box:
         if line.get_linestyle() in ("None", ""):
             self._outliers += [float(value) for value in along]
         elif len(along) != 2:
-            return  # the outline of the same box, drawn once more
+            return  # the outline of the box
         elif across[0] == across[1]:
             self._least, self._most = min(self._least, least), max(self._most, most)
         elif math.isclose(abs(across[1] - across[0]), ends[1] - ends[0]) and self._low <= least <= self._high:
             self._median = least
 
-    def described(self, label):
+    def describe(self, label):
         return {
             "label": label,
             "min": self._least,
@@ -175,7 +175,7 @@ _DESCRIBERS = {
 
 
 def _labels(axes, is_turned=False):
-    """`x` is where the categories are, whichever way it is drawn."""
+    """`x` is the axis with the categories, also in horizontal charts."""
     labels = [axes.get_xlabel() or None, axes.get_ylabel() or None]
     x, y = reversed(labels) if is_turned else labels
     return {"x_label": x, "y_label": y, "x_unit": _unit(x), "y_unit": _unit(y)}
@@ -206,7 +206,7 @@ def _moment(tick):
 
 
 class _Categories:
-    """What stands at a place of an axis: the label nearest to it, where one is near."""
+    """Finds the tick label at a position of an axis."""
 
     def __init__(self, axis):
         self._ticks = [float(tick) for tick in axis.get_ticklocs()]
@@ -227,7 +227,7 @@ def _name(artist, prefix, word):
 
 
 def _plain(value):
-    """As JSON has it, which knows no NaN."""
+    """The value in JSON types; NaN becomes None."""
     if isinstance(value, (datetime.date, datetime.datetime)):
         return value.isoformat()
     if type(value).__name__ == "datetime64":

@@ -1,13 +1,13 @@
-"""What a value looks like: a text always, and whatever richer forms it offers by the names that notebooks use."""
+"""Representations of a value: always text, and the rich forms that its `_repr_*_` methods offer to notebooks."""
 
 import base64
 import json
 import sys
 
 _LARGEST = 16 * 1024 * 1024
-#: What goes with the frame of a display itself; sixteen such texts fit into it however they are spelt.
+#: Texts up to this length go into the frame of the display itself: sixteen of them fit, however JSON escapes them.
 _MOST_TYPES, _SHORT = 16, 4096
-#: In the order in which notebooks ask.
+#: In the order that notebooks use.
 _METHODS = (
     ("text/html", "_repr_html_"),
     ("text/markdown", "_repr_markdown_"),
@@ -20,17 +20,19 @@ _METHODS = (
     ("application/javascript", "_repr_javascript_"),
 )
 _PLOTLY = "application/vnd.plotly.v1+json"
-#: What a figure or a table holds, for whoever cannot look at it.
+#: The data of a figure or table, for clients that cannot show it.
 _CHART, _TABLE = "application/vnd.warmcell.chart+json", "application/vnd.warmcell.table+json"
 _MOST_VALUES = 100_000
 
 
-#: What has no other form than its text.
+#: Types of the next display that were too large for it.
+_left_out = []
+#: Types that have no rich form.
 _PLAIN = frozenset([int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(len)])
 
 
 def bundle(value):
-    """MIME types to texts, as they go over the wire: binary in base64, JSON as its text."""
+    """Texts by MIME type, as sent to the host: binary data in base64, JSON as text."""
     if type(value) in _PLAIN and len(text := repr(value)) <= _LARGEST:
         return {"text/plain": text}
     found = {}
@@ -39,7 +41,7 @@ def bundle(value):
         if not found:
             found.update(_own_bundle(value))
         for mime, name in _METHODS:
-            if mime not in found and (content := _called(value, name)) is not None:
+            if mime not in found and (content := _call(value, name)) is not None:
                 found[mime] = content
     if "text/plain" not in found:
         found["text/plain"] = repr(value)
@@ -59,6 +61,7 @@ def _texts(found):
             texts[mime] = text
         else:
             _complain(f"{mime} of {len(text)} characters was left out: {_LARGEST} is the most")
+            _left_out.append(mime)
     return texts
 
 
@@ -71,13 +74,13 @@ def _text(mime, content):
 
 
 def _own_bundle(value):
-    made = _called(value, "_repr_mimebundle_", include=None, exclude=None)
+    made = _call(value, "_repr_mimebundle_", include=None, exclude=None)
     made = made[0] if isinstance(made, tuple) and made else made
     return {str(mime): content for mime, content in made.items()} if isinstance(made, dict) else {}
 
 
-def _called(value, name, **arguments):
-    """What a method gives, or None. Looked for on the type: an object that invents attributes has no such method."""
+def _call(value, name, **arguments):
+    """The result of a method, or None. Looked up on the type, because `__getattr__` may invent attributes."""
     if not callable(getattr(type(value), name, None)):
         return None
     try:
@@ -92,11 +95,12 @@ def _called(value, name, **arguments):
 
 
 def _complain(text):
-    print(text, file=sys.stderr)
+    if getattr(sys, "stderr", None) is not None:  # else `print` would write to stdout
+        print(text, file=sys.stderr)
 
 
 def _special(value):
-    """What offers nothing by itself outside of a notebook's own program."""
+    """Rich forms of types that offer none outside of a notebook."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__}
     if "matplotlib.figure.Figure" in names:
         return {"image/png": picture(value), **_chart(value)}
@@ -110,12 +114,12 @@ def _special(value):
 def _chart(figure):
     from . import session_charts
 
-    found = session_charts.described(figure)
+    found = session_charts.describe(figure)
     return {} if found is None else {_CHART: found}
 
 
 def _table(frame):
-    """By column. Nothing where names come twice, which JSON cannot have."""
+    """The table by columns; nothing if column names repeat, which JSON objects cannot have."""
     if frame.size > _MOST_VALUES or not frame.columns.is_unique:
         return {}
     found = json.loads(frame.to_json(orient="split", date_format="iso", default_handler=str))
@@ -137,9 +141,9 @@ def picture(figure):
 
 
 class Screen:
-    """`display` and its kin for the code in the cells."""
+    """`display` and related functions for code in cells."""
 
-    #: What a value looks like here.
+    #: Replaced by `session_e2b`.
     bundle = staticmethod(bundle)
 
     def __init__(self, channel, streams, piece):
@@ -151,9 +155,9 @@ class Screen:
         self._shown.clear()
 
     def show(self, mime, is_result=False, display_id=None, is_update=False):
-        """What was printed before is in the pipes when the host hears of this, and a mark says where it ends.
+        """Flushes earlier output first and writes a mark, so that the host can order output and displays.
 
-        After a cell's result comes nothing, and it needs none.
+        A cell's result comes last and needs no mark.
         """
         if not self._channel.is_ours:
             return
@@ -167,8 +171,9 @@ class Screen:
                 self._channel.send(event="piece", mime=name, text=text[start : start + self._piece])
         self._channel.send(
             event="display", mime=short, result=is_result, id=display_id, update=is_update,
-            mark=mark,
+            mark=mark, cut=bool(_left_out),
         )  # fmt: skip
+        _left_out.clear()
 
     def _mark(self, is_result):
         if not is_result:
@@ -181,16 +186,17 @@ class Screen:
         self.show(self.bundle(value), **how)
 
     def result(self, value):
-        """For the cell's last frame, where it fits into it and nothing else is to come after it; else it is shown."""
+        """The result for the cell's last frame if it fits and no figures follow; else displays it and returns None."""
         self._shown.add(id(value))
         mime = self.bundle(value)
-        if "matplotlib._pylab_helpers" not in sys.modules and all(len(text) <= _SHORT for text in mime.values()):
+        is_short = not _left_out and all(len(text) <= _SHORT for text in mime.values())
+        if is_short and "matplotlib._pylab_helpers" not in sys.modules:
             return mime
         self.show(mime, is_result=True)
         return None
 
     def display(self, *values, display_id=None, raw=False, clear=False, include=None, exclude=None, metadata=None, **_):
-        """Shows values in the richest forms they have. With `display_id`, what is shown can be replaced later."""
+        """Displays values in all forms that they have. With `display_id`, a display can be replaced later."""
         if clear:
             self.clear_output(wait=True)
         if display_id is True:
@@ -201,7 +207,7 @@ class Screen:
         return Handle(self, display_id) if display_id is not None else None
 
     def update_display(self, value, *, display_id, raw=False, **_):
-        """Replaces what was shown under `display_id`."""
+        """Replaces the display with this `display_id`."""
         self._show_one(value, raw, display_id, True)
 
     def _show_one(self, value, raw, display_id, is_update):
@@ -215,12 +221,12 @@ class Screen:
             self.show_value(value, display_id=display_id, is_update=is_update)
 
     def clear_output(self, wait=False):
-        """Forgets what this cell has printed and shown so far."""
+        """Discards the output and displays of this cell so far."""
         if self._channel.is_ours:
             self._channel.send(event="clear", mark=self._streams.mark())
 
     def show_figures(self):
-        """Figures that matplotlib still holds open: shown, unless this cell has shown them, and closed."""
+        """Displays the open figures of matplotlib, except those that this cell has displayed, and closes them."""
         helpers = sys.modules.get("matplotlib._pylab_helpers")
         if helpers is None:
             return

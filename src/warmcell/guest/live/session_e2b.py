@@ -1,47 +1,47 @@
-"""What E2B's own kernel does besides what notebooks do, for code that counts on it: only in sandboxes of that door."""
+"""Behaviour of E2B's kernel that notebooks do not have. Only for sandboxes of the E2B API."""
 
 import functools
 import json
 
 from . import session_display
 
-#: A list or a dict as data, in an object of its own: JSON at the top of which is a list is a text to everybody else.
+#: A list or a dict as data. Wrapped in an object, because the host accepts only JSON objects.
 VALUE = "application/vnd.warmcell.value+json"
-#: What is longer as a text is nothing but that: nobody wants it twice.
+#: Longer values are sent as text only.
 _LONGEST = 1 << 20
 
 
 def install(screen, adapting):
-    screen.bundle = _with_data
-    adapting.also("PIL.Image", lambda module: _show_what_is_saved(screen, module.Image))
+    screen.bundle = _bundle_with_data
+    adapting.also("PIL.Image", lambda module: _display_saved_images(screen, module.Image))
 
 
-def _with_data(value):
+def _bundle_with_data(value):
     found = session_display.bundle(value)
     if isinstance(value, (list, dict)) and 0 < len(found.get("text/plain", "")) <= _LONGEST:
         try:
-            found[VALUE] = json.dumps({"value": value}, default=_plainer)
+            found[VALUE] = json.dumps({"value": value}, default=_to_json_type)
         except Exception:
-            return found  # what JSON cannot have is a text only, and so is what fails to say what it is
+            return found  # not JSON, or its representation raised: text only
     return found
 
 
-def _plainer(value):
-    """Arrays and numbers of numpy, dates and times."""
+def _to_json_type(value):
+    """JSON types for numpy arrays and numbers, dates and times."""
     for name in ("tolist", "isoformat"):
         if callable(plain := getattr(type(value), name, None)):
             return plain(value)
-    raise TypeError(f"{type(value).__name__} is nothing of JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
-def _show_what_is_saved(screen, kind):
-    """By a name: what goes into a buffer is how pictures are shown."""
+def _display_saved_images(screen, kind):
+    """Displays images that are saved to a named file, not those saved to a buffer."""
     save = kind.save
 
     @functools.wraps(save)
-    def saved(image, fp, *args, **kwargs):
+    def save_and_show(image, fp, *args, **kwargs):
         save(image, fp, *args, **kwargs)
         if isinstance(fp, str):
             screen.display(image)
 
-    kind.save = saved
+    kind.save = save_and_show

@@ -1,14 +1,14 @@
-"""What went wrong in a cell, as text that a person or a model can use: the cell's own lines, and none of ours."""
+"""Exceptions of cells as text, with the lines of the cell and without our own frames."""
 
 import os
 import traceback
 
-#: Of each text; both must fit into one frame.
+#: Characters of each text; message and traceback must fit into one frame.
 _LONGEST = 32 * 1024
 _OWN = os.path.dirname(__file__)
 
 
-def described(error):
+def describe(error):
     """An exception as plain data."""
     return {
         "name": type(error).__name__[:200],
@@ -30,7 +30,7 @@ def _traceback(error):
         _leave_out_ours(report, set())
         _begin_at_cell(report.stack)
         return "".join(report.format())
-    except Exception as other:  # whatever the guest's classes do when they are looked at
+    except Exception as other:  # the guest's classes may raise anything
         return f"{type(error).__name__}: (no traceback: {type(other).__name__} while it was written)\n"
 
 
@@ -44,7 +44,7 @@ def _leave_out_ours(report, seen):
 
 
 def _begin_at_cell(stack):
-    """What is above the cell's first line is the event loop that carried it."""
+    """Drops the frames above the cell: they belong to the event loop that ran it."""
     for index, frame in enumerate(stack):
         if frame.filename.startswith("<cell "):
             del stack[:index]
@@ -52,7 +52,7 @@ def _begin_at_cell(stack):
 
 
 def _cut(text):
-    """The beginning and the end, which say where it began and what it was."""
+    """Keeps the beginning and the end of a long text."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}\n... {len(text) - _LONGEST} characters left out ...\n{text[-_LONGEST // 2 :]}"

@@ -1,7 +1,6 @@
-"""Open plain files of a session, for a branch of it: by path, at the same number and the same offset.
+"""Open regular files of a session, restored in a fork: by path, with the same descriptor number and offset.
 
-The branch has its own copy of the file. What has no path of its own (pipes, sockets, deleted files) cannot be had
-twice, and is refused.
+The fork has its own copy of the file. Pipes, sockets and deleted files cannot be copied and are refused.
 """
 
 import fcntl
@@ -19,35 +18,35 @@ _PIECE = 1 << 20
 
 
 class CannotBranch(Exception):
-    """What it says is for the caller."""
+    """The session cannot be forked; the message is for the caller."""
 
 
-def reduced(file, carried):
-    """As `__reduce_ex__` would say it, if files had one."""
+def reduce_file(file, carried):
+    """A reduction of the file for pickle, which has none for files."""
     for name in _STANDARD:
         if file is getattr(sys, name) or file is getattr(getattr(sys, name), "buffer", None):
             return standard_stream, (name, file is not getattr(sys, name))
     if file.closed:
-        return closed_file, (type(file) is io.TextIOWrapper,)
+        return make_closed_file, (type(file) is io.TextIOWrapper,)
     if type(file) is io.FileIO:
         carried.add(file.fileno())
-        return reopened_raw, (described(file.fileno()), file.mode, file.name)
+        return reopen_raw, (describe(file.fileno()), file.mode, file.name)
     if type(file) is io.TextIOWrapper:
         how = {"encoding": file.encoding, "errors": file.errors, "line_buffering": file.line_buffering}
-        return wrapped, (io.TextIOWrapper, file.buffer, how), file.tell(), None, None, go_to
+        return wrap, (io.TextIOWrapper, file.buffer, how), file.tell(), None, None, go_to
     if isinstance(file, (io.BufferedWriter, io.BufferedRandom)):
         file.flush()
-    return wrapped, (type(file), file.raw, {}), file.tell(), None, None, go_to
+    return wrap, (type(file), file.raw, {}), file.tell(), None, None, go_to
 
 
-def described(descriptor):
-    """(number, path, flags, offset) of a plain file; `CannotBranch` for everything else."""
+def describe(descriptor):
+    """(number, path, flags, offset) of a regular file; raises `CannotBranch` for anything else."""
     path = os.readlink(f"/proc/self/fd/{descriptor}")
     there = os.fstat(descriptor)
     if path in _DEVICES:
         return descriptor, path, fcntl.fcntl(descriptor, fcntl.F_GETFL), 0
     if not stat.S_ISREG(there.st_mode):
-        raise CannotBranch(f"descriptor {descriptor} is open on {path}, which is no plain file")
+        raise CannotBranch(f"descriptor {descriptor} is open on {path}, which is not a regular file")
     try:
         named = os.stat(path)
     except OSError:
@@ -68,20 +67,20 @@ def reopen(description):
             os.dup2(opened, descriptor, inheritable=False)
             os.close(opened)
         else:
-            raise CannotBranch(f"descriptor {descriptor}, of {path}, is another's in the branch")
+            raise CannotBranch(f"descriptor {descriptor}, of {path}, is in use in the fork")
     if path not in _DEVICES:
         os.lseek(descriptor, offset, os.SEEK_SET)
     return descriptor
 
 
-def reopened_raw(description, mode, name):
+def reopen_raw(description, mode, name):
     descriptor = reopen(description)
     raw = io.FileIO(descriptor, mode.replace("x", "w"))
     raw.name = name
     return raw
 
 
-def wrapped(kind, inner, how):
+def wrap(kind, inner, how):
     return kind(inner, **how)
 
 
@@ -94,20 +93,20 @@ def standard_stream(name, is_buffer):
     return stream.buffer if is_buffer else stream
 
 
-def closed_file(is_text):
+def make_closed_file(is_text):
     file = open(os.devnull) if is_text else open(os.devnull, "rb")
     file.close()
     return file
 
 
-# ---- what lies in private directories ----
+# ---- private directories ----
 
 
 def entries(places):
     """(path, mode, content) of everything in them: None for a directory, text for a link, bytes for a file.
 
-    Files begin empty, and further pieces have no mode: with holes they may be larger than memory.
-    What is mounted there is the caller's, and is in the branch already.
+    A file is an empty entry, then pieces without a mode: it may be larger than memory. Mounts are skipped; the fork has
+    them already.
     """
     for place in places:
         device = os.stat(place).st_dev
@@ -134,7 +133,7 @@ def _pieces(path):
 
 
 def put(path, mode, content):
-    """Over what the branch's own start may have left there."""
+    """Writes an entry, replacing a file that the start of the fork may have made."""
     if content is None:
         os.makedirs(path, exist_ok=True)
         return
@@ -150,7 +149,7 @@ def put(path, mode, content):
 
 
 def set_modes(modes):
-    """When all is written: what may not be written to must be filled first, and the inner ones come first."""
+    """Sets modes after everything is written, innermost first: a read-only directory must be filled before."""
     for path in reversed(modes):
         if os.stat(path).st_mode & 0o7777 != modes[path]:
             os.chmod(path, modes[path])

@@ -1,7 +1,7 @@
-"""A whole session as bytes, and back: for a branch, which is another interpreter in a cage of its own.
+"""The image of a session, for a fork in another interpreter and cage.
 
-An image is a row of pickles: where the session stood, its private files one by one, its variables, and descriptors that
-no variable holds. It is written by the guest's process and read by the guest's process; the host only moves it.
+An image is a sequence of pickles: the state of the process, private files one by one, variables, and descriptors that
+no variable refers to; then large buffers. Guest processes write and read it; the host only copies it.
 """
 
 import io
@@ -13,23 +13,25 @@ import sys
 import threading
 import types
 
-from . import session_files, session_pickle, trees
+from . import session_buffers, session_files, session_pickle, trees
 from .session_files import CannotBranch
 
-#: The guest's own; the work directory is copied by the host.
+#: Private directories of the guest. The host copies the work directory.
 _PRIVATE = ("/tmp", "/home/sandbox", "/dev/shm")
 _NOT_OURS = ("/site-packages/", "/dist-packages/")
 _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 _END = None
-#: Two huge pages of the usual size: in less there may not be one.
+#: Two huge pages: a smaller buffer may not contain an aligned one.
 _LARGE = 1 << 22
 
 
 class ImagePipe(io.RawIOBase):
-    """Large buffers are handed to the pipe as they are."""
+    """Writes large buffers to the pipe without copying them."""
 
     def __init__(self, descriptor):
         self._descriptor = descriptor
+        #: What was written so far.
+        self.size = 0
 
     def writable(self):
         return True
@@ -37,13 +39,14 @@ class ImagePipe(io.RawIOBase):
     def write(self, data):
         view = memoryview(data).cast("B")
         size = len(view)
+        self.size += size
         while view:
             view = view[os.write(self._descriptor, view) :]
         return size
 
 
 class ImageReader(io.BufferedReader):
-    """Large buffers are read into huge pages where the kernel has some: they are filled at once, and to the end."""
+    """Reads large buffers into huge pages if the kernel has some."""
 
     def readinto(self, buffer):
         view = memoryview(buffer)
@@ -53,7 +56,7 @@ class ImageReader(io.BufferedReader):
 
 
 def _advise(view):
-    """Only whole pages that nothing else is on. What the kernel does not want to do is no loss."""
+    """Advises whole pages of the buffer only. A failure does not matter."""
     import ctypes
 
     start = ctypes.addressof(ctypes.c_char.from_buffer(view))
@@ -65,9 +68,9 @@ def _advise(view):
 
 
 def check(descriptors, loop):
-    """Refuses what two interpreters cannot each have for themselves. Gives the descriptors that go along.
+    """Raises `CannotBranch` for state that cannot be copied. Returns the descriptors to copy.
 
-    `loop` is the session's own, which makes another when it needs one.
+    `loop` is the session's event loop; a new one is made when it is needed.
     """
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
     if threads or len(sys._current_frames()) > 1:
@@ -77,11 +80,11 @@ def check(descriptors, loop):
             raise CannotBranch("it has asyncio tasks that are not done")
         loop.close()
         descriptors = {number for number in descriptors if _is_open(number)}
-    others = trees.started_by_us()
+    others = trees.own_descendants()
     if others:
         raise CannotBranch(f"it has started processes that still run: {', '.join(map(str, sorted(others)))}")
     for descriptor in descriptors:
-        session_files.described(descriptor)
+        session_files.describe(descriptor)
     return descriptors
 
 
@@ -90,18 +93,20 @@ def _is_open(descriptor):
 
 
 def write(out, namespace, about, descriptors):
+    """The whole session, or `CannotBranch`."""
+    variables = {name: value for name, value in namespace.items() if name != "__builtins__"}
+    modules = _states_of_modules()
     pickle.dump({**about, **_surroundings()}, out, 5)
     for entry in session_files.entries(_PRIVATE):
         pickle.dump(entry, out, 5)
     pickle.dump(_END, out, 5)
-    carried = set()
-    variables = {name: value for name, value in namespace.items() if name != "__builtins__"}
-    modules = _states_of_modules()
+    carried, buffers = set(), []
     try:
-        session_pickle.dumped((modules, variables), out, carried)
+        session_pickle.dump_value((modules, variables), out, carried, buffers)
     except Exception as error:
-        raise CannotBranch(_blamed(variables, modules, error)) from None
-    pickle.dump([session_files.described(number) for number in sorted(descriptors - carried)], out, 5)
+        raise CannotBranch(_find_culprit(variables, modules, error)) from None
+    pickle.dump([session_files.describe(number) for number in sorted(descriptors - carried)], out, 5)
+    session_buffers.write(out, buffers)
 
 
 def _surroundings():
@@ -126,7 +131,7 @@ def _umask():
 
 
 def _states_of_modules():
-    """What the guest's own modules hold: importing them again would begin anew."""
+    """The variables of the guest's own modules, which importing them again would reset."""
     found = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -141,46 +146,46 @@ def _is_guests(file):
     return file.startswith(tuple(f"{place}/" for place in places)) and not any(part in file for part in _NOT_OURS)
 
 
-def _blamed(variables, modules, error):
-    """The variables that cannot go along, by name; looked for one by one only when it is known that there are some."""
+def _find_culprit(variables, modules, error):
+    """Names the variable that cannot be copied. Called only after copying all of them together has failed."""
     named = {**variables, **{f"{name}.{key}": value for name in modules for key, value in modules[name].items()}}
     for name, value in named.items():
         reason = session_pickle.complaint(value)
         if reason is not None:
-            return f"the variable {name!r} cannot go along: {reason}"
-    return f"its variables cannot go along together: {type(error).__name__}: {error}"
+            return f"the variable {name!r} cannot be copied: {reason}"
+    return f"its variables cannot be copied together: {type(error).__name__}: {error}"
 
 
 # ---- reading ----
 
 
 def read(source, namespace, reseed):
-    """Takes the place of the session that was written. Gives what `about` was."""
-    about = _loaded(source)
+    """Restores the session from its image and returns `about`."""
+    about = _load(source)
     modes = {}
-    while (entry := _loaded(source)) is not _END:
+    while (entry := _load(source)) is not _END:
         path, mode, content = entry
         session_files.put(path, mode, content)
         if mode:
             modes[path] = mode
     session_files.set_modes(modes)
     _stand_there(about)
-    modules, variables = _loaded(source)
+    modules, variables = pickle.load(source, buffers=session_buffers.read(source.fileno()))  # noqa: S301  # as `_load`
     for name, state in modules.items():
         vars(sys.modules.get(name) or __import__(name, fromlist=["*"])).update(state)
     namespace.update(variables)
-    for description in _loaded(source):
+    for description in _load(source):
         session_files.reopen(description)
     _set_random(about, reseed)
     return about
 
 
-def _loaded(source):
-    return pickle.load(source)  # noqa: S301  # in the cage: whatever it runs has the rights of who wrote it
+def _load(source):
+    return pickle.load(source)  # noqa: S301  # in the cage: it runs with the rights of its author
 
 
 def _stand_there(about):
-    mark = os.environ.get(trees.MARK)  # by which the branch's own agent knows what is this session's
+    mark = os.environ.get(trees.MARK)  # by which the agent of the fork finds the processes of this session
     os.environ.clear()
     os.environ.update({**about["environ"], **({} if mark is None else {trees.MARK: mark})})
     os.chdir(about["cwd"])
@@ -192,7 +197,7 @@ def _stand_there(about):
 
 
 def _set_random(about, reseed):
-    """A branch that drew the same numbers as its siblings would search what they search."""
+    """With `reseed` the fork draws other random numbers than its siblings."""
     if about["random"] is not None:
         import random
 

@@ -1,6 +1,6 @@
-"""The few lines of notebooks that are not Python and that people and models write all the same.
+"""IPython magics that people and models commonly use: `%name`, `%%name` and `!command`.
 
-A line is looked at only where Python itself says that it is wrong: `%` and `!` inside of strings and expressions stay.
+A line is parsed as a magic only if it is a syntax error in Python, so `%` and `!` in expressions are unaffected.
 """
 
 import ast
@@ -18,9 +18,9 @@ CELLS = ("bash", "sh", "time", "writefile")
 
 
 def code_of_line(source, filename, flags):
-    """A cell of one plain line, as what it does and whether that has a value; None for any other one.
+    """Compiles a cell of one simple line. Returns the code and whether it has a value; None for any other cell.
 
-    Most are such, and a tree takes twice as long. What is no expression as a whole does not end with one.
+    Most cells are like that, and building a syntax tree takes twice as long.
     """
     if "\n" in source or ";" in source or source[:1].isspace():
         return None
@@ -33,7 +33,7 @@ def code_of_line(source, filename, flags):
 
 
 def python_for(source, filename, flags):
-    """The cell as a syntax tree. Raises the SyntaxError of what is neither Python nor one of these."""
+    """The cell as a syntax tree, with magics replaced by calls. Raises SyntaxError."""
     if cell := _CELL.match(source):
         return ast.parse(f"__magic__.cell{cell.groups()!r}", filename)
     if source[:1].isspace():
@@ -50,7 +50,7 @@ def python_for(source, filename, flags):
 
 
 def _at_the_margin(source):
-    """As in notebooks: a cell that is indented as a whole begins where its first line does. Lines keep their places."""
+    """Removes the indentation of the first line from all lines, as notebooks do. Line numbers stay the same."""
     lines = source.split("\n")
     first = next((line for line in lines if line.strip()), "")
     indent = first[: len(first) - len(first.lstrip())]
@@ -58,7 +58,7 @@ def _at_the_margin(source):
 
 
 def _replace(lines, number):
-    """Whether the line was one. It keeps its place, and so do the lines after it."""
+    """Replaces a magic by a call, in place; False if the line is not a magic. Line numbers stay the same."""
     match = _LINE.match(lines[number]) if 0 <= number < len(lines) else None
     if match is None:
         return False
@@ -77,20 +77,20 @@ def _replace(lines, number):
 
 
 class Magics:
-    """What the lines call, as `__magic__`."""
+    """The implementation of the magics, as `__magic__`."""
 
     def __init__(self, namespace, run, flush):
         self._namespace, self._run, self._flush = namespace, run, flush
 
     def shell(self, command):
-        """`!command`: its output is the cell's."""
-        self._namespace["_exit_code"] = self._call(_shell_for(self._expanded(command)))
+        """`!command`: prints its output."""
+        self._namespace["_exit_code"] = self._call(_shell_for(self._expand(command)))
 
     def output(self, command):
         """`lines = !command`."""
         self._flush()
         done = subprocess.run(
-            _shell_for(self._expanded(command)),
+            _shell_for(self._expand(command)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -110,26 +110,26 @@ class Magics:
         return getattr(self, f"_cell_{name}")(arguments.strip(), body)
 
     def _line_cd(self, path):
-        os.chdir(os.path.expanduser(self._expanded(path).strip("\"'") or "~"))
+        os.chdir(os.path.expanduser(self._expand(path).strip("\"'") or "~"))
         print(os.getcwd())
 
     def _line_pwd(self, _):
         return os.getcwd()
 
     def _line_matplotlib(self, _):
-        """Figures are shown in any case."""
+        """Does nothing: figures are always displayed."""
 
     def _line_pip(self, arguments):
-        if self._call([sys.executable, "-m", "pip", *_words(self._expanded(arguments))]) == 0:
+        if self._call([sys.executable, "-m", "pip", *_words(self._expand(arguments))]) == 0:
             import importlib
 
             importlib.invalidate_caches()
 
     def _line_time(self, statement):
-        return self._timed(lambda: self._run(statement))
+        return self._time(lambda: self._run(statement))
 
     def _cell_time(self, arguments, body):
-        return self._timed(lambda: self._run(f"{arguments}\n{body}"))
+        return self._time(lambda: self._run(f"{arguments}\n{body}"))
 
     def _cell_bash(self, arguments, body):
         status = self._call([*_shell(), "-s", *_words(arguments)], body)
@@ -145,7 +145,7 @@ class Magics:
             file.write(body)
         print(f"{'Appended to' if is_appended else 'Wrote'} {path}")
 
-    def _timed(self, work):
+    def _time(self, work):
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             return work()
@@ -154,7 +154,7 @@ class Magics:
             print(f"CPU time: {cpu * 1000:.3g} ms, wall time: {wall * 1000:.3g} ms")
 
     def _call(self, argv, text=None):
-        """Its children hear an interrupt as we do, since they are of our group."""
+        """Runs a command in our process group, so that interrupts reach it, too."""
         self._flush()
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL if text is None else subprocess.PIPE)
         try:
@@ -165,13 +165,13 @@ class Magics:
             raise
         return process.returncode
 
-    def _expanded(self, command):
-        """`{expression}` and `$name` of the session; what is none of its names is the shell's own."""
+    def _expand(self, command):
+        """Replaces `{expression}` and `$name` of the session; other names are left to the shell."""
 
         def value(match):
             try:
                 return str(eval(match[1] or match[2], self._namespace))
-            except Exception:  # it is the shell's, such as {a,b}
+            except Exception:  # left to the shell, such as {a,b}
                 return match[0]
 
         return re.sub(r"(?<![$\\{])\{([^{}]+)\}|(?<!\\)\$([A-Za-z_]\w*)", value, command)

@@ -11,7 +11,7 @@ _DISPLAY = ("display", "update_display", "clear_output")
 
 
 def install(screen):
-    """Looked at last: whatever is installed comes first. Returns who adapts it."""
+    """Adds the finders; ours is last, so installed modules take precedence. Returns the adapting finder."""
     os.environ.setdefault("MPLBACKEND", f"module://{_FIGURES}")
     sys.meta_path.append(_Finder(screen))
     sys.meta_path.insert(0, adapting := _AdaptingFinder(screen))
@@ -34,7 +34,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _AdaptingFinder(importlib.abc.MetaPathFinder):
-    """There is no browser, no viewer and no notebook here: what these would show there is shown like any value."""
+    """Makes libraries that would open a browser, a viewer or a notebook display their output like any value."""
 
     def __init__(self, screen):
         self._adapters = {
@@ -52,10 +52,10 @@ class _AdaptingFinder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = self._adapted(spec.loader.exec_module, self._adapters[name])
+            spec.loader.exec_module = self._adapt(spec.loader.exec_module, self._adapters[name])
         return spec
 
-    def _adapted(self, execute, adapt):
+    def _adapt(self, execute, adapt):
         def exec_module(module):
             execute(module)
             adapt(module)
@@ -64,7 +64,7 @@ class _AdaptingFinder(importlib.abc.MetaPathFinder):
 
 
 def _show_by(screen, module, name):
-    if hasattr(module, name):  # else it is a version that has it elsewhere
+    if hasattr(module, name):  # other versions have it elsewhere
         getattr(module, name).show = lambda value, *args, **kwargs: screen.display(value) and None
 
 
@@ -83,20 +83,16 @@ class _Loader(importlib.abc.Loader):
 
 def _fill_figures(module, screen):
     """A backend of matplotlib: Agg, whose `show` sends the figures to the host."""
-    from matplotlib.backends import backend_agg
+    from matplotlib.backend_bases import FigureManagerBase
+    from matplotlib.backends.backend_agg import FigureCanvas
 
-    module.FigureCanvas = backend_agg.FigureCanvas
-    module.FigureManager = backend_agg.FigureManagerBase if hasattr(backend_agg, "FigureManagerBase") else None
-    if module.FigureManager is None:
-        from matplotlib.backend_bases import FigureManagerBase
-
-        module.FigureManager = FigureManagerBase
+    module.FigureCanvas, module.FigureManager = FigureCanvas, FigureManagerBase
     module.show = lambda *args, **kwargs: screen.show_figures()
 
 
 def _fill_package(module, screen):
     module.get_ipython = lambda: None
-    module.__version__, module.version_info = "9.0.0", (9, 0, 0)  # matplotlib looks whether it is an old one
+    module.__version__, module.version_info = "9.0.0", (9, 0, 0)  # matplotlib checks the version
 
 
 def _fill_display(module, screen):
@@ -107,7 +103,7 @@ def _fill_display(module, screen):
 
 
 class _Shown:
-    """Something to show, given as such or as the name of a file."""
+    """A displayable object, given as data or as a file name."""
 
     mime = "text/plain"
     mode = "r"
@@ -131,24 +127,11 @@ class HTML(_Shown):
         return self.data
 
 
-class Markdown(_Shown):
-    mime = "text/markdown"
-
-
-class SVG(_Shown):
-    mime = "image/svg+xml"
-
-
-class Latex(_Shown):
-    mime = "text/latex"
-
-
-class Javascript(_Shown):
-    mime = "application/javascript"
-
-
-class JSON(_Shown):
-    mime = "application/json"
+Markdown = type("Markdown", (_Shown,), {"mime": "text/markdown"})
+SVG = type("SVG", (_Shown,), {"mime": "image/svg+xml"})
+Latex = type("Latex", (_Shown,), {"mime": "text/latex"})
+Javascript = type("Javascript", (_Shown,), {"mime": "application/javascript"})
+JSON = type("JSON", (_Shown,), {"mime": "application/json"})
 
 
 class Pretty(_Shown):

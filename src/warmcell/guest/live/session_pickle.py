@@ -1,8 +1,7 @@
-"""Variables of a session as bytes: what `pickle` can do, and what it leaves out because it expects a program's files.
+"""Pickles the variables of a session, including functions and classes that cells have defined.
 
-Modules go by their names. Functions and classes that were made in cells have no file to be found in again: they go by
-their code and attributes. Open plain files go by their paths and offsets. Both ends are in cages, with the guest's
-rights: what a crafted object does there, the guest could have done before.
+Modules are pickled by name, functions and classes of cells by code and attributes, open regular files by path and
+offset. Both ends run in cages with the guest's rights, so unpickling a crafted object gains a guest nothing.
 """
 
 import functools
@@ -15,12 +14,15 @@ import types
 
 from . import session_files
 
+#: Smaller buffers are part of the pickle: each mapping costs the kernel a record, of which a process may have 65,530.
+LARGE_BUFFER = 1 << 18
+
 
 class VariablePickler(pickle.Pickler):
-    """`files` hears of every descriptor that a file object takes along."""
+    """`files` collects every descriptor that a file object refers to, and `buffers` large buffers, which stay apart."""
 
-    def __init__(self, file, files):
-        super().__init__(file, protocol=5)
+    def __init__(self, file, files, buffers):
+        super().__init__(file, protocol=5, buffer_callback=lambda buffer: not _is_apart(buffer, buffers))
         self._files = files
 
     def reducer_override(self, value):
@@ -30,13 +32,24 @@ class VariablePickler(pickle.Pickler):
         if isinstance(value, type):
             return NotImplemented if _is_found(value) else _class(value)
         if kind in session_files.KINDS:
-            return session_files.reduced(value, self._files)
+            return session_files.reduce_file(value, self._files)
         reducer = _REDUCERS.get(kind)
         return NotImplemented if reducer is None else reducer(value)
 
 
+def _is_apart(buffer, buffers):
+    """Collects a buffer that is large enough to be mapped by the reader."""
+    try:
+        size = buffer.raw().nbytes
+    except BufferError:  # not contiguous
+        return False
+    if size >= LARGE_BUFFER:
+        buffers.append(buffer)
+    return size >= LARGE_BUFFER
+
+
 def _is_found(value):
-    """Whether whoever imports its module finds the same one there. Of `__main__` nothing is there yet."""
+    """Whether importing its module gives the same object. `__main__` is empty at that time."""
     module = getattr(value, "__module__", None)
     if module == "__main__" or module not in sys.modules:
         return False
@@ -56,14 +69,14 @@ def _function(function):
     }
     try:
         state["__annotations__"] = function.__annotations__
-    except Exception:  # newer Pythons evaluate them here, and a name may be gone
+    except Exception:  # newer Pythons evaluate them here, which may fail
         state["__annotations__"] = {}
     made = (function.__code__, _globals_of(function), function.__name__, function.__closure__)
     return make_function, made, state, None, None, fill_function
 
 
 def _globals_of(function):
-    """A module's name, or the dictionary itself where it is no module's."""
+    """A module's name, or the dictionary itself if it does not belong to a module."""
     name = function.__globals__.get("__name__")
     module = sys.modules.get(name) if isinstance(name, str) else None
     return name if module is not None and vars(module) is function.__globals__ else function.__globals__
@@ -83,7 +96,7 @@ def fill_function(function, state):
 def _cell(cell):
     try:
         return make_cell, (), (cell.cell_contents,), None, None, fill_cell
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # empty cell
         return make_cell, ()
 
 
@@ -97,10 +110,10 @@ def fill_cell(cell, state):
 
 # ---- classes ----
 
-#: Made together with a class, and not to be set.
+#: Created with the class; cannot be set.
 _OF_THE_CLASS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NOT_CARRIED = ("_abc_impl", "__dict__", "__weakref__", "__classcell__", "__annotations_cache__")
-#: What `type.__new__` and `__init_subclass__` look for.
+#: Needed by `type.__new__` and `__init_subclass__`.
 _AT_BIRTH = ("__slots__", "__orig_bases__", "__module__", "__qualname__")
 
 
@@ -144,7 +157,7 @@ def _enumeration(kind):
 
 
 def _is_of(kind, value):
-    """Whether the class statement brought it along; the rest is made anew with the class."""
+    """Whether the class statement defined it; other members are created with the class."""
     inner = getattr(value, "fget", None) or getattr(value, "__func__", value)
     return getattr(inner, "__module__", None) == kind.__module__
 
@@ -156,7 +169,7 @@ def make_enumeration(meta, name, bases, names, members):
     return meta(name, bases, body)
 
 
-# ---- the rest ----
+# ---- other types ----
 
 
 def _module(module):
@@ -185,7 +198,7 @@ def make_reentrant_lock():
 
 
 def _cached_function(function):
-    """Without what it remembers."""
+    """Without its cached results."""
     if _is_found(function):
         return NotImplemented
     return make_cached_function, (function.__wrapped__, function.cache_parameters())
@@ -209,7 +222,7 @@ def make_type_variable(name, constraints, bound, flags):
 
 
 def _mark_of_dataclasses(mark):
-    """They are compared by identity."""
+    """Sentinels of dataclasses, which are compared by identity."""
     module = sys.modules["dataclasses"]
     return getattr, (module, next(name for name, value in vars(module).items() if value is mark))
 
@@ -243,10 +256,10 @@ _NAMED_TYPES.pop(types.SimpleNamespace, None)
 _REDUCERS = {}
 
 
-def dumped(value, file, files):
-    """Writes it to `file`. What was loaded since the last time may be in it."""
+def dump_value(value, file, files, buffers):
+    """Pickles the value to `file`. Reducers are updated first, for modules that were imported since the last call."""
     _REDUCERS.update(_reducers())
-    VariablePickler(file, files).dump(value)
+    VariablePickler(file, files, buffers).dump(value)
 
 
 class _Nowhere(io.RawIOBase):
@@ -258,9 +271,9 @@ class _Nowhere(io.RawIOBase):
 
 
 def complaint(value):
-    """Why it cannot go along, or None."""
+    """Why the value cannot be pickled, or None."""
     try:
-        dumped(value, _Nowhere(), set())
+        dump_value(value, _Nowhere(), set(), [])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

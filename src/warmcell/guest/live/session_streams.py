@@ -1,11 +1,11 @@
-"""The standard streams of a Python session: output in lines as on a terminal, input from whoever called."""
+"""The standard streams of a Python session: output in lines as on a terminal, input from the caller."""
 
 import builtins
 import io
 import os
 import sys
 
-from .session_errors import described
+from .session_errors import describe
 
 
 class AskedInput(io.TextIOBase):
@@ -37,26 +37,33 @@ class AskedInput(io.TextIOBase):
 
 
 class Streams:
-    """New ones on this process's own descriptors, whatever the process that it was forked from had on them."""
+    """New stream objects on this process's descriptors, in place of those of the process that it was forked from."""
 
     def __init__(self, channel):
         self._channel = channel
         self._mark, self._marks = "", 0
-        #: The pipes themselves: a cell may put something else at 1 and 2 for a while.
+        #: Copies of the pipes: a cell may redirect 1 and 2.
         self._pipes = [os.dup(1), os.dup(2)]
-        sys.stdin = AskedInput(channel.ask)
+        self._own = {"stdin": AskedInput(channel.ask)}
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
             stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+            self._own[name] = self._own[f"__{name}__"] = stream
+        for name, stream in self._own.items():
             setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
         builtins.input = self._input
 
     def begin_cell(self, mark):
-        """`mark` is how the host recognises ours among what the guest prints."""
+        """`mark` starts our marks, so that the host can tell them from the guest's output.
+
+        A stream that an earlier cell deleted is there again.
+        """
         self._mark = mark
+        for name, stream in self._own.items():
+            if not hasattr(sys, name):
+                setattr(sys, name, stream)
 
     def mark(self):
-        """The number of a new mark in both, behind all that was printed so far."""
+        """Writes a new mark to both streams after all earlier output, and returns its number."""
         self.flush()
         self._marks += 1
         with self._channel.interrupts:
@@ -65,39 +72,35 @@ class Streams:
         return self._marks
 
     def flush(self):
-        """Everything that was printed is in the pipes before the host hears of what came after it."""
+        """Flushes all output into the pipes before the next event is sent."""
         flush()
 
     def _input(self, prompt="", /):
         self.flush()
         line = self._channel.ask(str(prompt))
         if line is None:
-            raise EOFError("nobody answers input() in this session")
+            raise EOFError("input() is not available in this session: no on_input callback")
         return line
 
 
 def flush():
-    _flush(sys.stdout)
-    _flush(sys.stderr)
-    if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
-        _flush(sys.__stdout__)
-        _flush(sys.__stderr__)
-
-
-def _flush(stream):
-    try:
-        stream.flush()
-    except Exception:  # the guest's own object, or closed: it has nothing left to say
-        pass
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        try:
+            getattr(sys, name).flush()
+        except Exception:  # deleted or replaced by the guest, or closed
+            pass
 
 
 def end_fork(error):
-    """A process that the guest forked has come to the end of the cell: it ends as a script would."""
+    """Ends a process that the guest forked when it reaches the end of the cell, as a script would end."""
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     elif error is not None:
-        sys.stderr.write(described(error)["traceback"])
         status = 1
+        try:
+            sys.stderr.write(describe(error)["traceback"])
+        except Exception:  # deleted or replaced by the guest, or closed
+            pass
     flush()
     os._exit(status & 0xFF)

@@ -1,7 +1,7 @@
-"""The worker of a shell session: it keeps one bash, gives it cells, and hears from it how each ended.
+"""The worker of a shell session: runs a bash, passes cells to it, and reads their exit statuses.
 
-What ends a bash ends no session: on `exit`, on a failure under `set -e` and on an interrupt it hands over its
-variables, functions, options and directory, and a new one goes on with them.
+When that bash exits (by `exit`, a failure under `set -e` or an interrupt), a new one continues with its variables,
+functions, options and directory.
 """
 
 import os
@@ -15,7 +15,7 @@ from .session_channel import Channel
 
 _CONTROL = 3
 _BASH = next((path for path in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash") if os.path.exists(path)), None)
-#: Where bash says how things ended: far from the numbers that scripts use.
+#: The descriptor on which bash reports: far from the numbers that scripts use.
 _REPORT = 250
 _MOST_REPORTED = 4 * 1024 * 1024
 _LONGEST_VARIABLE, _MOST_CHARACTERS = 1000, 64 * 1024
@@ -35,7 +35,7 @@ __warmcell_leave() {{
 }}
 trap __warmcell_leave EXIT
 """
-#: The cell finds the status of the one before it, and `set -e` does not take that for a failure.
+#: Sets `$?` to the status of the previous cell, without triggering `set -e`.
 _RUN = "LINENO=0; {status}eval {code} </dev/null; builtin printf 'done %d\\n\\0' $? >&{report}\n"
 _LIST = "for __name in $(compgen -v); do declare -p \"$__name\"; builtin printf '\\0'; done >&{report} 2>/dev/null; \
 unset __name; builtin printf 'listed\\n\\0' >&{report}\n"
@@ -43,7 +43,7 @@ unset __name; builtin printf 'listed\\n\\0' >&{report}\n"
 
 def main():
     if _BASH is None:
-        os.write(2, b"there is no bash in this sandbox\n")
+        os.write(2, b"bash was not found in this sandbox\n")
         os._exit(127)
     session = ShellSession(Channel(_CONTROL))
     while True:
@@ -65,12 +65,12 @@ class ShellSession:
         if request["op"] == "run":
             self._run_cell(request)
         elif request["op"] == "variables":
-            self._tell_variables(request)
+            self._send_variables(request)
 
-    # ---- the bash ----
+    # ---- bash ----
 
     def _start(self, state):
-        """`state` is what the one before it left."""
+        """`state`: commands that restore the state of the previous bash."""
         self._report, report = os.pipe()
         os.dup2(report, _REPORT, inheritable=True)
         os.close(report)
@@ -100,10 +100,10 @@ class ShellSession:
             self._bash.stdin.write(data)
             self._bash.stdin.flush()
         except BrokenPipeError:
-            pass  # it is gone, as the wait for its answer finds
+            pass  # it has exited; `_answer` finds out
 
     def _answer(self):
-        """The next thing it says, or None when it is gone without a word. An interrupt is meant for it, not for us."""
+        """The next report of bash, or None if it exited without one. Ignores interrupts, which are for bash."""
         while b"\0" not in self._pending:
             try:
                 ready = [descriptor for descriptor, _ in self._ready.poll()]
@@ -155,10 +155,10 @@ class ShellSession:
                 return int(number) & 0xFF
 
     def _end(self):
-        """A bash that was killed, or that replaced itself by another program."""
+        """Ends the session: bash was killed or replaced itself by exec."""
         os._exit(self._bash.wait() & 0x7F or 1)
 
-    # ---- looking at variables ----
+    # ---- variables ----
 
     def _declarations(self):
         self._write(_LIST.format(report=_REPORT).encode())
@@ -172,7 +172,7 @@ class ShellSession:
             name, _, value = said.decode("utf-8", "replace").strip().partition("=")
             found[name.rpartition(" ")[2]] = value
 
-    def _tell_variables(self, request):
+    def _send_variables(self, request):
         found, room = {}, _MOST_CHARACTERS
         for name, value in self._declarations().items():
             if name in self._own_names or name.startswith(("_", "BASH", "FUNCNAME", "OLDPWD", "PIPESTATUS")):

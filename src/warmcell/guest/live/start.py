@@ -1,4 +1,7 @@
-"""The first lines of a live cage: its modules get a package of their own, out of the way of everybody's names."""
+"""The entry point of a live cage: loads the agent's modules as a package of their own, apart from the guest's.
+
+With an argument it is the entry point of that worker, in an interpreter of its own: that of an image.
+"""
 
 import marshal
 import sys
@@ -6,18 +9,18 @@ from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import MAGIC_NUMBER
 from types import ModuleType
 
-# What lies in the work directory must not be taken for a module of the standard library.
+# A file in the work directory must not shadow a module of the standard library.
 del sys.path[0]
 _PLACE = "/code/live"
 
 
 class _Modules:
-    """Finds and loads them, out of one file: twenty take longer to write and to look for than all the rest."""
+    """Loads the modules from one file: twenty files take too long to write and to find."""
 
     def __init__(self):
         with open(_PLACE + "/modules", "rb") as file:
             magic, sources, compiled = marshal.load(file)
-        #: What another version of Python has compiled is of no use here.
+        #: Compiled code is for one version of Python only.
         self._kept = compiled if magic == MAGIC_NUMBER else sources
 
     def find_spec(self, name, path=None, target=None):
@@ -42,7 +45,14 @@ _package.__path__ = []
 sys.modules["warmcell_live"] = _package
 sys.meta_path.append(_Modules())
 
-from warmcell_live import agent  # noqa: E402
+if len(sys.argv) > 1:
+    import importlib
+    import os
 
-# Returns in a forked worker only, so that nothing of the agent is on its stack.
-agent.main()()
+    sys.path.insert(0, os.getcwd())
+    importlib.import_module("warmcell_live." + sys.argv[1]).main()
+else:
+    from warmcell_live import agent
+
+    # Returns only in a forked worker, whose stack then has no frame of the agent.
+    agent.main()()

@@ -1,4 +1,4 @@
-"""Starting one thing in the live cage: a program, by exec; or a worker of ours, as a fork of the warm interpreter."""
+"""Starts programs (by exec) and our own workers (as forks of the warm interpreter) in the live cage."""
 
 import _signal as signal  # without its enums, which take longer to make than the agent
 import fcntl
@@ -9,15 +9,15 @@ import sys
 from . import trees
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-#: What Python ignores or catches, and a program must find as the kernel set it.
+#: Signals that Python ignores or handles; programs get the default action.
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _FIRST_OWN = 16
-#: Unlock it, and ask for its number: not in `termios` of every Python.
+#: Unlock the terminal and get its number: ioctls that not every `termios` has.
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 
 
 def out_of_the_way(descriptor):
-    """A number that is no program's standard stream or control socket."""
+    """Moves the descriptor above the numbers of standard streams and control sockets."""
     if descriptor >= _FIRST_OWN:
         return descriptor
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN)
@@ -26,9 +26,10 @@ def out_of_the_way(descriptor):
 
 
 def program(argv, env, actions):
-    """The pid, and why it could not be executed: then it is a process that says so and ends, as a shell would have it.
+    """Starts a program. Returns its pid and the errno of exec, or 0.
 
-    `actions` give it its descriptors. It leads a session of its own.
+    If exec fails, the process prints why and exits as a shell would. `actions` set up its descriptors. It leads its own
+    session.
     """
     path = _place_of(argv[0], env)
     try:
@@ -40,12 +41,12 @@ def program(argv, env, actions):
 
 
 def _is_about(path, error):
-    """Whether it is the program that is wrong, or there is no room for another process."""
+    """Whether the error is about the program, and not a lack of processes or memory."""
     return error.errno not in (11, 12)  # EAGAIN, ENOMEM
 
 
 def _place_of(name, env):
-    """By the PATH of the one who will run it. What is there says more than what is not."""
+    """Looks the program up in its own PATH. Prefers a file that is not executable to none, for a better error."""
     if "/" in name:
         return name
     places = [os.path.join(place or ".", name) for place in env.get("PATH", os.defpath).split(":")]
@@ -77,7 +78,7 @@ def _carry_out(actions):
 
 
 def write_files(directory, names, contents):
-    """Copies what the host sent along, one descriptor for each file; all may be executed."""
+    """Copies the files that the host sent, one descriptor each, and makes them executable."""
     os.makedirs(directory)
     for name, content in zip(names, contents):
         with open(os.path.join(directory, name), "xb") as file:
@@ -87,12 +88,12 @@ def write_files(directory, names, contents):
 
 
 def streams(descriptors):
-    """For a program whose descriptors the host made: 0, 1, 2 and further."""
+    """Actions that make the host's descriptors 0, 1, 2 and so on."""
     return [(os.POSIX_SPAWN_DUP2, descriptor, target) for target, descriptor in enumerate(descriptors)]
 
 
 def worker(env, cwd, descriptors):
-    """Forks. The pid; 0 in the worker, which has its descriptors and nothing else of the agent's."""
+    """Forks a worker. Returns its pid, or 0 in the worker, which has only its own descriptors."""
     pid = os.fork()
     if pid:
         return pid
@@ -111,25 +112,25 @@ def worker(env, cwd, descriptors):
 
 
 class Terminal:
-    """A pseudo-terminal of the cage's own devpts, seen from the side of the one who types."""
+    """The master side of a pseudo-terminal of the cage's own devpts."""
 
     def __init__(self, columns, rows):
         self.master = out_of_the_way(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
         fcntl.ioctl(self.master, _TIOCSPTLCK, struct.pack("i", 0))
         (number,) = struct.unpack("i", fcntl.ioctl(self.master, _TIOCGPTN, struct.pack("i", 0)))
         self._path = f"/dev/pts/{number}"
-        # Held until the program has it: a terminal that everybody has closed looks to us as if its program had ended.
+        # Held until the program has it open: a terminal without users reads like one whose program has ended.
         self.held = out_of_the_way(os.open(self._path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
         resize(self.master, columns, rows)
 
     def streams(self):
-        """Opened by the leader of a new session, it becomes that session's controlling terminal."""
+        """Actions that open the terminal in the session leader, which makes it the controlling terminal."""
         opened = (os.POSIX_SPAWN_OPEN, 0, self._path, os.O_RDWR, 0)
         return [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
 
 
 def resize(master, columns, rows):
-    import termios  # a library of its own, and most programs have no terminal
+    import termios  # imported late: most programs have no terminal
 
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 

@@ -1,16 +1,16 @@
-"""All that a started program has started: by parent, by session, and by a mark in the environment of what left both."""
+"""Finds and kills everything that a program started: by parent, by session, and by a mark in the environment."""
 
 import _signal as signal  # without its enums, which take longer to make than the agent
 import os
 import time
 
 MARK = "WARMCELL_PROCESS"
-#: How often to look again where somebody may be in the middle of an exec.
+#: How often to look again while a process may be in the middle of an exec.
 _QUIET_LOOKS, _PAUSE = 8, 0.002
 
 
 def kill(leader, mark):
-    """Stopped first, until nobody new is found: what is stopped starts nothing more."""
+    """Stops members until no new one is found, because a stopped process starts nothing; then kills them all."""
     found, quiet = set(), 0
     while quiet < _QUIET_LOOKS:
         members, is_sure = _look(leader, mark)
@@ -24,13 +24,13 @@ def kill(leader, mark):
     _signal(found, signal.SIGKILL)
 
 
-def started_by_us():
-    """What this process has started and still runs."""
+def own_descendants():
+    """The running descendants of this process."""
     return _look(os.getpid(), os.environ.get(MARK) or "no mark")[0]
 
 
 def _look(leader, mark):
-    """Who belongs to it, and whether that is all: who is in the middle of an exec shows no environment."""
+    """The members, and whether they are complete: a process in the middle of an exec shows no environment."""
     parents, sessions = {}, {}
     for pid in _pids():
         fields = _fields(pid)
@@ -53,7 +53,7 @@ def _pids():
 
 
 def _fields(pid):
-    """State, parent, group, session; None for who is gone or only waits to be reaped."""
+    """State, parent, group, session; None for a process that is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
@@ -63,7 +63,7 @@ def _fields(pid):
 
 
 def _mark_of(pid):
-    """ "" where it has none; None where it has no environment at all, by its own wish or for the moment."""
+    """The mark of a process, "" if it has none, None if its environment is empty, as during an exec."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")

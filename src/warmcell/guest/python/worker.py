@@ -1,23 +1,23 @@
-"""Runs a guest's Python in an interpreter that is already warm, so that the program cannot tell.
+"""Runs a guest's Python in a warm interpreter, with no difference for the program.
 
-Loaded by the zygote before it forks (`prepare`), and used once in each guest process, inside the finished cage
-(`warm_up`, then `run`). What a script sees (`__main__`, `sys.argv`, tracebacks, the way it ends) is what it would see
-under `python3 main.py`.
+The zygote loads it before it forks (`prepare`), and each guest process uses it once, in the locked cage (`warm_up`,
+then `run`). A script sees (`__main__`, `sys.argv`, tracebacks, its exit) what it would see under `python3 main.py`.
 """
 
 import builtins
 import gc
 import os
 import sys
-from _frozen_importlib_external import SourceFileLoader  # where importlib.machinery has it from, with more to load
+from _frozen_importlib_external import SourceFileLoader  # as importlib.machinery has it, which loads more
 from types import ModuleType
 
-# The file beside this one, which was loaded before it.
-from warmcell_ending import (
+# The file beside this one, which the zygote loads first.
+from warmcell_interpreter_exit import (
     INTERRUPTED,
     begin,
     end_as_any_interpreter,
     end_at_once,
+    forget_silent_finalizers,
     is_end_unnoticed,
     note_libraries,
     rehearse_end,
@@ -26,51 +26,115 @@ from warmcell_ending import (
 _REPORT = ".warmcell-report"
 
 
-_ASK_FOR_NO_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-#: What guests find unless they are given another, as one text: to compare two mappings is to write to all that is in
-#: both, in each guest.
+#: Variables that keep libraries from starting threads when they are imported.
+_NO_THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow, which pandas imports where it is installed
+}
+#: The default environment of guests, as one text: comparing two mappings would write to the reference counts of all
+#: their items in each guest.
 _environment = []
 
 
 def prepare(with_site, preload):
     """In the zygote: the interpreter's own site, when the caller chose it, and the modules to have ready.
 
-    Returns what is wrong, or "".
+    Returns None, or the step that failed and why.
     """
     import site
 
-    if with_site:
-        site.main()
+    note_libraries()
+    problem = None
+    if with_site or preload:
+        problem = _load_callers_modules(site, with_site, preload)
     else:
-        site.setquit()
-        site.setcopyright()
-        site.sethelper()
-    for name in _ASK_FOR_NO_THREADS:
-        os.environ[name] = "1"  # a thread pool made before the fork would be dead after it
+        _set_up_site(site)
+    _environment.append(repr(dict(os.environ)))
+    note_libraries()
+    forget_silent_finalizers()
+    compile("", "main.py", "exec")  # the first call makes a hundred classes
+    return problem
+
+
+def _set_up_site(site):
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+
+
+def _load_callers_modules(site, with_site, preload):
+    """What they print goes nowhere: left in a buffer, it would be in the output of every guest."""
+    os.environ.update(_NO_THREADS)  # a thread that runs before the fork is gone after it
     settings = _directory_for_settings() if preload else ""
+    stdout, nowhere = os.dup(1), os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nowhere, 1)
+    try:
+        site.main() if with_site else _set_up_site(site)
+        return _import_all(preload)
+    finally:
+        sys.__stdout__.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(nowhere)
+        _remove_settings(settings)
+        for name in _NO_THREADS:
+            os.environ.pop(name, None)
+
+
+def _import_all(preload):
+    started = []
+    plain_import = builtins.__import__
+
+    def watching_import(name, *arguments, **options):
+        """The innermost import after which there is a new thread started it."""
+        is_new = name not in sys.modules
+        module = plain_import(name, *arguments, **options)
+        if is_new and not started and _threads() > 1:
+            started.append(name)
+        return module
+
+    builtins.__import__ = watching_import
     try:
         for name in preload:
             try:
-                __import__(name)
+                watching_import(name)
             except BaseException as error:
-                return f"cannot import {name!r} with {sys.executable}: {type(error).__name__}: {error}"
+                return "preload", f"cannot import {name!r} with {sys.executable}: {type(error).__name__}: {error}"
     finally:
-        _remove_settings(settings)
-    for name in _ASK_FOR_NO_THREADS:
-        os.environ.pop(name, None)
-    _environment.append(repr(dict(os.environ)))
-    if not with_site and not preload:
-        note_libraries()
-    compile("", "main.py", "exec")  # the first call makes a hundred classes
-    running = len(os.listdir("/proc/self/task"))
-    if running > 1:
-        return f"{', '.join(preload)} started {running - 1} thread(s), which a fork cannot carry over"
-    return ""
+        builtins.__import__ = plain_import
+    if problem := _gpu_in_use(preload):
+        return "preload without a GPU", problem
+    count = _threads() - 1
+    if not count:
+        return None
+    culprit = started[0] if started else ", ".join(preload) or "a file of its site-packages"
+    return "preload without threads", f"{culprit} starts {count} thread(s) when it is imported"
+
+
+def _gpu_in_use(preload):
+    """What opened a GPU, or None. Guests are forks, in which every use of the device would fail."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        return "torch.cuda was initialized when " + ", ".join(preload) + " was imported"
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink("/proc/self/fd/" + name)
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
+            return ", ".join(preload) + " opens " + target + " when it is imported"
+    return None
+
+
+def _threads():
+    return len(os.listdir("/proc/self/task"))
 
 
 def _directory_for_settings():
-    """matplotlib, imported where its settings cannot be written, leaves a directory on the host, and each guest then
-    fails at its exit to remove it. So it gets one, that nobody else can have put anything into.
+    """For matplotlib: where it cannot write its settings, it leaves a directory on the host, which each guest then
+    fails to remove at exit. The name is random, so that no other process can have put anything there.
     """
     path = "/tmp/.settings-" + os.urandom(8).hex()
     try:
@@ -105,9 +169,7 @@ print(end="")
 
 
 def warm_up():
-    """Runs a little of everything, from the first line of a job to the last, so that copying the pages it touches is
-    over before the job comes.
-    """
+    """Goes through everything that a job does, so that the pages that it touches are copied before the job comes."""
     path, before = "/code/main.py", sys.modules["__main__"]
     _set_environment(dict(os.environ))
     _set_interpreter(path, ())
@@ -137,13 +199,13 @@ def _main_module(path):
 
 
 def run(job):
-    """Runs the job's main file to its end and ends the process the way the interpreter would. Never returns."""
-    path = f"{job.code_dir}/{job.main}"  # and no call: every function is a page or two to copy
+    """Runs the job's main file and exits as the interpreter would. Never returns."""
+    path = f"{job.code_dir}/{job.main}"  # not os.path.join: every function call copies a page or two
     _set_environment(job.env)
     _set_interpreter(path, job.argv)
-    if job.is_heard:
+    if job.is_streamed:
         sys.stdout.reconfigure(line_buffering=True)  # as on a terminal
-    gc.freeze()  # from here on, what the collector lists is the guest's
+    gc.freeze()  # from here on, the collector only lists objects of the guest
     begin()
     sys.modules["__main__"] = _main_module(path)
     status = _execute(job.files[job.main], path)
@@ -154,13 +216,13 @@ def run(job):
 
 
 def _set_environment(env):
-    """Where it is the one that the zygote has, nothing is touched, and no page copied."""
+    """If it is the zygote's, nothing is touched, and no page copied."""
     if repr(env) not in _environment:
         os.environ.clear()
         os.environ.update(env)
 
 
-#: What modules that a preload brought remember of the host they were imported on.
+#: What preloaded modules remember of the host.
 _HOST_MEMORIES = (("platform", "_uname_cache"), ("uuid", "_node"))
 
 
@@ -170,8 +232,8 @@ def _set_interpreter(path, argv):
     sys.path.insert(0, os.getcwd())
 
 
-def forget_the_zygote():
-    """What a new interpreter would not have: the host's name, the state of generators."""
+def reset_state():
+    """Removes what a new interpreter would not have: the host's name, the state of random generators."""
     for module, name in _HOST_MEMORIES:
         if module in sys.modules and hasattr(sys.modules[module], name):
             setattr(sys.modules[module], name, None)
@@ -181,7 +243,7 @@ def forget_the_zygote():
 
 
 def _execute(source, path):
-    """The exit status. What the interpreter itself must tell or decide leaves here as the `SystemExit` it is."""
+    """The exit status. A `SystemExit` that the interpreter itself must report or interpret is raised."""
     try:
         exec(compile(source, path, "exec", dont_inherit=True), sys.modules["__main__"].__dict__)
     except SystemExit as request:
@@ -193,7 +255,7 @@ def _execute(source, path):
         raise
     except BaseException as error:
         _flush_as_after_a_script()
-        # The first entry of the traceback is this function, which the guest's author never wrote.
+        # The first entry of the traceback is this function, which is not part of the guest.
         last = _report_uncaught(error, error.__traceback__.tb_next if error.__traceback__ else None)
         return INTERRUPTED if _is_interrupt(error) or (_is_interrupt(last) and _KNOWS_SUBCLASSES) else 1
     _flush_as_after_a_script()
@@ -201,15 +263,15 @@ def _execute(source, path):
 
 
 def _flush_as_after_a_script():
-    """The interpreter does this once after a file, before it tells of an exception; what goes wrong is not told."""
+    """As the interpreter does after a file, before it reports an exception; errors are not reported."""
     for name in ("stderr", "stdout"):
         try:
             getattr(sys, name).flush()
-        except Exception:  # told at the very end, if it still is so
+        except Exception:  # reported at exit, if it still fails
             pass
 
 
-#: Since 3.14 an interrupt is one by whatever class, and wherever it came from.
+#: Since 3.14 subclasses of KeyboardInterrupt count, and those raised by excepthook.
 _KNOWS_SUBCLASSES = sys.version_info >= (3, 14)
 
 

@@ -1,1 +1,1 @@
-"""The worker process that runs WebAssembly: a package of its own, started from this directory, never imported by us."""
+"""The worker process that runs WebAssembly. The host imports only `protocol` from here."""

@@ -1,9 +1,9 @@
 """Reads the outline of a WebAssembly binary and adds a growth counter to it. Pure: bytes in, bytes out.
 
-wasmtime's limiter refuses `memory.grow` silently, so that a guest that then dies of it looks like any other crash.
-The counter is one more function: every `memory.grow` becomes a call of it, and it notes in a global how many pages
-were asked for in vain. Everything is appended, so no index of the module changes. Memory 0 and that global are
-exported under names of ours, which makes them readable whatever the module exports itself.
+wasmtime's limiter refuses `memory.grow` silently, so a guest that dies of it looks like any other crash. The counter is
+an added function: every `memory.grow` becomes a call of it, and it records in a global how many pages were refused.
+Everything is appended, so no index of the module changes. Memory 0 and that global are exported under reserved names,
+so that they can be read whatever the module itself exports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSED_NAME = "warmcell:refused-pages"
 
 
 class Unreadable(Exception):
-    """Not a binary that this reader understands; wasmtime will say what is wrong with it, if anything is."""
+    """This reader does not understand the binary; wasmtime reports what is wrong with it, if anything is."""
 
 
 class Outline:
@@ -35,11 +35,11 @@ class Outline:
         self.memories = 0
         self.is_go = False
         self.counts_refusals = False
-        #: Instantiating it runs code of the guest; so it is taken to be until it was looked at.
+        #: Instantiating it runs guest code; assumed until the sections were read.
         self.has_start = has_start
 
     def signature_of_export(self, name: str) -> tuple[bytes, bytes] | None:
-        """Parameter and result types of an exported function, or None when there is no such function."""
+        """Parameter and result types of an exported function, or None if there is no such function."""
         kind, index = self.exports.get(name, (None, 0))
         if kind != _FUNCTION_KIND or index >= len(self.function_types):
             return None
@@ -47,8 +47,8 @@ class Outline:
         return self.signatures[type_index] if type_index < len(self.signatures) else None
 
 
-def unsigned(value: int) -> bytes:
-    """LEB128."""
+def leb128(value: int) -> bytes:
+    """Unsigned LEB128."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -111,7 +111,7 @@ def sections(binary: bytes) -> list[tuple[int, bytes]]:
 
 
 def outline(found: list[tuple[int, bytes]]) -> Outline:
-    """Imports, exports and signatures of the module that these sections make up."""
+    """Imports, exports and signatures of the module with these sections."""
     result = Outline(has_start=any(identity == START for identity, _ in found))
     readers = {TYPE: _types, IMPORT: _imports, FUNCTION: _functions, EXPORT: _exports}
     for identity, body in found:
@@ -168,18 +168,18 @@ def _exports(reader: Reader, result: Outline) -> None:
 
 
 def assemble(found: list[tuple[int, bytes]]) -> bytes:
-    """The binary that these sections make up."""
-    return MAGIC + CORE_VERSION + b"".join(bytes([i]) + unsigned(len(body)) + body for i, body in found)
+    """The binary with these sections."""
+    return MAGIC + CORE_VERSION + b"".join(bytes([i]) + leb128(len(body)) + body for i, body in found)
 
 
 def append_entry(found: list[tuple[int, bytes]], identity: int, entry: bytes) -> None:
-    """Adds one entry to the vector in a section, making the section where there is none."""
+    """Adds one entry to the vector in a section, and the section if it is missing."""
     for at, (candidate, body) in enumerate(found):
         if candidate == identity:
             reader = Reader(body)
             count = reader.number()
-            found[at] = (identity, unsigned(count + 1) + body[reader.position :] + entry)
+            found[at] = (identity, leb128(count + 1) + body[reader.position :] + entry)
             return
     rank = _ORDER.index(identity)
     at = next((n for n, (i, _) in enumerate(found) if i in _ORDER and _ORDER.index(i) > rank), len(found))
-    found.insert(at, (identity, unsigned(1) + entry))
+    found.insert(at, (identity, leb128(1) + entry))

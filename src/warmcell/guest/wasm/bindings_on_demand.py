@@ -1,9 +1,8 @@
-"""The part of wasmtime that declares its 760 C functions and their types, of which a run needs a tenth: each is
-declared when its name is first looked up.
+"""Declares the 760 C functions and types of wasmtime lazily, when a name is first looked up. A run needs a tenth.
 
-A wheel brings the statements of wasmtime's own file, compiled one by one by the interpreter that built it, with what
-each of them needs (`modules/bindings.py` writes them). For any other interpreter, any other content of that file and
-programs that live on, wasmtime is imported as it always is.
+A wheel contains the statements of wasmtime's own file, compiled one by one by the interpreter that built it, with their
+dependencies (`modules/bindings.py` writes them). With another interpreter, another version of that file, or in a
+long-lived program, wasmtime is imported as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _HASH_BYTES = 8
 
 
 def hashes_of(directory: str) -> bytes:
-    """Of the two files of wasmtime that must be those of then, as in byte code that checks its source."""
+    """Hashes of the two wasmtime files that must be unchanged, as in hash-based byte code."""
     hashes = b""
     for name in (BINDINGS, USER):
         with open(f"{directory}/{name.rpartition('.')[2]}.py", "rb") as file:
@@ -41,7 +40,7 @@ def write(path: str, directory: str, content: dict[str, Any]) -> None:
 
 
 def use(path: str, directory: str) -> bool:
-    """From now on these bindings are declared on demand, where the file fits what is installed."""
+    """Declares these bindings on demand from now on. False if the file does not match the installed wasmtime."""
     try:
         with open(path, "rb") as file:
             head, content = file.read(len(MAGIC_NUMBER) + 2 * _HASH_BYTES), file.read()
@@ -56,7 +55,7 @@ def use(path: str, directory: str) -> bool:
 
 
 class _Path:
-    """What wasmtime finds its library by. The real one takes a quarter of all the rest to load."""
+    """The part of `pathlib.Path` that wasmtime uses to find its library; `pathlib` takes long to load."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -78,7 +77,7 @@ def _module(name: str, **members: object) -> ModuleType:
     return module
 
 
-#: For the first lines of the one file, whose content is known; they are gone before anybody else could meet them.
+#: For the imports of that one file, whose content is known. Removed before any other code can see them.
 _STAND_INS = {
     name: module
     for name, module in (
@@ -92,9 +91,8 @@ _STAND_INS = {
 class _Declarations:
     """Finds and loads that one module.
 
-    `code` has the statements in the order of the file, each from one of `ends` to the next; `named` says of each name
-    which of them declare it, and which other names these mention. What is declared together is declared in the file's
-    order, so that all is as it would be there.
+    `code` has the statements in file order, each from one of `ends` to the next. `named` maps each name to the
+    statements that declare it and the names that these use. Statements that run together run in file order.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class _Declarations:
         self._ends = memoryview(ends).cast("I")
         self._declared: set[str] = set()
         self._scope: dict[str, Any] = {}
-        #: A name that two threads look up at once is one type, not two.
+        #: Two threads that look up a name at once must get the same type.
         self._lock = allocate_lock()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -119,7 +117,7 @@ class _Declarations:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Its one user takes all names that there are, and is asked for them by everybody else."""
+        """`wasmtime._ffi` star-imports this module; everything else looks names up there."""
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         for name in _STAND_INS:
             del sys.modules[name]
@@ -131,7 +129,7 @@ class _Declarations:
         sys.modules[USER].__getattr__ = self._look_up  # type: ignore[method-assign]
 
     def _look_up(self, name: str) -> Any:
-        """For who found no such name in either module."""
+        """The `__getattr__` of both modules."""
         if name not in self._named:
             raise AttributeError(f"module {USER!r} has no attribute {name!r}")
         with self._lock:

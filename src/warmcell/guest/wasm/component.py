@@ -1,10 +1,10 @@
-"""Engines for components of ours (the Python interpreter), and components loaded into them. WASI preview 2."""
+"""Engines for our own components (the Python interpreter), and components loaded into them. WASI preview 2."""
 
 from __future__ import annotations
 
 import wasmtime
-from wasm.engine import Facts, Refused, make_engine, one_line
-from wasm.pages import Touched
+from wasm.engine import ModuleFacts, Refused, make_engine, one_line
+from wasm.pages import TouchedPages
 from wasmtime import component as components
 
 
@@ -12,14 +12,14 @@ class LoadedComponent:
     """A component that is ready to be instantiated any number of times."""
 
     def __init__(
-        self, component: components.Component, linker: components.Linker, engine: wasmtime.Engine, facts: Facts
+        self, component: components.Component, linker: components.Linker, engine: wasmtime.Engine, facts: ModuleFacts
     ) -> None:
         self.component = component
         self.linker = linker
         self.engine = engine
         self.facts = facts
-        #: What a rehearsal touched.
-        self.touched: Touched | None = None
+        #: Pages that a rehearsal touched.
+        self.touched: TouchedPages | None = None
 
     def limit(self, store: wasmtime.Store, memory_bytes: int) -> None:
         store.set_limits(memory_size=memory_bytes)
@@ -29,7 +29,7 @@ class LoadedComponent:
 
 
 class ComponentEngines:
-    """Engines that know components, apart from those of modules: callers' modules never meet this proposal."""
+    """Engines with the component model enabled, separate from the engines for callers' modules."""
 
     def __init__(self) -> None:
         self._made: dict[bool, tuple[wasmtime.Engine, components.Linker]] = {}
@@ -43,7 +43,7 @@ class ComponentEngines:
         component, facts = compile_component(engine, data, entry)
         return LoadedComponent(component, linker, engine, facts)
 
-    def adopt(self, facts: Facts, needs_fuel: bool, descriptor: int) -> LoadedComponent:
+    def adopt(self, facts: ModuleFacts, needs_fuel: bool, descriptor: int) -> LoadedComponent:
         engine, linker = self._engine(needs_fuel)
         try:
             component = components.Component.deserialize_file(engine, f"/proc/self/fd/{descriptor}")
@@ -60,12 +60,12 @@ class ComponentEngines:
         return self._made[needs_fuel]
 
 
-def compile_component(engine: wasmtime.Engine, data: bytes, entry: str) -> tuple[components.Component, Facts]:
+def compile_component(engine: wasmtime.Engine, data: bytes, entry: str) -> tuple[components.Component, ModuleFacts]:
     try:
         component = components.Component(engine, data)
     except wasmtime.WasmtimeError as error:
         raise Refused("invalid", f"invalid component: {one_line(error)}") from None
-    facts = Facts(
+    facts = ModuleFacts(
         entry,
         has_exit_code=True,
         is_go=False,

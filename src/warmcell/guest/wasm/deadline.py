@@ -1,7 +1,7 @@
-"""The deadline of the run in progress, and a thread that keeps it.
+"""The deadline of the run in progress, and the thread that enforces it.
 
-Epoch interruption stops guest code at the deadline; what a guest does inside a host call ends because every host call
-of ours looks at the same deadline; for all the rest the supervisor kills the process.
+Epoch interruption stops guest code at the deadline, and our host calls check the deadline themselves. If neither works,
+the supervisor kills the process.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ import math
 import os
 import select
 import time
-from _thread import allocate_lock, start_new_thread  # without the module around them, which takes longer to load
+from _thread import allocate_lock, start_new_thread  # `threading` takes longer to load
 from collections.abc import Callable
 
-#: A guest that was in a host call at the first interruption meets the next one.
-_INSIST_SECONDS = 0.05
+#: Interrupt again: the guest may have been in a host call at the first interruption.
+_REPEAT_SECONDS = 0.05
 
 
 class DeadlineReached(Exception):
-    """Raised inside a host call when the run's time is over."""
+    """Raised inside a host call at the deadline."""
 
 
 class Deadline:
-    """One run at a time. The thread sleeps until the next deadline, so a short run does not even wake it."""
+    """One run at a time. The thread sleeps until the next deadline: a short run does not wake it."""
 
     def __init__(self, control_fd: int, interrupt: Callable[[], None]) -> None:
         self._control_fd = control_fd
         self._interrupt = interrupt
         self._lock = allocate_lock()
         self._deadline = math.inf
-        self._next_look = math.inf
+        self._next_check = math.inf
         self._wake_reader, self._wake_writer = os.pipe()
-        start_new_thread(self._keep, ())
+        start_new_thread(self._watch, ())
 
     def start(self, seconds: float) -> None:
         with self._lock:
             self._deadline = time.monotonic() + seconds
-            must_wake = self._deadline < self._next_look
+            must_wake = self._deadline < self._next_check
         if must_wake:
             os.write(self._wake_writer, b"!")
 
     def stop(self) -> None:
-        # Under the lock: a timer that fires late for this run must never interrupt the next one.
+        # Under the lock: a timer that fires late for this run must not interrupt the next one.
         with self._lock:
             self._deadline = math.inf
 
@@ -60,22 +60,22 @@ class Deadline:
         time.sleep(max(0.0, remaining))
         raise DeadlineReached
 
-    def _keep(self) -> None:
+    def _watch(self) -> None:
         poller = select.poll()
-        poller.register(self._control_fd, 0)  # no events asked for: only the hang-up of the supervisor is reported
+        poller.register(self._control_fd, 0)  # no events: only a hang-up of the supervisor is reported
         poller.register(self._wake_reader, select.POLLIN)
         while True:
-            for descriptor, _ in poller.poll(self._look()):
+            for descriptor, _ in poller.poll(self._check()):
                 if descriptor == self._control_fd:
                     os._exit(0)
                 os.read(self._wake_reader, 4096)
 
-    def _look(self) -> int | None:
-        """Interrupts what is over, and says in how many milliseconds to look again."""
+    def _check(self) -> int | None:
+        """Interrupts a run past its deadline. Returns the milliseconds until the next check, or None."""
         with self._lock:
             now = time.monotonic()
-            self._next_look = self._deadline
+            self._next_check = self._deadline
             if self._deadline <= now:
                 self._interrupt()
-                self._next_look = now + _INSIST_SECONDS
-            return None if math.isinf(self._next_look) else math.ceil((self._next_look - now) * 1000)
+                self._next_check = now + _REPEAT_SECONDS
+            return None if math.isinf(self._next_check) else math.ceil((self._next_check - now) * 1000)

@@ -1,4 +1,4 @@
-"""Engines with an explicit list of allowed proposals, and modules loaded into them."""
+"""Engines with an explicit list of enabled proposals, and modules loaded into them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import wasmtime
 from wasm.binary import Outline, Unreadable
 from wasm.growth_counter import add_growth_counter
-from wasm.pages import Touched
+from wasm.pages import TouchedPages
 from wasmtime import _ffi as ffi
 
-#: Every switch is set, so that a new default of wasmtime never opens anything by itself. What is off could escape a
-#: limit (threads: shared memories ignore the limiter; memory64 and multi-memory: more than one bounded memory; GC:
-#: a heap of its own) or is young code in the compiler.
+#: Every switch is set, so that a new default of wasmtime enables nothing. Those that are off could escape a limit
+#: (threads: shared memories ignore the limiter; memory64 and multi-memory: more than one bounded memory; GC: a
+#: separate heap) or are new code in the compiler.
 PROPOSALS = {
     "bulk_memory": True,
     "multi_value": True,
@@ -43,15 +43,15 @@ HOST = "sandbox"
 
 
 class Refused(Exception):
-    """The module cannot be run. `reason` is a word for the supervisor, the text is for the caller."""
+    """The module cannot be run. `reason` is for the supervisor, the text for the caller."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
         self.reason = reason
 
 
-class Facts(NamedTuple):
-    """What a run needs to know about a module besides its code; kept beside the compiled form."""
+class ModuleFacts(NamedTuple):
+    """What a run needs to know about a module besides its code; stored with the compiled form."""
 
     entry: str
     has_exit_code: bool
@@ -59,21 +59,21 @@ class Facts(NamedTuple):
     has_visible_memory: bool
     counts_refusals: bool
     is_component: bool = False
-    #: No code of a caller runs before its entry does, so an instance can be made before there is a run for it.
+    #: Instantiating it runs no guest code, so an instance can be made in advance.
     is_quiet_at_start: bool = False
 
 
-class Loaded:
+class LoadedModule:
     """A module that is ready to be instantiated any number of times."""
 
-    def __init__(self, pre: wasmtime.InstancePre, engine: wasmtime.Engine, facts: Facts, is_own: bool) -> None:
+    def __init__(self, pre: wasmtime.InstancePre, engine: wasmtime.Engine, facts: ModuleFacts, is_own: bool) -> None:
         self.pre = pre
         self.engine = engine
         self.facts = facts
-        #: One that Warmcell ships.
+        #: Shipped with Warmcell.
         self.is_own = is_own
-        #: What a rehearsal touched, for modules of ours.
-        self.touched: Touched | None = None
+        #: Pages that a rehearsal touched; for our own modules.
+        self.touched: TouchedPages | None = None
 
     def limit(self, store: wasmtime.Store, memory_bytes: int) -> None:
         store.set_limits(
@@ -88,8 +88,8 @@ class Loaded:
         return self.pre.instantiate(store)
 
 
-class Source(NamedTuple):
-    """What to load: a module as it was given, or its compiled form for which the supervisor vouches."""
+class ModuleInput(NamedTuple):
+    """What to load: a module as the caller gave it, or a compiled form that the supervisor vouches for."""
 
     format: str
     blob: bytes
@@ -98,15 +98,15 @@ class Source(NamedTuple):
     has_host: bool
 
 
-#: What code that travels may use besides the architecture's baseline: what every such processor has had since 2009.
+#: What portable code may use beyond the architecture's baseline: every such processor has had it since 2009.
 PORTABLE_FLAGS = {"x86_64": ("has_sse3", "has_ssse3", "has_sse41", "has_sse42", "has_popcnt")}
 
 
 @functools.lru_cache(maxsize=1)
 def _can_seal() -> bool:
-    """Whether memory can begin as a sealed file. In a cage of ours files in memory are plain ones, and counted."""
+    """Whether memory can start as a sealed file. In our cage, memory files are ordinary files, and counted."""
     if not hasattr(os, "memfd_create"):
-        return True  # wasmtime then has ways of its own
+        return True  # wasmtime then uses something else
     import fcntl
 
     try:
@@ -121,7 +121,7 @@ def _can_seal() -> bool:
 
 
 def make_engine(needs_fuel: bool, *, has_components: bool = False, target: str | None = None) -> wasmtime.Engine:
-    """For this very processor, or for a target (`x86_64-unknown-linux-gnu`): code that other machines can run, too."""
+    """An engine for this processor, or for a portable target such as `x86_64-unknown-linux-gnu`."""
     config = wasmtime.Config()
     if target is not None:
         config.target = target
@@ -140,14 +140,14 @@ def make_engine(needs_fuel: bool, *, has_components: bool = False, target: str |
 
 
 class HostFunction(NamedTuple):
-    """A function that guests import: how many i32 it takes and returns, and what it does."""
+    """A function that guests import, with its number of i32 parameters and results."""
 
     parameters: int
     results: int
     function: Callable[..., Any]
 
     def signature(self) -> wasmtime.FuncType:
-        """A new one for each engine: wasmtime binds it to the first one that uses it."""
+        """New for each engine: wasmtime binds a type to the first engine that uses it."""
         i32 = wasmtime.ValType.i32()
         return wasmtime.FuncType([i32] * self.parameters, [i32] * self.results)
 
@@ -156,7 +156,7 @@ HostFunctions = dict[tuple[str, str], HostFunction]
 
 
 class Engines:
-    """One engine with fuel and one without, made when first needed, each with a linker for every kind of guest."""
+    """One engine with fuel and one without, made on first use, each with a linker per kind of guest."""
 
     def __init__(self, wasi_functions: HostFunctions, host_functions: HostFunctions) -> None:
         self._wasi_functions = wasi_functions
@@ -185,17 +185,17 @@ class Engines:
         return linker
 
     def interrupt_all(self) -> None:
-        """Every guest that is running traps at its next check."""
+        """Makes every running guest trap at its next epoch check."""
         for engine in list(self._engines.values()):
             engine.increment_epoch()
 
-    def compile(self, source: Source) -> tuple[Loaded, wasmtime.Module]:
-        """Compiles and resolves the imports. `Refused` names what is wrong with the module."""
+    def compile(self, source: ModuleInput) -> tuple[LoadedModule, wasmtime.Module]:
+        """Compiles and resolves the imports. Raises `Refused` with the reason."""
         module, facts = compile_module(self.engine(source.needs_fuel), source)
         return self._resolve(module, facts, source), module
 
-    def adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded:
-        """Takes over code that was compiled earlier. Only the supervisor's cache ever supplies such a descriptor."""
+    def adopt(self, source: ModuleInput, facts: ModuleFacts, descriptor: int) -> LoadedModule:
+        """Loads code that was compiled earlier. Such a descriptor only ever comes from the supervisor's cache."""
         engine = self.engine(source.needs_fuel)
         try:
             module = wasmtime.Module.deserialize_file(engine, f"/proc/self/fd/{descriptor}")
@@ -203,26 +203,26 @@ class Engines:
             raise Refused("stale", one_line(error)) from None
         return self._resolve(module, facts, source)
 
-    def _resolve(self, module: wasmtime.Module, facts: Facts, source: Source) -> Loaded:
+    def _resolve(self, module: wasmtime.Module, facts: ModuleFacts, source: ModuleInput) -> LoadedModule:
         try:
             pre = self.linker(source.needs_fuel, source.has_host).instantiate_pre(module)
         except wasmtime.WasmtimeError as error:
             raise Refused("import", one_line(error)) from None
-        return Loaded(pre, self.engine(source.needs_fuel), facts, source.has_host)
+        return LoadedModule(pre, self.engine(source.needs_fuel), facts, source.has_host)
 
 
-def compile_module(engine: wasmtime.Engine, source: Source) -> tuple[wasmtime.Module, Facts]:
+def compile_module(engine: wasmtime.Engine, source: ModuleInput) -> tuple[wasmtime.Module, ModuleFacts]:
     binary = _binary_of(source)
     counted, shape = _with_growth_counter(binary)
     try:
         module = wasmtime.Module(engine, counted)
     except wasmtime.WasmtimeError:
-        # Offsets and indices in the message must be those of the module as it was given.
+        # Offsets and indices in the message must be those of the caller's module.
         module, shape.memories, shape.counts_refusals = _original(engine, binary), 0, False
     return module, _facts(shape, source.entry)
 
 
-def _binary_of(source: Source) -> bytes:
+def _binary_of(source: ModuleInput) -> bytes:
     if source.format != "wat":
         return source.blob
     try:
@@ -245,13 +245,13 @@ def _original(engine: wasmtime.Engine, binary: bytes) -> wasmtime.Module:
         raise Refused("invalid", f"invalid module: {one_line(error)}") from None
 
 
-def _facts(shape: Outline, entry: str) -> Facts:
+def _facts(shape: Outline, entry: str) -> ModuleFacts:
     signature = shape.signature_of_export(entry)
     if signature is None:
-        raise Refused("entry", f"the module exports no function {entry!r}")
+        raise Refused("entry", f"the module does not export the function {entry!r}")
     if signature not in ((b"", b""), (b"", b"\x7f")):
         raise Refused("entry", f"{entry!r} must take no parameters and return nothing or one i32")
-    return Facts(
+    return ModuleFacts(
         entry,
         bool(signature[1]),
         shape.is_go,
@@ -262,12 +262,12 @@ def _facts(shape: Outline, entry: str) -> Facts:
 
 
 def one_line(error: Exception, most: int = 1000) -> str:
-    """The message without the backtrace of a huge module, on one line."""
+    """The message on one line, cut to `most` characters."""
     return " ".join(str(error).split())[:most]
 
 
 def write_compiled(serialized: bytearray, descriptor: int) -> bool:
-    """Writes into a file that the supervisor gave. A module that cannot be kept can be run all the same."""
+    """Writes into the supervisor's file; False if that fails. The module can still be run."""
     view = memoryview(serialized)
     written = 0
     try:

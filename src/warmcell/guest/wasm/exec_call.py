@@ -1,4 +1,4 @@
-"""`exec` for toolbox guests: runs node, git or python3 in a Store of its own, under what is left of the same limits."""
+"""The host call `exec` of toolbox guests: runs node, git or python3 in a new Store, within the remaining limits."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import binascii
 import ctypes
 import os
 import select
-from _thread import allocate_lock, start_new_thread  # without the module around them, which takes longer to load
+from _thread import allocate_lock, start_new_thread  # `threading` takes longer to load
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import wasmtime
 from wasm.deadline import DeadlineReached
-from wasm.engine import Loaded
-from wasm.frames import write_json
-from wasm.host_calls import Malformed
+from wasm.engine import LoadedModule
 from wasm.memory import GuestMemory
 from wasm.open_files import open_files_limit
-from wasm.run import Outcome, Spec
+from wasm.protocol import ExitReport, write_json
+from wasm.run import Invocation
 from wasm.run_stack import FuelGone, RunStack
-from wasm.world import World
+from wasm.wasi_setup import WasiSetup
 from wasmtime import _ffi as ffi
+
+from wasm.host_calls import MalformedRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,99 +36,111 @@ _NOT_STARTED = "the command could not be started"
 _READ_BYTES = 65536
 
 
-class Command(NamedTuple):
-    """A checked request."""
+class CommandRequest(NamedTuple):
+    """A validated request."""
 
     argv: list[str]
     env: dict[str, str]
     stdin: bytes
 
 
-class NoSuchCommand(Exception):
-    """There is no such command here; the text says why."""
+class CommandUnavailable(Exception):
+    """The command does not exist or cannot be loaded; the text says why."""
 
 
-#: The module that runs a command, or `NoSuchCommand`.
-Find = Callable[[str, bool], "Loaded | LoadedComponent"]
+#: Returns the module of a command, or raises `CommandUnavailable`. Arguments: its name, whether it needs fuel.
+FindCommand = Callable[[str, bool], "LoadedModule | LoadedComponent"]
 
 
 class ExecCall:
-    """Answers the guests of one worker. `is_allowed` and `output_bytes` belong to the run in progress."""
+    """Handles the `exec` calls of one worker. `is_allowed` and `output_bytes` belong to the run in progress."""
 
-    def __init__(self, runs: RunStack, find: Find) -> None:
+    def __init__(self, runs: RunStack, find: FindCommand) -> None:
         self._runs = runs
         self._find = find
         self.output_bytes = 0
         self.is_allowed = False
 
-    def answer(self, request: dict[str, Any], caller: wasmtime.Caller) -> bytes | None:
+    def handle(self, request: dict[str, Any], caller: wasmtime.Caller) -> bytes | None:
         if not self.is_allowed:
             return None
-        return write_json(self._answer(parse_command(request), caller))
+        return write_json(self._execute(parse_command(request), caller))
 
-    def _answer(self, command: Command, caller: wasmtime.Caller) -> dict[str, Any]:
+    def _execute(self, command: CommandRequest, caller: wasmtime.Caller) -> dict[str, Any]:
         if self._runs.depth > MAX_DEPTH:
             return _error_object("too_deep", f"commands may be nested {MAX_DEPTH} deep")
         outer = self._runs.innermost
         try:
-            with open_files_limit.raised():
+            with open_files_limit.headroom():
                 loaded = self._find(command.argv[0], outer.fuel is not None)
-                capture = Capture(self.output_bytes)
-        except NoSuchCommand as error:
+                output = NestedOutput(self.output_bytes)
+        except CommandUnavailable as error:
             return _error_object("command_not_found", str(error))
         except OSError:
             return _error_object("failed", _NOT_STARTED)
-        return self._run(loaded, command, capture, caller)
+        return self._run(loaded, command, output, caller)
 
     def _run(
-        self, loaded: Loaded | LoadedComponent, command: Command, capture: Capture, caller: wasmtime.Caller
+        self,
+        loaded: LoadedModule | LoadedComponent,
+        command: CommandRequest,
+        output: NestedOutput,
+        caller: wasmtime.Caller,
     ) -> dict[str, Any]:
         outer = self._runs.innermost
         memory_bytes = outer.memory_bytes - GuestMemory(caller).size
-        outcome = Outcome("memory")
+        report = ExitReport("memory")
         try:
             if memory_bytes >= _LEAST_MEMORY:
-                outcome = Outcome("failed")
-                outcome = self._runs.run(loaded, _nested_spec(command, outer, memory_bytes, capture, caller))
+                report = ExitReport("failed")
+                report = self._runs.run(loaded, _invocation(command, outer, memory_bytes, output, caller))
         finally:
-            stdout, stderr = capture.finish()
-        _settle(outcome, outer, caller)
-        return {**_finished(outcome, stdout, stderr), **_truncation(capture)}
+            stdout, stderr = output.finish()
+        self._settle(report, outer, caller)
+        return {**_response(report, stdout, stderr), **_truncation(output)}
+
+    def _settle(self, report: ExitReport, outer: Invocation, caller: wasmtime.Caller) -> None:
+        """A nested run that exceeded the time or fuel ends the outer run too; otherwise it pays for the fuel used."""
+        if report.kind == "timeout":
+            raise DeadlineReached
+        if outer.fuel is None:
+            return
+        if report.kind == "fuel":
+            raise FuelGone
+        ffi.wasmtime_context_set_fuel(caller._context(), self._runs.fuel_left)
 
 
-def parse_command(request: dict[str, Any]) -> Command:
-    """Checks everything: a NUL would silently cut an argument short."""
-    request = {
-        "env": {},
-        "cwd": "/",
-        "stdin": "",
-        **{key: value for key, value in request.items() if value is not None},
-    }
+def parse_command(request: dict[str, Any]) -> CommandRequest:
+    """Validates everything: a NUL would silently cut an argument short."""
+    given = {key: value for key, value in request.items() if value is not None}
+    request = {"env": {}, "cwd": "/", "stdin": "", **given}
     argv, env, cwd, stdin = request.get("argv"), request["env"], request["cwd"], request["stdin"]
     if not isinstance(argv, list) or not argv or not all(isinstance(item, str) for item in argv):
-        raise Malformed("argv must be a list of texts")
+        raise MalformedRequest("argv must be a list of strings")
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise Malformed("env must map texts to texts")
+        raise MalformedRequest("env must map strings to strings")
     if not isinstance(cwd, str) or not isinstance(stdin, str):
-        raise Malformed("cwd and stdin must be texts")
-    if not all(_is_passable(text) for text in (*argv, cwd, *env.keys(), *env.values())):
-        raise Malformed("NUL and lone surrogates are not allowed")
+        raise MalformedRequest("cwd and stdin must be strings")
+    if not all(_is_plain_text(text) for text in (*argv, cwd, *env.keys(), *env.values())):
+        raise MalformedRequest("NUL and lone surrogates are not allowed")
     try:
-        return Command(argv, {**env, "PWD": cwd}, base64.b64decode(stdin, validate=True))
+        return CommandRequest(argv, {**env, "PWD": cwd}, base64.b64decode(stdin, validate=True))
     except (binascii.Error, ValueError):
-        raise Malformed("stdin must be base64") from None
+        raise MalformedRequest("stdin must be base64") from None
 
 
-def _is_passable(text: str) -> bool:
+def _is_plain_text(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _nested_spec(command: Command, outer: Spec, memory_bytes: int, capture: Capture, caller: wasmtime.Caller) -> Spec:
+def _invocation(
+    command: CommandRequest, outer: Invocation, memory_bytes: int, output: NestedOutput, caller: wasmtime.Caller
+) -> Invocation:
     return outer._replace(
         argv=command.argv,
         env=command.env,
         stdin=command.stdin,
-        world=World(capture.stdout, capture.stderr, outer.world.preopens),
+        setup=WasiSetup(output.stdout, output.stderr, outer.setup.directories),
         memory_bytes=memory_bytes,
         fuel=None if outer.fuel is None else _fuel(caller),
         is_own_module=True,
@@ -141,32 +154,21 @@ def _fuel(caller: wasmtime.Caller) -> int:
     return 0 if error else left.value
 
 
-def _settle(outcome: Outcome, outer: Spec, caller: wasmtime.Caller) -> None:
-    """What ended the inner run for good ends the outer one too; what it spent is spent."""
-    if outcome.kind == "timeout":
-        raise DeadlineReached
-    if outer.fuel is None:
-        return
-    if outcome.kind == "fuel":
-        raise FuelGone
-    ffi.wasmtime_context_set_fuel(caller._context(), outcome.fuel_left)
-
-
-def _finished(outcome: Outcome, stdout: bytes, stderr: bytes) -> dict[str, Any]:
-    exit_code = outcome.exit_code
-    if outcome.kind == "memory":
+def _response(report: ExitReport, stdout: bytes, stderr: bytes) -> dict[str, Any]:
+    exit_code = report.exit_code
+    if report.kind == "memory":
         exit_code, stderr = _OUT_OF_MEMORY, stderr + b"memory limit exceeded\n"
-    elif outcome.kind == "failed":
-        # What went wrong on our side has words of the host in it, which are not for the guest.
+    elif report.kind == "failed":
+        # The guest must not see our own message: it may name host paths.
         exit_code, stderr = _CANNOT_RUN, stderr + _NOT_STARTED.encode() + b"\n"
-    elif outcome.kind == "trap":
-        exit_code, stderr = exit_code or 1, stderr + outcome.message.encode() + b"\n"
+    elif report.kind == "trap":
+        exit_code, stderr = exit_code or 1, stderr + report.message.encode() + b"\n"
     return {"exit_code": exit_code, "stdout": _base64(stdout), "stderr": _base64(stderr)}
 
 
-def _truncation(capture: Capture) -> dict[str, bool]:
+def _truncation(output: NestedOutput) -> dict[str, bool]:
     names = ("stdout_truncated", "stderr_truncated")
-    return {name: True for name, is_cut in zip(names, capture.is_truncated, strict=True) if is_cut}
+    return {name: True for name, is_cut in zip(names, output.is_truncated, strict=True) if is_cut}
 
 
 def _base64(data: bytes) -> str:
@@ -177,10 +179,10 @@ def _error_object(code: str, message: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message}}
 
 
-class Capture:
-    """Takes in the output of a nested run, up to a limit, while the run is writing it, so that it never stalls.
+class NestedOutput:
+    """Reads the output of a nested run on a thread, so that the run never blocks, and keeps it up to a limit.
 
-    `stdout` and `stderr` are paths for the guest; `finish` returns what was written.
+    `stdout` and `stderr` are paths for the guest; `finish` returns the output.
     """
 
     def __init__(self, most: int) -> None:
@@ -205,11 +207,11 @@ class Capture:
 
     def _drain(self) -> None:
         try:
-            self._take_all()
+            self._read_all()
         finally:
             self._drained.release()
 
-    def _take_all(self) -> None:
+    def _read_all(self) -> None:
         poller = select.poll()
         open_streams = {reader: at for at, reader in enumerate(self._readers)}
         for reader in open_streams:

@@ -1,7 +1,6 @@
-"""The worker as a zygote has it: loaded once, so that each worker begins as a copy that has nothing left to load.
+"""The worker inside a zygote: imported once, so that each worker starts as a fork with everything loaded.
 
-Nothing of wasmtime is called before the fork: what its engines, stores and random numbers are made of is made in each
-worker.
+Nothing of wasmtime is called before the fork: each worker makes its own engines, stores and random state.
 """
 
 from __future__ import annotations
@@ -14,26 +13,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_READY_MADE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../toolbox/ready_made")
+#: Below the directory of packages: part of the package `warmcell-toolbox`.
+_READY_MADE = "warmcell_toolbox/ready_made"
 
 
 def prepare(packages: str, is_for_one: bool) -> None:
-    """In the zygote. `is_for_one`: of what takes long to load it needs no more than one worker does."""
+    """Runs in the zygote. `is_for_one`: it will fork a single worker, so load only what that needs."""
     if is_for_one:
-        use(os.path.join(_READY_MADE, NAME), os.path.join(packages, "wasmtime"))
+        use(os.path.join(packages, _READY_MADE, NAME), os.path.join(packages, "wasmtime"))
     __import__("wasm.worker")
 
 
 def warm_up() -> None:
-    """Nothing that a worker does could be undone before the fork."""
+    """Nothing to warm up: no work of a worker may happen before the fork."""
 
 
-def forget_the_zygote() -> None:
-    """There is nothing of the host in what was loaded."""
+def reset_state() -> None:
+    """Nothing to forget: the imports contain nothing of the host."""
 
 
 def run(_job: Any) -> None:
-    """In the finished cage, with the supervisor at descriptor 0. Never returns."""
+    """Runs in the finished cage, with the supervisor at descriptor 0. Never returns."""
     from wasm.worker import main
 
     os.environ.clear()

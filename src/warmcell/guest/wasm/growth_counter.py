@@ -1,4 +1,4 @@
-"""Puts the growth counter into a module (see `binary`). Pure: bytes in, bytes out."""
+"""Adds the growth counter to a module (see `binary`). Pure: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from wasm.binary import (
     Unreadable,
     append_entry,
     assemble,
+    leb128,
     outline,
     sections,
-    unsigned,
 )
 
 _GROW = b"\x40\x00"
 _MEMORY_KIND, _GLOBAL_KIND = 2, 3
 _CALL = 0x10
 
-#: How many LEB128 numbers follow an opcode; what is not here has none, or is handled by name below.
+#: How many LEB128 numbers follow an opcode. Opcodes not listed have none or are handled below.
 _NUMBERS = {
     **dict.fromkeys((0x02, 0x03, 0x04, 0x0C, 0x0D, 0x10, 0x12, 0x3F, 0x40, 0x41, 0x42, 0xD0, 0xD2), 1),
     **dict.fromkeys(range(0x20, 0x27), 1),
@@ -36,9 +36,9 @@ _BULK_NUMBERS = {8: 2, 9: 1, 10: 2, 11: 1, 12: 2, 13: 1, 14: 2, 15: 1, 16: 1, 17
 
 
 def add_growth_counter(binary: bytes) -> tuple[bytes, Outline]:
-    """The module with its memory readable and its refused growth counted, and what it looks like.
+    """The module with its memory exported and refused growth counted, and its outline.
 
-    Raises `Unreadable` for what this reader does not know; the caller then runs the module as it is.
+    Raises `Unreadable` for unknown instructions; the caller then runs the original module.
     """
     found = sections(binary)
     shape = outline(found)
@@ -53,16 +53,16 @@ def add_growth_counter(binary: bytes) -> tuple[bytes, Outline]:
 
 def _export(name: str, kind: int, index: int) -> bytes:
     encoded = name.encode()
-    return unsigned(len(encoded)) + encoded + bytes([kind]) + unsigned(index)
+    return leb128(len(encoded)) + encoded + bytes([kind]) + leb128(index)
 
 
 def _append_counter(found: list[tuple[int, bytes]], shape: Outline) -> None:
     append_entry(found, TYPE, b"\x60\x01\x7f\x01\x7f")
-    append_entry(found, FUNCTION, unsigned(len(shape.signatures)))
+    append_entry(found, FUNCTION, leb128(len(shape.signatures)))
     append_entry(found, GLOBAL, b"\x7e\x01\x42\x00\x0b")
     append_entry(found, EXPORT, _export(REFUSED_NAME, _GLOBAL_KIND, shape.globals))
-    body = _counter_body(unsigned(shape.globals))
-    append_entry(found, CODE, unsigned(len(body)) + body)
+    body = _counter_body(leb128(shape.globals))
+    append_entry(found, CODE, leb128(len(body)) + body)
 
 
 def _counter_body(counter: bytes) -> bytes:
@@ -86,12 +86,12 @@ def _replace_growth(found: list[tuple[int, bytes]], counter: int) -> bool:
         has_growth = has_growth or bool(places)
         bodies.append(_with_calls(body, places, counter) if places else body)
     if has_growth:
-        found[at] = (CODE, unsigned(count) + b"".join(unsigned(len(body)) + body for body in bodies))
+        found[at] = (CODE, leb128(count) + b"".join(leb128(len(body)) + body for body in bodies))
     return has_growth
 
 
 def _with_calls(body: bytes, places: list[int], counter: int) -> bytes:
-    call = bytes([_CALL]) + unsigned(counter)
+    call = bytes([_CALL]) + leb128(counter)
     pieces, start = [], 0
     for place in places:
         pieces.append(body[start:place])

@@ -1,7 +1,8 @@
-"""The module `sandbox` that toolbox guests import: `fetch` and `exec`, each as three calls.
+"""The module `sandbox` that toolbox guests import: `fetch` and `exec`, three functions each.
 
-A request is JSON at (pointer, length). The answer is 0 (a response is there), -1 (malformed) or -2 (not allowed here;
-the response says how to allow it). The response is then read by length. Nothing that a guest passes can raise.
+A request is JSON at (pointer, length). The result is 0 (there is a response), -1 (malformed) or -2 (not allowed; the
+response says how to allow it). The guest then asks for the response's length and reads it. No argument of a guest can
+raise an exception.
 """
 
 from __future__ import annotations
@@ -11,29 +12,29 @@ from typing import Any
 
 import wasmtime
 from wasm.engine import HOST, HostFunction, HostFunctions
-from wasm.frames import read_json, write_json
 from wasm.memory import GuestMemory
+from wasm.protocol import read_json, write_json
 
 OK, MALFORMED, NOT_ALLOWED = 0, -1, -2
 MAX_REQUEST_BYTES = 16 << 20
 _HOW_TO_ENABLE = {
     "fetch": "networking is disabled for this sandbox; pass fetch_policy=FetchPolicy(allowed_domains=[...])",
-    "exec": "this run may not start other commands",
+    "exec": "this run may not start commands",
 }
 
-#: Answers one request: what it says, and the calling guest. None means "not allowed here".
-Answer = Callable[[dict[str, Any], wasmtime.Caller], bytes | None]
+#: Takes the request and the calling guest. None means not allowed.
+Handler = Callable[[dict[str, Any], wasmtime.Caller], bytes | None]
 
 
-class Malformed(Exception):
-    """The request is JSON, but not the one that was agreed on."""
+class MalformedRequest(Exception):
+    """The request is JSON, but its fields are wrong."""
 
 
 class HostCalls:
-    """One per worker. Responses belong to the innermost guest that is running, which is the only one that can ask."""
+    """One per worker. A response belongs to the innermost run, the only one that can make calls."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Answer] = {}
+        self.handlers: dict[str, Handler] = {}
         self._responses: list[dict[str, bytes]] = [{}]
 
     def enter(self) -> None:
@@ -57,8 +58,8 @@ class HostCalls:
             if request is None:
                 return MALFORMED
             try:
-                response = self.answers[what](request, caller)
-            except Malformed:
+                response = self.handlers[what](request, caller)
+            except MalformedRequest:
                 return MALFORMED
             self._responses[-1][what] = _refusal(what) if response is None else response
             return NOT_ALLOWED if response is None else OK

@@ -1,7 +1,7 @@
-"""How many files a guest may open, and the room above that which is ours alone.
+"""The limit on a guest's open files, and the descriptors above it that are reserved for the worker.
 
-Guests open files in this very process. Without room of our own, one that opens all it may would make the next thing
-that we do for it fail, in places and words that it should never see.
+Guests open files in the worker's own process. Without a reserve, a guest that opens as many as it may would make the
+worker's next call fail, with errors that no guest should see.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import functools
 import resource
 from collections.abc import Iterator
 
-#: What the worker itself has open: its socket, pipes, epolls, the streams and directories of nested runs.
+#: For the worker itself: its socket, pipes, epolls, the streams and directories of nested runs.
 _OWN_FILES = 64
 _NESTED_FILES = 64
 
 
 class OpenFilesLimit:
-    """Set once for a run; `raised` while something is opened on behalf of the worker."""
+    """Set once per run; the worker opens its own files within `headroom`."""
 
     def __init__(self) -> None:
         self._soft = 0
 
     @functools.cached_property
     def _hard(self) -> int:
-        """Of the worker, and not of the zygote that it is a copy of."""
+        """Read late: the worker is a fork, and its limit may differ from the zygote's."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def set(self, open_files: int) -> None:
@@ -36,8 +36,8 @@ class OpenFilesLimit:
             self._apply(soft)
 
     @contextlib.contextmanager
-    def raised(self) -> Iterator[None]:
-        """Nothing of a guest's may run meanwhile."""
+    def headroom(self) -> Iterator[None]:
+        """Raises the limit for a while. No guest code may run meanwhile."""
         self._apply(self._soft + _NESTED_FILES if self._soft else self._hard)
         try:
             yield
@@ -49,5 +49,4 @@ class OpenFilesLimit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, self._hard))
 
 
-#: Of this process.
 open_files_limit = OpenFilesLimit()

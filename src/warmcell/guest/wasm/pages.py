@@ -1,7 +1,7 @@
-"""The pages of an instance's memory: which ones a run touches, and having them there before a run needs them.
+"""The pages of an instance's memory: which ones a run touches, and mapping them before a run needs them.
 
-An instance starts as a private mapping of its module's memory image. Every page is a fault when it is first touched,
-and a copy when it is first written; for a short run that is most of its time.
+An instance starts as a private mapping of its module's memory image. The first access to a page is a fault, the first
+write a copy; for a short run that is most of its time.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class Range(NamedTuple):
     size: int
 
 
-class Touched(NamedTuple):
-    """Pages that a run wrote to and pages that it only read, counted from the start of the image."""
+class TouchedPages(NamedTuple):
+    """Pages that a run wrote and pages that it only read, as offsets into the image."""
 
     written: tuple[Range, ...]
     read: tuple[Range, ...]
 
 
 def anonymous_bytes() -> int:
-    """Memory that is this process's alone: compiled code and images as they were mapped do not count."""
+    """This process's private memory, without compiled code and unmodified images."""
     _, resident, shared, *_ = os.pread(_own_status(), 256, 0).split()
     return (int(resident) - int(shared)) * PAGE_BYTES
 
 
 @functools.cache
 def _own_status() -> int:
-    """Kept open: a guest that has used up its descriptors must not keep us from looking."""
+    """Kept open, so that it can be read when a guest has used up all descriptors."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def images() -> set[Range]:
-    """Everything that could be the memory image of an instance; nothing where there is no /proc."""
+    """Every mapping that could be the memory image of an instance; empty without /proc."""
     try:
         with open("/proc/self/maps", "rb", buffering=0) as file:
             pieces = list(iter(lambda: file.read(1 << 16), b""))
@@ -62,27 +62,27 @@ def images() -> set[Range]:
 
 
 def new_image(before: set[Range]) -> Range | None:
-    """The memory image of the instance that was made since `before`."""
+    """The memory image of the instance made since `before`."""
     return max(images() - before, key=lambda image: image.size, default=None)
 
 
-def look_at(image: Range) -> Touched:
-    """What was touched since the image was mapped."""
+def read_touched_pages(image: Range) -> TouchedPages:
+    """The pages touched since the image was mapped."""
     try:
         with open("/proc/self/pagemap", "rb", buffering=0) as file:
             file.seek(image.start // PAGE_BYTES * _ENTRY_BYTES)
             raw = file.read(image.size // PAGE_BYTES * _ENTRY_BYTES)
     except OSError:
-        return Touched((), ())
+        return TouchedPages((), ())
     present = [(at, entry) for at, (entry,) in enumerate(struct.iter_unpack("=Q", raw)) if entry & _PRESENT]
-    return Touched(
+    return TouchedPages(
         _ranges((at for at, entry in present if not entry & _IS_FILE_PAGE), most_apart=2),
         _ranges((at for at, entry in present if entry & _IS_FILE_PAGE), most_apart=16),
     )
 
 
-def make_ready(image: Range, touched: Touched, must_stop: Callable[[], bool]) -> None:
-    """Changes no byte: pages are mapped, and those that will be written are copied now. Where it fails, they fault."""
+def populate(image: Range, touched: TouchedPages, must_stop: Callable[[], bool]) -> None:
+    """Maps pages, and copies those that will be written; no content changes. Where it fails, the pages fault later."""
     parts = [(part, _POPULATE_WRITE) for part in touched.written] + [(part, _POPULATE_READ) for part in touched.read]
     for at, (part, advice) in enumerate(parts):
         if at % _PARTS_AT_ONCE == 0 and must_stop():
@@ -91,7 +91,7 @@ def make_ready(image: Range, touched: Touched, must_stop: Callable[[], bool]) ->
 
 
 def _ranges(pages: Iterable[int], most_apart: int) -> tuple[Range, ...]:
-    """Neighbours together, even where a few pages lie between them: one call for many is cheaper."""
+    """Merges neighbours, even with a small gap between them: one call for many pages is cheaper."""
     runs: list[list[int]] = []
     for page in pages:
         if runs and page - runs[-1][1] <= most_apart:

@@ -1,7 +1,7 @@
-"""Our own versions of the WASI calls in which wasmtime's would outlive the deadline or refuse what is allowed.
+"""Replacements for the WASI calls of wasmtime that would outlive the deadline or reject valid arguments.
 
-`poll_oneoff`: wasmtime sleeps through any interruption. `proc_exit`: wasmtime takes statuses of 126 and more for an
-error, yet 127 is what a shell answers for an unknown command.
+`poll_oneoff`: wasmtime sleeps through any interruption. `proc_exit`: wasmtime treats a status of 126 or more as an
+error, but 127 is a shell's status for an unknown command.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class GuestExit(Exception):
         self.code = code
 
 
-class Wasi:
-    """The calls, bound to the clock of the run in progress."""
+class WasiCalls:
+    """The calls, bound to the deadline of the run in progress."""
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
-        self.started = 0.0  # the zero of the guest's monotonic clock
+        self.start = 0.0  # the zero of the guest's monotonic clock
 
     def functions(self) -> HostFunctions:
         return {
@@ -61,7 +61,7 @@ class Wasi:
         return _SUCCESS
 
     def _wait(self, subscriptions: list[tuple[Any, ...]]) -> list[bytes]:
-        """Descriptors are files and finished pipes here, always ready; only clocks are waited for."""
+        """Descriptors are files and finished pipes, which are always ready: only clocks can make us wait."""
         ready = [_event(item) for item in subscriptions if item[1] in (_FD_READ, _FD_WRITE)]
         broken = [_event(item, _ENOTSUP) for item in subscriptions if not _is_known(item)]
         if ready or broken:
@@ -75,7 +75,7 @@ class Wasi:
         seconds = float(nanoseconds) / 1e9
         if not flags & _IS_ABSOLUTE:
             return seconds
-        return seconds - (time.time() if identity == _REALTIME else time.monotonic() - self.started)
+        return seconds - (time.time() if identity == _REALTIME else time.monotonic() - self.start)
 
 
 def _is_known(subscription: tuple[Any, ...]) -> bool:

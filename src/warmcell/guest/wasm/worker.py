@@ -1,8 +1,8 @@
 """A worker process: loads modules and runs them, one at a time, for a supervisor at the other end of descriptor 0.
 
-In a cage it is a fork of a process that has loaded all this (`forked.py`), else it is started as
-`python -I -S wasm/worker.py <directory that holds wasmtime>`. It has no environment, no files and nothing of the
-caller's; it ends when the supervisor goes away, even in the middle of a run.
+In a cage it is a fork of a process that has already imported all of this (`forked.py`); otherwise it is started as
+`python -I -S wasm/worker.py <directory that holds wasmtime>`. It has no environment, no files and nothing else of the
+caller's, and exits when the supervisor closes the socket, even during a run.
 """
 
 from __future__ import annotations
@@ -12,80 +12,66 @@ import os
 import resource
 import sys
 import time
-from typing import NamedTuple
 
 if __name__ == "__main__":
-    gc.disable()  # until all is loaded, which stays
+    gc.disable()  # until everything is imported: none of it is ever freed
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(__file__)))]
     sys.path.append(sys.argv[1])
 
 import wasmtime
+from wasm.channel import Channel, SupervisorGone
 from wasm.deadline import Deadline, DeadlineReached
-from wasm.engine import Engines, Facts, Loaded, Refused, Source, write_compiled
-from wasm.exec_call import ExecCall, NoSuchCommand
+from wasm.engine import Engines, LoadedModule, ModuleFacts, ModuleInput, Refused, write_compiled
+from wasm.exec_call import CommandUnavailable, ExecCall
 from wasm.fetch_call import parse_fetch
-from wasm.frames import Channel, SupervisorGone, decode_run, encode_ending
-from wasm.host_calls import HostCalls
 from wasm.open_files import open_files_limit
-from wasm.run import Outcome, Runner, Spec
+from wasm.protocol import ExitReport, RunLimits, RunSpec, decode_run, decode_spec, encode_exit
+from wasm.run import Invocation, Runner
 from wasm.run_stack import RunStack
-from wasm.wasi_calls import Wasi
-from wasm.world import Preopen, World
+from wasm.wasi_calls import WasiCalls
+from wasm.wasi_setup import WasiSetup
+
+from wasm.host_calls import HostCalls
 
 TYPE_CHECKING = False
-if not TYPE_CHECKING:  # its half in C: the rest takes longer to load
+if not TYPE_CHECKING:  # the C half of the module: the rest takes longer to load
     import _socket as socket
-else:  # only those who run Python load what components take
+else:  # loaded only when a component is
     import socket
     from typing import Any
 
     from wasm.component import ComponentEngines, LoadedComponent
     from wasmtime.component import Component
 
-#: A supervisor has read an answer and returned to its caller by then.
-_STEP_ASIDE_MS = 1
+#: Long enough for the supervisor to read the exit report and return to its caller.
+_YIELD_MS = 1
 
 
-class Terms(NamedTuple):
-    """What a run is given besides its own words. The supervisor says it once, and by its number from then on."""
-
-    key: str
-    timeout: float
-    memory_bytes: int
-    fuel: int | None
-    world: World
-    output_bytes: int
-    open_files: int
-    file_bytes: int | None
-    may_fetch: bool
-    may_exec: bool
-
-
-class Worker:
-    """The requests of the supervisor, each a method of the same name."""
+class WorkerServer:
+    """Serves the supervisor's requests, each in a method of the same name."""
 
     def __init__(self, control: socket.socket) -> None:
         self._channel = Channel(control)
         self._calls = HostCalls()
         self._deadline = Deadline(control.fileno(), self._interrupt)
         self._components: ComponentEngines | None = None
-        wasi = Wasi(self._deadline)
+        wasi = WasiCalls(self._deadline)
         self._engines = Engines(wasi.functions(), self._calls.functions())
         self._runs = RunStack(Runner(self._deadline, wasi), self._deadline, self._calls)
         self._exec = ExecCall(self._runs, self._find_command)
-        self._calls.answers = {"fetch": self._fetch, "exec": self._exec.answer}
-        self._modules: dict[str, Loaded | LoadedComponent] = {}
+        self._calls.handlers = {"fetch": self._fetch, "exec": self._exec.handle}
+        self._modules: dict[str, LoadedModule | LoadedComponent] = {}
         self._commands: dict[tuple[str, bool], str] = {}
         self._rehearsals: dict[str, list[str]] = {}
-        #: What the last run found, and a run without directories.
-        self._world = self._bare_world = World("", "")
-        self._terms: dict[int, Terms] = {}
+        #: Of the last run, and of a run without directories.
+        self._setup = self._bare_setup = WasiSetup("", "")
+        self._specs: dict[int, tuple[RunSpec, WasiSetup]] = {}
         self._is_confined = False
-        #: The last request was there before everything was ready for it.
-        self._is_pressed = False
+        #: The last request arrived before the worker was ready for it.
+        self._is_busy = False
         self._may_fetch = False
-        #: Of the last run: how many files it could open, and how large they could be.
-        self._limits: tuple[int, int | None] = 0, None
+        #: The limits on open files and file size that are in force.
+        self._file_limits: tuple[int, int | None] = 0, None
 
     def _interrupt(self) -> None:
         self._engines.interrupt_all()
@@ -100,46 +86,45 @@ class Worker:
         return self._components
 
     def serve(self) -> None:
-        operations = {"setup": self._setup, "load": self._load, "warm": self._warm}
+        operations = {"setup": self._set_up, "load": self._load, "warm": self._warm}
         while True:
             message, blob = self._channel.receive()
             if not message:
                 self._serve_run(*decode_run(blob))
-            elif message["op"] == "terms":
-                self._note_terms(message)
+            elif message["op"] == "spec":
+                number, spec = decode_spec(message)
+                self._specs[number] = spec, self._bare_setup._replace(directories=spec.directories)
             else:
                 self._channel.send(operations[message["op"]](message, blob))
 
     def _serve_run(self, number: int, argv: list[str], env: dict[str, str], stdin: bytes) -> None:
-        terms = self._terms[number]
-        if terms.key not in self._modules:
+        spec, setup = self._specs[number]
+        key, limits = spec.module_key, spec.limits
+        if key not in self._modules:
             self._channel.send({"op": "unknown"})
             return
-        spec = Spec(argv, env, stdin, terms.world, terms.memory_bytes, terms.fuel, terms.may_exec)
-        self._channel.send_encoded(self._run(spec, terms))
-        self._let_go_first()
+        invocation = Invocation(argv, env, stdin, setup, limits.memory_bytes, limits.fuel, spec.may_exec)
+        self._channel.send_encoded(encode_exit(self._run(invocation, spec)))
+        self._yield_to_supervisor()
         self._runs.clean_up()
-        if terms.fuel is None and not self._channel.has_more():
-            self._get_ready(terms.key, terms.memory_bytes)
-        self._is_pressed = self._channel.has_more()
+        if limits.fuel is None and not self._channel.has_more():
+            self._make_spare(key, limits.memory_bytes)
+        self._is_busy = self._channel.has_more()
 
-    def _note_terms(self, message: dict[str, Any]) -> None:
-        fields = {name: message[name] for name in Terms._fields if name in message}
-        world = self._bare_world._replace(preopens=tuple(Preopen(*item) for item in message["preopens"]))
-        self._terms[message["number"]] = Terms(world=world, **fields)
+    def _yield_to_supervisor(self) -> None:
+        """Lets the supervisor continue first if both share a processor: the rest of our work can wait.
 
-    def _let_go_first(self) -> None:
-        """Where both share a processor the supervisor goes on first: what follows an answer is for nobody. It goes on
-        when we sleep, and not surely when we only yield; who asks without a pause is asked again before that is over.
+        Sleeping hands the processor over; yielding may not. A supervisor that sends one run after the other is back
+        before the sleep would be over, so with those we only yield.
         """
-        if self._is_pressed:
+        if self._is_busy:
             os.sched_yield()
         else:
-            self._channel.has_more(_STEP_ASIDE_MS)
+            self._channel.has_more(_YIELD_MS)
 
-    def _setup(self, message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
+    def _set_up(self, message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
         stdout, stderr, log = self._channel.take_descriptors()
-        self._world = self._bare_world = World(f"/proc/self/fd/{stdout}", f"/proc/self/fd/{stderr}")
+        self._setup = self._bare_setup = WasiSetup(f"/proc/self/fd/{stdout}", f"/proc/self/fd/{stderr}")
         self._is_confined = message["is_confined"]
         os.dup2(log, 2)
         os.close(log)
@@ -159,80 +144,80 @@ class Worker:
                 os.close(descriptor)
 
     def _load_from(self, message: dict[str, Any], blob: bytes, descriptor: int | None) -> dict[str, Any]:
-        source = Source(message["format"], blob, message["entry"], message["fuel"], message["host"])
+        module = ModuleInput(message["format"], blob, message["entry"], message["fuel"], message["host"])
         self._rehearsals[message["key"]] = message["rehearsal"]
-        if source.format == "compiled":
+        if module.format == "compiled":
             if descriptor is None:
-                raise Refused("stale", "no compiled form came with the request")
-            self._modules[message["key"]] = self._adopt(source, Facts(**message["facts"]), descriptor)
+                raise Refused("stale", "the request has no compiled module")
+            self._modules[message["key"]] = self._adopt(module, ModuleFacts(**message["facts"]), descriptor)
             return {"op": "loaded"}
-        loaded, compiled = self._compile(source)
+        loaded, compiled = self._compile(module)
         self._modules[message["key"]] = loaded
         is_written = descriptor is not None and write_compiled(compiled.serialize(), descriptor)
         return {"op": "loaded", "facts": loaded.facts._asdict(), "is_written": is_written}
 
-    def _adopt(self, source: Source, facts: Facts, descriptor: int) -> Loaded | LoadedComponent:
-        file = reopened(descriptor)
+    def _adopt(self, module: ModuleInput, facts: ModuleFacts, descriptor: int) -> LoadedModule | LoadedComponent:
+        file = reopen(descriptor)
         try:
             if facts.is_component:
-                return self._component_engines().adopt(facts, source.needs_fuel, file)
-            return self._engines.adopt(source, facts, file)
+                return self._component_engines().adopt(facts, module.needs_fuel, file)
+            return self._engines.adopt(module, facts, file)
         finally:
             os.close(file)
 
-    def _compile(self, source: Source) -> tuple[Loaded | LoadedComponent, wasmtime.Module | Component]:
-        if source.format != "component":
-            return self._engines.compile(source)
-        loaded = self._component_engines().compile(source.blob, source.entry, source.needs_fuel)
+    def _compile(self, module: ModuleInput) -> tuple[LoadedModule | LoadedComponent, wasmtime.Module | Component]:
+        if module.format != "component":
+            return self._engines.compile(module)
+        loaded = self._component_engines().compile(module.blob, module.entry, module.needs_fuel)
         return loaded, loaded.component
 
-    def _run(self, spec: Spec, terms: Terms) -> bytes:
-        """How it ended, ready to send."""
-        self._deadline.start(terms.timeout)
+    def _run(self, invocation: Invocation, spec: RunSpec) -> ExitReport:
+        self._deadline.start(spec.limits.timeout)
         cpu_before = time.process_time()
         try:
-            if self._limits != (terms.open_files, terms.file_bytes):
-                self._set_limits(terms.open_files, terms.file_bytes)
-            self._may_fetch, self._exec.is_allowed = terms.may_fetch, terms.may_exec
-            self._exec.output_bytes = terms.output_bytes
-            self._world = terms.world
-            outcome = self._runs.run(self._modules[terms.key], spec)
+            self._set_file_limits(spec.limits)
+            self._may_fetch, self._exec.is_allowed = spec.may_fetch, spec.may_exec
+            self._exec.output_bytes = spec.limits.output_bytes
+            self._setup = invocation.setup
+            report = self._runs.run(self._modules[spec.module_key], invocation)
         except DeadlineReached:
-            outcome = Outcome("timeout")
+            report = ExitReport("timeout")
         finally:
             self._deadline.stop()
-        cpu = time.process_time() - cpu_before
-        return encode_ending(outcome.kind, outcome.exit_code, outcome.memory_bytes, cpu, outcome.message)
+        return report._replace(cpu_seconds=time.process_time() - cpu_before)
 
     def _warm(self, message: dict[str, Any], _blob: bytes) -> dict[str, Any]:
-        """A run of the module is expected, nobody knows when."""
+        """Prepares for a run of the module at some later time."""
         if message["key"] in self._modules:
-            self._get_ready(message["key"], message["memory_bytes"])
+            self._make_spare(message["key"], message["memory_bytes"])
         return {"op": "warmed"}
 
-    def _get_ready(self, key: str, memory_bytes: int) -> None:
-        """Nobody waits: an instance for the next run of the same module under the same limits is made now."""
+    def _make_spare(self, key: str, memory_bytes: int) -> None:
+        """While idle: makes an instance for the next run of the same module under the same limits."""
         loaded, rehearsal = self._modules[key], self._rehearsals.pop(key, None)
         self._may_fetch = self._exec.is_allowed = False
         if rehearsal:
             self._runs.rehearse(loaded, rehearsal)
-        # What was shown to a confined worker is its own; of the host nothing is kept open.
-        world = self._world if self._is_confined else self._bare_world
-        self._runs.make_spare(loaded, memory_bytes, world, self._channel.has_more)
+        # A confined worker keeps its own mounts open; otherwise nothing of the host stays open between runs.
+        setup = self._setup if self._is_confined else self._bare_setup
+        self._runs.make_spare(loaded, memory_bytes, setup, self._channel.has_more)
 
-    def _set_limits(self, open_files: int, file_bytes: int | None) -> None:
-        """A second line, for the files that a guest opens and writes under its preopens."""
-        open_files_limit.set(open_files)
-        if file_bytes != self._limits[1]:
+    def _set_file_limits(self, limits: RunLimits) -> None:
+        """A second line of defence, for files that a guest opens and writes in its directories."""
+        wanted = limits.open_files, limits.file_bytes
+        if wanted == self._file_limits:
+            return
+        open_files_limit.set(limits.open_files)
+        if limits.file_bytes != self._file_limits[1]:
             _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            soft = hard if file_bytes is None else file_bytes
+            soft = hard if limits.file_bytes is None else limits.file_bytes
             resource.setrlimit(
                 resource.RLIMIT_FSIZE, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
             )
-        self._limits = open_files, file_bytes
+        self._file_limits = wanted
 
     def _ask(self, message: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """A question to the supervisor in the middle of a run."""
+        """Sends a host call to the supervisor during a run and waits for the answer."""
         self._channel.send({"op": "call", **message}, blob)
         return self._channel.receive()
 
@@ -242,10 +227,10 @@ class Worker:
         fields, body = parse_fetch(request)
         return self._ask({"what": "fetch", **fields}, body)[1]
 
-    def _find_command(self, name: str, needs_fuel: bool) -> Loaded | LoadedComponent:
+    def _find_command(self, name: str, needs_fuel: bool) -> LoadedModule | LoadedComponent:
         key = self._commands.get((name, needs_fuel), "")
-        if key not in self._modules:  # not asked for yet, or dropped since
-            # The supervisor may have to compile first. That is not the guest's time, so the clock stands still.
+        if key not in self._modules:  # first use, or dropped since
+            # The supervisor may have to compile the module. The guest's clock stops meanwhile.
             remaining = self._deadline.remaining()
             self._deadline.stop()
             try:
@@ -257,21 +242,21 @@ class Worker:
 
     def _take_command(self, answer: dict[str, Any], blob: bytes) -> str:
         if not answer["is_found"]:
-            raise NoSuchCommand(answer["reason"])
+            raise CommandUnavailable(answer["reason"])
         if answer["key"] in self._modules:
             for descriptor in self._channel.take_descriptors():
                 os.close(descriptor)
             return str(answer["key"])
         reply = self._load(answer, blob)
         if reply["op"] == "refused":
-            raise NoSuchCommand("it cannot be loaded")
+            raise CommandUnavailable("its module cannot be loaded")
         self._channel.send({"op": "call", "what": "loaded"})
         return str(answer["key"])
 
 
-def reopened(descriptor: int) -> int:
-    """The same file by its own path, where that is shown here: of those that come from outside, only files in memory
-    may be opened by their number.
+def reopen(descriptor: int) -> int:
+    """Opens the same file by its path if that is visible here: the cage lets us open by descriptor number only files
+    in memory.
     """
     try:
         file = os.open(os.readlink(f"/proc/self/fd/{descriptor}"), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -285,16 +270,16 @@ def reopened(descriptor: int) -> int:
 
 def main() -> None:
     control = socket.socket(fileno=os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
-        os.dup2(nothing, descriptor)
-    os.close(nothing)
+        os.dup2(null, descriptor)
+    os.close(null)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # What is there now stays for ever: collecting garbage need not look at it again during runs.
+    # Nothing imported so far is ever freed: keep the garbage collector from scanning it during runs.
     gc.freeze()
     gc.enable()
     try:
-        Worker(control).serve()
+        WorkerServer(control).serve()
     except SupervisorGone:
         os._exit(0)
 
