@@ -1,29 +1,25 @@
-"""The two contracts that third parties implement: a backend and an enforcer."""
+"""SandboxBackend: the contract that backends of this and of other packages implement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-from warmcell.core.records import dataclass, field
 
 if TYPE_CHECKING:
     from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult
-    from warmcell.policy.model import SandboxPolicy
 
 
 @runtime_checkable
 class SandboxBackend(Protocol):
     """Runs requests.
 
-    `execute` is called from any event loop, many at a time. It returns for every way in which a guest can end,
-    raises `ExecutionTimeout` / `MemoryExceeded` (with the partial result) when a limit ended it, and any other
-    `SandboxError` when the run could not be carried out. When it returns, raises or is cancelled, nothing of the
-    run is left. `aclose` ends what is under way, may be called twice, and leaves nothing; runs that it ended, and
-    `execute` after it, raise `BackendUnavailable`. A fork of the program may use its copy as if it were new.
+    `execute` is called from any event loop, many calls at a time. It returns a result however the guest exits, raises
+    `ExecutionTimeout` or `MemoryExceeded` (with the partial result) if a limit ended it, and any other `SandboxError`
+    if the run could not be carried out. After it returns, raises or is cancelled, nothing of the run is left.
+    `aclose` ends the runs in progress, may be called twice, and leaves nothing; runs that it ended, and `execute` after
+    it, raise `BackendUnavailable`. A fork of the program may use its copy as if it were new.
 
-    Ours also have `build` (see `backends.built.Program`), `run_many` and blocking forms of all; whoever judges programs
-    does without them where a backend has none.
+    Our own backends also have `build` (see `backends.built.Program`), `run_many` and blocking forms of all. Callers
+    that judge programs do without them where a backend has none.
     """
 
     @property
@@ -34,37 +30,3 @@ class SandboxBackend(Protocol):
     async def execute(self, request: ExecRequest) -> ExecResult: ...
 
     async def aclose(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class WrappedCommand:
-    """A command line that runs the original one under an enforcer, ready for `subprocess`."""
-
-    program: str
-    args: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    pass_fds: tuple[int, ...] = ()
-
-    @property
-    def argv(self) -> list[str]:
-        return [self.program, *self.args]
-
-
-@runtime_checkable
-class SandboxEnforcer(Protocol):
-    """Turns a command into the same command inside a cage.
-
-    `probe` proves that the cage works on this host by running a child in it, and raises `EnforcerUnavailable` with
-    the remedy when it does not. `wrap_command` decides everything from the policy and touches nothing; it raises
-    `PolicyViolation` when the policy names something that is not there. `configure_command` is for enforcers that
-    must prepare the host first (an AppContainer profile, say) and returns the keyword arguments for `subprocess`.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def probe(self) -> None: ...
-
-    def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand: ...
-
-    def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]: ...

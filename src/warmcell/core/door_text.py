@@ -1,4 +1,4 @@
-"""Text that leaves through a door: cut to size, and without anything of the host in it. Pure module."""
+"""Text for models and remote clients: bounded, and without anything of the host in it. Pure module."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import re
 from warmcell.core.errors import SandboxError
 from warmcell.core.lines import one_line
 
-#: Paths that a guest has in its own world: naming them tells nobody anything. Not /tmp: the host has one too, and what
-#: our own errors name there is the host's.
+#: Paths inside the cage, which reveal nothing. Not /tmp: the host has one too, and our own errors mean that one.
 _GUEST_ROOTS = ("/code", "/out", "/work", "/workspace", "/home/sandbox", "/dev", "/proc/self", "/bin")
-#: Our messages quote names as Python does, so a path with spaces in it ends where its quotation mark stands.
+#: Our messages quote names as Python does, so a path with spaces ends at its quotation mark.
 _QUOTED_PATH = re.compile(r"(['\"])(~?/[^'\"]*)\1")
-#: The directory of one run, in the classes that share the host's root; and where what a compiler made is kept.
+#: The directory of one run, in classes that share the host's root; and where artefacts are stored.
 _RUN_DIRECTORY = re.compile(r"/warmcell-[a-z0-9_]{8}(?=/(?:code|work|tmp|out)\b)")
 _ARTEFACT_DIRECTORY = re.compile(r"/warmcell/builds/[0-9a-f]{64}(?=/)")
 _LONGEST_PATH = 4096
@@ -25,7 +24,7 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 def cap(text: str, limit: int) -> tuple[str, bool]:
-    """`text` in at most about `limit` characters, and whether it was cut. Head and tail stay: errors end a log."""
+    """`text` in at most about `limit` characters, and whether it was cut. Head and tail stay: errors are at the end."""
     safe = text.encode("utf-8", "replace").decode("utf-8")
     if len(safe) <= limit:
         return safe, False
@@ -41,13 +40,14 @@ def explain(error: SandboxError) -> str:
 
 
 def in_guest_terms(text: str) -> str:
-    """What a guest printed, with the directories of its run named as they are in a cage (`/code`, `/work`, `/out`)."""
-    return _renamed(_renamed(text, _RUN_DIRECTORY, ""), _ARTEFACT_DIRECTORY, "/out")
+    """A guest's output with the directories of its run named as in a cage (`/code`, `/work`, `/out`)."""
+    return _rename_directories(_rename_directories(text, _RUN_DIRECTORY, ""), _ARTEFACT_DIRECTORY, "/out")
 
 
-def _renamed(text: str, directory: re.Pattern[str], name: str) -> str:
-    """Such directories with the path that leads to each, found backwards by hand: a pattern for "any path, then this"
-    would take quadratic time for a guest that prints nothing but slashes."""
+def _rename_directories(text: str, directory: re.Pattern[str], name: str) -> str:
+    """Replaces such directories and the path before each, found by scanning backwards: a pattern for "any path, then
+    this" would take quadratic time on output that consists of slashes.
+    """
     pieces, position = [], 0
     for match in directory.finditer(text):
         start = match.start()
@@ -60,7 +60,7 @@ def _renamed(text: str, directory: re.Pattern[str], name: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """`text` with host paths, credentials and addresses replaced by what they were."""
+    """`text` with placeholders for host paths, credentials and addresses."""
     without_secrets = _CREDENTIALS.sub("", text)
     pieces: list[str] = []
     position = 0
@@ -72,11 +72,11 @@ def scrub(text: str) -> str:
 
 
 def _scrub_paths(text: str) -> str:
-    quoted = _QUOTED_PATH.sub(lambda match: f"{match[1]}{_shown_path(match[2])}{match[1]}", text)
-    bare = _PATH.sub(lambda match: _shown_path(match.group()), quoted)
+    quoted = _QUOTED_PATH.sub(lambda match: f"{match[1]}{_display_path(match[2])}{match[1]}", text)
+    bare = _PATH.sub(lambda match: _display_path(match.group()), quoted)
     return _ADDRESS.sub("<address>", _WINDOWS_PATH.sub("<path>", bare))
 
 
-def _shown_path(path: str) -> str:
+def _display_path(path: str) -> str:
     is_guest = any(path == root or path.startswith(root + "/") for root in _GUEST_ROOTS)
     return path if path == "/" or (is_guest and ".." not in path) else "<path>"

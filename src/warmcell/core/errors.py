@@ -9,17 +9,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar, Literal
 
-    from warmcell.core.types import ExecResult
+    from warmcell.core.results import ExecResult
 
-    #: The program that was run, whoever called Warmcell, or Warmcell and the machine that it runs on.
+    #: The program that was run, the caller of Warmcell, or Warmcell and its host.
     Fault = Literal["guest", "caller", "host"]
 
 
 class SandboxError(Exception):
-    """Base of the tree. `code` is stable and safe to branch on; `hint` says what to do, when there is something.
+    """Base of the tree. `code` is stable and safe to branch on; `hint` says what to do, if there is something.
 
-    `fault` says whose it was, so that nobody who scores programs takes our failure for theirs; `retryable` whether the
-    same call, unchanged, may well succeed later. An error that does not say otherwise is ours.
+    `fault` says whose fault it is, so that a score never counts our failure as the program's; `retryable` whether the
+    same call may succeed later. By default the fault is ours.
     """
 
     code: ClassVar[str] = "sandbox.error"
@@ -39,7 +39,7 @@ class SandboxError(Exception):
 
 
 def _rebuild(kind: type[SandboxError], args: tuple[object, ...], state: dict[str, object]) -> SandboxError:
-    """Errors cross process boundaries by pickle in callers' pools; constructors differ, so state is restored."""
+    """Errors cross process boundaries by pickle in callers' pools; constructors differ, so the state is restored."""
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)
@@ -47,9 +47,9 @@ def _rebuild(kind: type[SandboxError], args: tuple[object, ...], state: dict[str
 
 
 class ExecutionTimeout(SandboxError):
-    """The guest was still running at its deadline. Everything it started is gone; `result` has what it had printed.
+    """The guest was still running at its deadline. Everything it started is gone; `result` has its output.
 
-    `clock` says which deadline: its time, or its `cpu_seconds`. `timeout` is how much of that it had.
+    `clock` says which limit: wall time or `cpu_seconds`. `timeout` is that limit.
     """
 
     code = "sandbox.timeout"
@@ -72,19 +72,20 @@ class ExecutionTimeout(SandboxError):
 
 
 class MemoryExceeded(SandboxError):
-    """The guest used more memory than it was given. `result` has what it had printed."""
+    """The guest used more memory than its limit. `result` has its output."""
 
     code = "sandbox.memory_exceeded"
     fault = "guest"
 
-    def __init__(self, limit_mb: int, result: ExecResult | None = None) -> None:
-        super().__init__(f"memory limit of {limit_mb} MB exceeded")
+    def __init__(self, limit_mb: int, result: ExecResult | None = None, *, is_gpu: bool = False) -> None:
+        super().__init__(f"{'GPU ' if is_gpu else ''}memory limit of {limit_mb} MB exceeded")
         self.limit_mb = limit_mb
+        self.is_gpu = is_gpu
         self.result = result
 
 
 class FuelExhausted(SandboxError):
-    """A WASM guest spent its instruction budget, which is not the same as its time."""
+    """A WASM guest spent its instruction budget, which is not its time."""
 
     code = "sandbox.fuel_exhausted"
     fault = "guest"
@@ -114,56 +115,79 @@ class InvalidRequest(SandboxError):
 
 
 class BackendUnavailable(SandboxError):
-    """Something that the backend needs is not installed, or it was closed."""
+    """Something that the backend needs is not installed, or the backend was closed."""
 
     code = "sandbox.backend_unavailable"
 
 
 class BackendBusy(SandboxError):
-    """Nobody could be served within the queue's timeout: everything was taken. The guest never started."""
+    """No slot became free within the queue timeout. The guest never started."""
 
     code = "sandbox.backend_busy"
     retryable = True
 
-    def __init__(self, waited: float, *, hint: str | None = "ask for less at once, or raise queue_timeout") -> None:
-        super().__init__(f"the backend was busy: no place became free within {waited:g} s", hint=hint)
+    def __init__(self, waited: float, *, hint: str | None = "run less at once, or raise queue_timeout") -> None:
+        super().__init__(f"the backend was busy: no slot became free within {waited:g} s", hint=hint)
         self.waited = waited
 
 
+class NodeLost(SandboxError):
+    """The node of a cluster that carried this out is gone. `node` is its id.
+
+    Nothing was learnt about the program. `has_output` says whether the caller got output of it before.
+    """
+
+    code = "sandbox.node_lost"
+    retryable = True
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"node {node[:12]} was lost: {reason}", hint="run it again; it goes to another node")
+        self.node = node
+        self.reason = reason
+        self.has_output = False
+
+
 class BuildFailed(SandboxError):
-    """The program does not compile. `result` is the compiler's own: what it printed and how it ended."""
+    """The program does not compile, or a step of an image's build failed.
+
+    `result` is the compiler's or the step's: its output and exit code. `step` is the step as it was written, else "".
+    """
 
     code = "sandbox.build_failed"
     fault = "guest"
 
-    def __init__(self, result: ExecResult) -> None:
-        super().__init__(f"the program does not compile (the compiler's exit code is {result.exit_code})")
+    def __init__(self, result: ExecResult, *, step: str = "", reason: str = "", hint: str | None = None) -> None:
+        if step:
+            super().__init__(f"{step!r} failed: {reason or f'exit code {result.exit_code}'}", hint=hint)
+        else:
+            super().__init__(f"the program does not compile (the compiler's exit code is {result.exit_code})")
         self.result = result
+        self.step = step
 
 
-class EnforcerUnavailable(SandboxError):
-    """This host cannot enforce what was asked. Nothing was run."""
-
-    code = "sandbox.enforcer_unavailable"
+class _EnforcerError(SandboxError):
+    """Names the enforcer, as a field and in the message."""
 
     def __init__(self, enforcer: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{enforcer}: {message}", hint=hint)
         self.enforcer = enforcer
 
 
-class EnforcerFailed(SandboxError):
-    """The enforcer should work here and did not: a step of building the cage failed. The guest never started."""
+class EnforcerUnavailable(_EnforcerError):
+    """This host cannot enforce what was requested. Nothing was run."""
+
+    code = "sandbox.enforcer_unavailable"
+
+
+class EnforcerFailed(_EnforcerError):
+    """A step of building the cage failed on a host where it should work. The guest never started."""
 
     code = "sandbox.enforcer_failed"
     retryable = True
 
-    def __init__(self, enforcer: str, message: str, *, hint: str | None = None) -> None:
-        super().__init__(f"{enforcer}: {message}", hint=hint)
-        self.enforcer = enforcer
-
 
 class PolicyViolation(SandboxError):
-    """The policy cannot be honoured as written (a path that does not exist, a rule that contradicts another)."""
+    """The policy cannot be enforced as written (a path that does not exist, a rule that contradicts another)."""
 
     code = "sandbox.policy_violation"
     fault = "caller"
@@ -196,6 +220,48 @@ class SnapshotNotFound(SandboxError):
     fault = "caller"
 
 
+class SnapshotInvalid(SandboxError):
+    """A snapshot, or the store that it is in, was damaged or made by somebody else. Nothing of it is used."""
+
+    code = "sandbox.snapshot_invalid"
+    fault = "caller"
+
+
+class WorkspaceNotFound(SandboxError):
+    """The store has no workspace of that id or name."""
+
+    code = "sandbox.workspace_not_found"
+    fault = "caller"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no workspace {name!r}", hint="`warmcell workspace list` shows the workspaces")
+        self.name = name
+
+
+class ImageNotFound(SandboxError):
+    """The store or the registry has no image of that name or digest."""
+
+    code = "sandbox.image_not_found"
+    fault = "caller"
+
+    def __init__(
+        self,
+        reference: str,
+        *,
+        place: str = "the store",
+        hint: str | None = "`warmcell image list` shows the images",
+    ) -> None:
+        super().__init__(f"no image {reference!r} in {place}", hint=hint)
+        self.reference = reference
+
+
+class ImageInvalid(SandboxError):
+    """The image is malformed, hostile, too large, or not for this machine. Nothing of it is in the store."""
+
+    code = "sandbox.image_invalid"
+    fault = "caller"
+
+
 class PathTraversal(SandboxError):
     """The path would leave the workspace, or names something that is neither a file nor a directory."""
 
@@ -208,7 +274,7 @@ class PathTraversal(SandboxError):
 
 
 class SessionTimeout(SandboxError):
-    """A cell of a session ran past its deadline; the session is gone."""
+    """A cell of a session passed its deadline; the session is gone."""
 
     code = "sandbox.session_timeout"
     fault = "guest"
@@ -227,22 +293,25 @@ class SessionBusy(SandboxError):
 
 
 class SessionEnded(SandboxError):
-    """The session's interpreter is gone, and its variables with it. `restart()` begins a new one.
+    """The session's interpreter is gone, and its variables with it. `restart()` starts a new one, unless it was closed.
 
-    Where a cell was under way, `result` has what it had printed.
+    If a cell was running, `result` has its output.
     """
 
     code = "sandbox.session_ended"
     fault = "guest"
+    #: The reason of a session that cannot be restarted.
+    CLOSED = "it was closed"
 
     def __init__(self, reason: str, result: ExecResult | None = None) -> None:
-        super().__init__(f"the session has ended: {reason}", hint="restart() begins anew, without the variables")
+        remedy = "sandbox.session(...) opens another" if reason == self.CLOSED else "restart() starts a new one"
+        super().__init__(f"the session has ended: {reason}", hint=f"{remedy}, without the variables")
         self.reason = reason
         self.result = result
 
 
 class SandboxDestroyed(SandboxError):
-    """The sandbox was destroyed; make a new one."""
+    """The sandbox was destroyed; create a new one."""
 
     code = "sandbox.destroyed"
     fault = "caller"
@@ -252,7 +321,7 @@ class SandboxDestroyed(SandboxError):
 
 
 class CommandNotFound(SandboxError):
-    """The sandbox has no such command, or what goes by that name cannot be run; `str()` says which."""
+    """The sandbox has no such command, or it cannot be executed; `str()` says which."""
 
     code = "sandbox.command_not_found"
     fault = "caller"
@@ -273,9 +342,9 @@ class NetworkingDisabled(SandboxError):
 
 
 class FetchFailed(SandboxError):
-    """A fetch was refused by the rules or failed on the way. `reason` is a stable word such as `dns` or `refused`.
+    """A fetch was refused by the rules or failed. `reason` is a stable word such as `dns` or `refused`.
 
-    What was asked for and may not be had is the caller's; what failed on the way is the network's, and may pass.
+    A refused request is the caller's fault; a failed one is the network's, and may be retried.
     """
 
     code = "sandbox.fetch_failed"

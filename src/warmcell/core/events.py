@@ -1,25 +1,28 @@
-"""Events: what happens, for whoever listens. Nothing of it costs anything until somebody does.
+"""Events for listeners. They cost nothing while there are none.
 
-`listen(hear)` calls `hear(event)` in the thread where it happens, in order for any one run, until the function that it
-gave back is called. A listener that raises is told of on the logger "warmcell" and harms nobody else.
+`listen(listener)` calls `listener(event)` in the thread where it happens, in order for any one run, until the returned
+function is called. A listener that raises is logged on the logger "warmcell" and affects nothing else.
 
-| name | `subject` | what the fields say |
+| name | `subject` | fields |
 |---|---|---|
 | `run.asked` | the run's id | backend, language, policy (a hash) |
-| `run.started` | the run's id | it waits no longer |
-| `run.ended` | the run's id | outcome, exit_code, signal, fault, error, duration, queued, what it used, enforced |
+| `run.started` | the run's id | the run has left the queue |
+| `run.ended` | the run's id | outcome, exit_code, signal, fault, error, duration, queued, usage, enforced |
 | `denial` | the run's id | kind, what, rule, hint |
 | `network` | the host's name | decision, rule, via, port, method, path |
-| `network.closed` | nothing | sent, received: the bytes of one connection of a guest to its proxy |
-| `cell` | the run's id | was_ready: whether a cage stood ready for it |
+| `network.closed` | empty | sent, received: the bytes of one connection of a guest to its proxy |
+| `cell` | the run's id | was_ready: whether a warm cell was ready for it |
 | `file` | the sandbox's id | operation, path |
 | `sandbox.made`, `sandbox.gone` | the sandbox's id | backend |
 | `live.made`, `live.gone` | the sandbox's id | of its live cage; reason |
-| `process.started`, `process.ended` | the sandbox's id | pid; exit_code, duration, what it used, denials |
+| `process.started`, `process.ended` | the sandbox's id | pid; run, exit_code, duration, usage, denials |
 | `session.made`, `session.gone` | the session's id | sandbox, language |
-| `session.cell` | the session's id | outcome, duration, cpu_time, error, of each cell that ended |
+| `session.cell` | the session's id | outcome, duration, cpu_time, error of each cell that ended |
+| `queue.entered`, `queue.left` | one wait | of the server's queue |
+| `request` | the request's id | of the server: tenant, sandbox, method, route, status, duration, fault, client |
 
-No event carries code, input, environment or a guest's output; who asks for `results` gets them with `run.ended`.
+No event carries code, input, environment or a guest's output; a listener with `results=True` gets them with
+`run.ended`.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
     from contextvars import ContextVar, Token
     from typing import Any, TypeAlias
 
-    Hear: TypeAlias = Callable[["Event"], object]
-else:  # its half in C
+    Listener: TypeAlias = Callable[["Event"], object]
+else:  # the C module, which loads faster
     from _contextvars import ContextVar
 
 
@@ -45,21 +48,22 @@ class Event:
     subject: str
     time: float
     fields: Mapping[str, Any]
-    #: The `ExecResult` of a run that ended, for those who asked for results.
+    #: The `ExecResult` of a run that ended, for listeners with `results=True`.
     result: Any = field(default=None, repr=False)
 
 
-#: Replaced as a whole, so that whoever emits needs no lock. The truth of it is all that a run looks at.
-listeners: tuple[tuple[Hear, bool], ...] = ()
+#: Replaced as a whole, so that emitters need no lock. A run only tests whether it is empty.
+listeners: tuple[tuple[Listener, bool], ...] = ()
 _changing = threading.Lock()
 _current: ContextVar[str] = ContextVar("warmcell.run", default="")
 _is_private: ContextVar[bool] = ContextVar("warmcell.private", default=False)
+_annotations: ContextVar[Mapping[str, Any]] = ContextVar("warmcell.annotations", default={})  # never changed
 
 
-def listen(hear: Hear, *, results: bool = False) -> Callable[[], None]:
-    """Calls `hear` for every event from now on; the function that is returned ends it, and may be called twice."""
+def listen(listener: Listener, *, results: bool = False) -> Callable[[], None]:
+    """Calls `listener` for every event from now on. The returned function ends that, and may be called twice."""
     global listeners
-    entry = (hear, results)
+    entry = (listener, results)
     with _changing:
         listeners = (*listeners, entry)
 
@@ -72,15 +76,17 @@ def listen(hear: Hear, *, results: bool = False) -> Callable[[], None]:
 
 
 def emit(name: str, subject: str, fields: Mapping[str, Any], result: Any = None) -> None:
-    """Tells everybody. Callers look at `listeners` first, so that what is told need not be made for nobody."""
+    """Calls all listeners. Callers test `listeners` first, so that an event is not built for none."""
     import time
 
     if _is_private.get():
         return
+    if extra := _annotations.get():
+        fields = {**extra, **fields}
     event = Event(name, subject, time.time(), fields)
-    for hear, wants_results in listeners:
+    for listener, wants_results in listeners:
         try:
-            hear(replace(event, result=result) if wants_results and result is not None else event)
+            listener(replace(event, result=result) if wants_results and result is not None else event)
         except Exception:
             _complain(name)
 
@@ -91,14 +97,36 @@ def _complain(name: str) -> None:
     logging.getLogger("warmcell").warning("a listener failed at %s", name, exc_info=True)
 
 
-class untold:  # noqa: N801  # is called like a function, by those who know no more of it
-    """What this thread or task does meanwhile is told to nobody: trials of our own are nobody's runs."""
+class no_op:  # noqa: N801  # used like a function
+    """Events of this thread or task are dropped meanwhile: our own probes are not runs of the caller's."""
 
     def __enter__(self) -> None:
         self._before: Token[bool] = _is_private.set(True)
 
     def __exit__(self, *_: object) -> None:
         _is_private.reset(self._before)
+
+
+class annotate:  # noqa: N801  # called like a function
+    """Add fields to every event of this task until the end of the block: a server names the tenant and the request.
+
+    With a mapping instead, its fields at the time of each event replace those of the task.
+    """
+
+    def __init__(self, later: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+        self._later, self._fields = later, fields
+
+    def __enter__(self) -> None:
+        fields = {**_annotations.get(), **self._fields} if self._later is None else self._later
+        self._before = _annotations.set(fields)
+
+    def __exit__(self, *_: object) -> None:
+        _annotations.reset(self._before)
+
+
+def annotation(name: str, default: Any = None) -> Any:
+    """A field that `annotate` adds in this task."""
+    return _annotations.get().get(name, default)
 
 
 def new_run() -> str:
@@ -108,12 +136,12 @@ def new_run() -> str:
 
 
 def work_for(subject: str) -> str:
-    """What this thread or task does from now on is for that run; returns the one that it was for."""
+    """Sets the run that this thread or task works for; returns the previous one."""
     before = _current.get()
     _current.set(subject)
     return before
 
 
 def current_run() -> str:
-    """The id of the run that this thread or task works for, or nothing."""
+    """The id of the run that this thread or task works for, or ""."""
     return _current.get()

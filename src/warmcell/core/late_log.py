@@ -1,4 +1,4 @@
-"""A logger that loads `logging` with its first record: commands end sooner than it loads, and hardly ever have one."""
+"""A logger that imports `logging` with its first record: most commands exit sooner than it would load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line that says what it says: no character in it moves a cursor, starts a new line or turns the text round."""
+"""One safe line of text: no character in it moves the cursor, starts a new line or reverses the text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ LONGEST = 2000
 
 
 def one_line(text: str, most: int = LONGEST) -> str:
-    """`text` with everything that is not plainly printable written as an escape, cut to `most` characters.
+    """`text` with everything that is not printable escaped, cut to `most` characters.
 
-    Our messages hold names that a guest chose (paths, hosts, commands). On a terminal an escape sequence in one could
-    rewrite what stands above it, and a line break could add a `hint:` that nobody here gave.
+    Our messages contain names that a guest chose (paths, hosts, commands). On a terminal, an escape sequence in one
+    could rewrite the lines above, and a line break could forge a `hint:`.
     """
-    safe = "".join(character if character.isprintable() else _escaped(character) for character in text[: most + 1])
+    safe = "".join(character if character.isprintable() else _escape(character) for character in text[: most + 1])
     return safe if len(safe) <= most else safe[: most - 3] + "..."
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

@@ -1,4 +1,4 @@
-"""Outcome: what became of one of many requests."""
+"""Outcome: the result or error of one of many requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from warmcell.core.types import ExecResult
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the request at `index`: its `result`, or the `error` that `execute` would have raised.
+    """For the request at `index`: its `result`, or the `error` that `execute` would have raised.
 
-    `error.fault` says whose it was: "host" means that nothing was learnt about the program, also in a second attempt.
+    `error.fault` "host" means that nothing was learnt about the program, not even by a second attempt.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""What `backend.stream` yields: output as it comes, and last the result."""
+"""What `backend.stream` yields: output as it arrives, then the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from warmcell.core.types import ExecResult
 
 @dataclass(frozen=True, slots=True)
 class OutputEvent:
-    """Bytes that the guest wrote, in the order of their stream. A character may be split over two of them."""
+    """Bytes that the guest wrote, in the order of their stream. A character may be split between two events."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
@@ -18,7 +18,7 @@ class OutputEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResultEvent:
-    """The last one: what `execute` would have returned, with the whole output in it once more."""
+    """The last event: what `execute` would have returned, with the whole output in it."""
 
     result: ExecResult
 

@@ -1,4 +1,4 @@
-"""Pure module: from the text of a path to the names it walks through, or a refusal. Nothing is opened here."""
+"""Splits the text of a path into names, or refuses it. Nothing is opened here. Pure module."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Parts = tuple[str, ...]
 
 
 def split_relative(path: str | os.PathLike[str]) -> Parts:
-    """The names of a path inside the workspace; `()` for "." itself. Raises `PathTraversal` for every other thing.
+    """The names of a path inside the workspace; `()` for "." itself. Raises `PathTraversal` for anything else.
 
-    Empty and "." components are dropped as the kernel would; ".." is refused wherever it stands, also where it
-    would stay inside, because what it means depends on links that a guest can change.
+    Empty and "." components are dropped as the kernel would; ".." is always refused, even if it would stay inside,
+    because its meaning depends on links that a guest can change.
     """
     text = path_text(path)
     if text.startswith("/"):
-        raise PathTraversal(shown(text), "is absolute")
+        raise PathTraversal(display_path(text), "is absolute")
     refuse_foreign_forms(text)
     return plain_names(text)
 
 
-def shown(text: str) -> str:
+def display_path(text: str) -> str:
     """A path for an error message: encodable, and short enough to read."""
     safe = text.encode("utf-8", "backslashreplace").decode()
     return safe if len(safe) <= 200 else safe[:200] + "..."
@@ -33,37 +33,37 @@ def shown(text: str) -> str:
 def path_text(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise PathTraversal(shown(repr(path)), "is not text")
+        raise PathTraversal(display_path(repr(path)), "is not text")
     if not text:
         raise PathTraversal("", "is empty")
     if "\0" in text:
-        raise PathTraversal(shown(text), "contains NUL")
+        raise PathTraversal(display_path(text), "contains NUL")
     if len(text) > MAX_PATH_BYTES:
-        raise PathTraversal(shown(text), f"is longer than {MAX_PATH_BYTES} bytes")
+        raise PathTraversal(display_path(text), f"is longer than {MAX_PATH_BYTES} bytes")
     return text
 
 
 def refuse_foreign_forms(text: str) -> None:
-    """Forms that mean "elsewhere" on another system or to a shell; taken literally they would only surprise."""
+    """Refuses forms that mean another place on other systems or in a shell; literally they would only surprise."""
     if "\\" in text:
-        raise PathTraversal(shown(text), "contains a backslash")
+        raise PathTraversal(display_path(text), "contains a backslash")
     if text[1:2] == ":" and text[0].isascii() and text[0].isalpha():
-        raise PathTraversal(shown(text), "starts with a drive letter")
+        raise PathTraversal(display_path(text), "starts with a drive letter")
     if text.startswith("~") and (text == "~" or "/" in text):
-        raise PathTraversal(shown(text), "starts with a home directory")
+        raise PathTraversal(display_path(text), "starts with a home directory")
 
 
 def plain_names(text: str) -> Parts:
     try:
         size = len(text.encode("utf-8"))
     except UnicodeEncodeError:
-        raise PathTraversal(shown(text), "is not valid Unicode") from None
+        raise PathTraversal(display_path(text), "is not valid Unicode") from None
     if size > MAX_PATH_BYTES:
-        raise PathTraversal(shown(text), f"is longer than {MAX_PATH_BYTES} bytes")
+        raise PathTraversal(display_path(text), f"is longer than {MAX_PATH_BYTES} bytes")
     names = tuple(name for name in text.split("/") if name not in ("", "."))
     for name in names:
         if name == "..":
-            raise PathTraversal(shown(text), "contains '..'")
+            raise PathTraversal(display_path(text), "contains '..'")
         if len(name.encode()) > MAX_NAME_BYTES:
-            raise PathTraversal(shown(text), f"has a component longer than {MAX_NAME_BYTES} bytes")
+            raise PathTraversal(display_path(text), f"has a component longer than {MAX_NAME_BYTES} bytes")
     return names

@@ -1,7 +1,7 @@
-"""Data classes that cost little to define: what `dataclasses` makes, without importing it and all that it brings.
+"""Data classes without the import of `dataclasses`, which is slow.
 
-Type checkers see the real thing, and so does `dataclasses` itself: `fields`, `replace` and `asdict` work on records.
-Only what this project uses is here: slots always, comparison always, no order and no inheritance.
+Type checkers see the real ones, and `dataclasses.fields`, `replace` and `asdict` work on records. Only what this
+project uses is here: always slots and comparison, no order, no inheritance.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ else:
     def _no_values(record):
         return ()
 
-    class field:  # noqa: N801  # a function there, and used like one here
-        """How one field differs from the plain `name: type = default`."""
+    class field:  # noqa: N801  # a function in `dataclasses`
+        """Options of one field, beyond `name: type = default`."""
 
         __slots__ = ("default", "factory", "is_keyword", "is_shown")
 
@@ -29,17 +29,17 @@ else:
             self.default, self.factory, self.is_keyword, self.is_shown = default, default_factory, kw_only, repr
 
     def dataclass(*, frozen=False, slots):
-        """Makes a class of annotated names into a record. `slots=True` has to be said, as type checkers want it."""
+        """Makes a class of annotated names into a record. `slots=True` must be given, for type checkers."""
         assert slots
-        return lambda kind: _made_over(kind, _FROZEN if frozen else _OPEN)
+        return lambda kind: _make_record(kind, _FROZEN if frozen else _OPEN)
 
     def replace(record, **changes):
-        """A copy with other values in some fields, checked like any new one."""
+        """A copy with other values in some fields, checked like any new record."""
         return type(record)(**{name: getattr(record, name) for name in record.__record_fields__} | changes)
 
-    def _made_over(kind, methods):
+    def _make_record(kind, methods):
         body = dict(kind.__dict__)
-        fields = {name: _described(body.pop(name, _NEEDED)) for name in kind.__annotations__}
+        fields = {name: _as_field(body.pop(name, _NEEDED)) for name in kind.__annotations__}
         for name in ("__dict__", "__weakref__"):
             body.pop(name, None)
         positional = tuple(name for name, item in fields.items() if not item.is_keyword)
@@ -58,13 +58,15 @@ else:
         }
         return type(kind)(kind.__name__, kind.__bases__, body)
 
-    def _described(default):
+    def _as_field(default):
         return default if isinstance(default, field) else field(default=default)
 
     def _early_use(self, *args, **kwargs):
-        """The first few are filled in as they come: in a short life there are no more, and compiling takes longer."""
+        """Fills in the first few instances field by field: a short-lived program creates no more, and compiling takes
+        longer.
+        """
         kind = next(kind for kind in type(self).__mro__ if kind.__dict__.get("__init__") is _early_use)
-        values = _bound(kind, args, kwargs) if kind.__record_uses__ < _FEW else None
+        values = _bind(kind, args, kwargs) if kind.__record_uses__ < _FEW else None
         kind.__record_uses__ += 1
         if values is None:
             kind.__init__ = _initialiser(kind)
@@ -74,9 +76,9 @@ else:
         if hasattr(kind, "__post_init__"):
             self.__post_init__()
 
-    def _bound(kind, args, kwargs):
-        """The values in the order of the fields, or None: something is wrong with the arguments."""
-        given = dict(zip(kind.__match_args__, args))  # noqa: B905  # more arguments than fields are told of later
+    def _bind(kind, args, kwargs):
+        """The values in the order of the fields, or None if the arguments are wrong."""
+        given = dict(zip(kind.__match_args__, args))  # noqa: B905  # too many arguments are reported later
         if len(args) > len(given) or given.keys() & kwargs.keys() or not kwargs.keys() <= kind.__record_fields__.keys():
             return None
         given.update(kwargs)
@@ -87,7 +89,7 @@ else:
         return None if any(value is _NEEDED for value in values) else values
 
     def _initialiser(kind):
-        """Written out and compiled, so that wrong arguments are told as for any function, and calls are quick."""
+        """A compiled `__init__`: wrong arguments raise as for any function, and calls are quick."""
         scope = {"_needed": _NEEDED}
         parameters, lines = [], []
         for name, item in sorted(kind.__record_fields__.items(), key=lambda pair: pair[1].is_keyword):
@@ -103,7 +105,7 @@ else:
                 parameters.append(f"{name}=_default_{name}")
             else:
                 parameters.append(name)
-            scope[f"_set_{name}"] = kind.__dict__[name].__set__  # past any refusal, and without a look-up
+            scope[f"_set_{name}"] = kind.__dict__[name].__set__  # bypasses `__setattr__`, without a look-up
             lines.append(f" _set_{name}(self, {value})\n")
         if hasattr(kind, "__post_init__"):
             lines.append(" self.__post_init__()\n")
@@ -113,7 +115,7 @@ else:
         return made
 
     class _Standard:
-        """What the standard module looks for, made when it first looks."""
+        """What the standard module looks for, created when it first looks."""
 
         def __init__(self, name):
             self._name = name
@@ -137,7 +139,7 @@ else:
             return getattr(twin, self._name)
 
     class _Signature:
-        """How the class is called, for `inspect`."""
+        """The signature, for `inspect`."""
 
         def __get__(self, instance, owner):
             from inspect import Parameter, Signature
@@ -159,7 +161,7 @@ else:
     def _equal(self, other):
         return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
 
-    def _shown(self):
+    def _repr(self):
         shown = [name for name, item in self.__record_fields__.items() if item.is_shown]
         return f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
 
@@ -175,7 +177,7 @@ else:
     _OPEN = {
         "__eq__": _equal,
         "__hash__": None,
-        "__repr__": _shown,
+        "__repr__": _repr,
         "__getstate__": _values,
         "__setstate__": _restore,
         "__replace__": replace,

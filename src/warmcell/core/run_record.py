@@ -1,6 +1,6 @@
-"""RunRecord: around each run, what is told of it: events (`core.events`) and one log record on the logger "warmcell".
+"""RunRecord: the events (`core.events`) and the one log record (logger "warmcell") of each run.
 
-Neither costs anything until somebody listens.
+They cost nothing while there are no listeners.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from warmcell.core.types import ExecRequest, ExecResult
 
 LOGGER = "warmcell"
-#: Looking it up takes a lock and ten calls; by the module, which somebody may load anew.
+#: Looking the logger up takes a lock and ten calls. By the module, which may be reloaded.
 _known_logger: dict[object, Any] = {}
 
 
 class RunRecord:
     """Around one run, by its backend: `with RunRecord(name, request, policy) as record: record.result = ...`.
 
-    The level is INFO, so that nothing is printed where nobody asked for it. Fields of the record, beside the message:
-    `backend`, `language`, `exit_code`, `duration`, `queued`, and for runs without a result `fault` and `error`.
+    The level is INFO, so that nothing is printed by default. Fields of the record beside the message: `backend`,
+    `language`, `exit_code`, `duration`, `queued`, and for runs without a result `fault` and `error`.
     """
 
     __slots__ = ("_backend", "_language", "_outer", "_policy", "_subject", "result")
@@ -48,9 +48,9 @@ class RunRecord:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._subject:
-            self._tell(error)
+            self._emit_end(error)
             events.work_for(self._outer)
-        # Whoever wants records has imported it; importing it takes longer than most programs run.
+        # A program that wants records has imported `logging`; importing it takes longer than most programs run.
         logging = sys.modules.get("logging")
         if logging is None:
             return
@@ -60,7 +60,7 @@ class RunRecord:
             said = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
             logger.info("run %s", said, extra=fields)
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _emit_end(self, error: BaseException | None) -> None:
         result = self.result if error is None else getattr(error, "result", None)
         for denial in result.denials if result is not None else ():
             said = {"kind": denial.kind, "what": denial.what, "rule": denial.rule, "hint": denial.hint}
@@ -75,7 +75,8 @@ class RunRecord:
             "language": str(self._language),
             "exit_code": result.exit_code if result is not None else None,
             "duration": round(result.duration, 6) if result is not None else None,
-            "queued": round(result.queued, 6) if result is not None else None,
+            # The time in the server's queue counts too: a client waits for both.
+            "queued": round(result.queued + events.annotation("waited", 0.0), 6) if result is not None else None,
             "fault": _fault(error),
             "error": error.code if isinstance(error, SandboxError) else type(error).__name__ if error else None,
         }
@@ -90,7 +91,7 @@ def _fault(error: BaseException | None) -> str | None:
 
 
 def outcome_of(result: Any, error: BaseException | None) -> str:
-    """One word of a short list, for those who count."""
+    """One word of a short list, for counting."""
     if error is None:
         return "ok" if result is not None and result.ok else "failed"
     if isinstance(error, ExecutionTimeout):
@@ -118,7 +119,7 @@ def _costs(result: ExecResult | None) -> dict[str, Any]:
 
 
 def _hash(policy: Any) -> str | None:
-    """The same for the same policy: enough to find which one decided, and nothing of what it says."""
+    """The same for the same policy: enough to find which one decided, without its content."""
     if policy is None:
         return None
     import hashlib
