@@ -1,1 +1,1 @@
-"""What a guest may do: the model, how it is built, what this host makes of it, and the plan it becomes."""
+"""What a guest may do: the model, its builder, its resolution on this host, and the plan it becomes."""

@@ -54,6 +54,14 @@ class SandboxPolicyBuilder:
     def allow_process_spawn(self) -> SandboxPolicyBuilder:
         return self._with(allow_process_spawn=True)
 
+    def allow_tracing(self) -> SandboxPolicyBuilder:
+        """Debuggers such as gdb and strace, and so new processes too. It adds `ptrace` to what guests can attack."""
+        return self._with(allow_process_spawn=True, allow_tracing=True)
+
+    def allow_gpu(self, devices: Iterable[int] | None = None) -> SandboxPolicyBuilder:
+        """The GPUs with these numbers (0 is `/dev/nvidia0`), or all. It adds a driver to what guests can attack."""
+        return self._with(gpus="all" if devices is None else tuple(devices))
+
     def env(self, key: str, value: str) -> SandboxPolicyBuilder:
         return self._with(env={**self._policy.env, key: value})
 

@@ -1,4 +1,4 @@
-"""Records as JSON and TOML text, by camelCase keys. Mistakes are told by their field and, where known, their line."""
+"""Records as JSON and TOML text with camelCase keys. Errors name the field and, if known, the line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What a text is to become: a record, some of whose fields are records or lists of records.
+class RecordSchema:
+    """The record that a text describes, and which of its fields are records or lists of records.
 
-    `name` is what the text is called in errors. `check` has the last word about what was made.
+    `name` is what errors call the text. `check` is called last, with the finished record.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Form:
 
 
 class _Misplaced(Exception):
-    """Something wrong at `where`: a key, or a key of a key (`allowedPaths[1].mode`)."""
+    """An error at `where`: a key, or a key of a key (`allowedPaths[1].mode`)."""
 
     def __init__(self, where: str, error: SandboxError) -> None:
         super().__init__(where)
@@ -42,26 +42,26 @@ def to_json(record: Any) -> str:
     return json.dumps(_to_plain(record), ensure_ascii=False)
 
 
-def from_json(form: Form, text: str | bytes) -> Any:
-    return _read(form, _parse_json, text, "")
+def from_json(schema: RecordSchema, text: str | bytes) -> Any:
+    return _read(schema, _parse_json, text, "")
 
 
-def from_file(form: Form, path: str | os.PathLike[str]) -> Any:
-    """The suffix says which of the two languages it is written in."""
+def from_file(schema: RecordSchema, path: str | os.PathLike[str]) -> Any:
+    """The suffix decides between JSON and TOML."""
     name = os.fspath(path)
     parse = {".json": _parse_json, ".toml": _parse_toml}.get(os.path.splitext(name)[1].lower())
     if parse is None:
         hint = "name it .toml or .json"
-        raise InvalidRequest(f"cannot tell what {name!r} is written in", field=form.name, hint=hint)
+        raise InvalidRequest(f"unknown file type: {name!r}", field=schema.name, hint=hint)
     try:
         with open(name, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidRequest(f"cannot read {name!r}: {reason.lower()}", field=form.name) from None
+        raise InvalidRequest(f"cannot read {name!r}: {reason.lower()}", field=schema.name) from None
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidRequest(f"{name!r} is larger than {MAX_FILE_BYTES} bytes", field=form.name)
-    return _read(form, parse, data, f"{name!r}: ")
+        raise InvalidRequest(f"{name!r} is larger than {MAX_FILE_BYTES} bytes", field=schema.name)
+    return _read(schema, parse, data, f"{name!r}: ")
 
 
 def _parse_json(text: str) -> Any:
@@ -77,30 +77,30 @@ def _parse_toml(text: str) -> Any:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers differ on which of two equal keys counts; a policy must mean the same to all of them."""
+    """Refuses duplicate keys: parsers differ on which one counts, and a policy must mean the same to all."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key[:40]!r} stands twice in one object")
+            raise ValueError(f"the key {key[:40]!r} is a duplicate key")
         found[key] = value
     return found
 
 
-def _read(form: Form, parse: Callable[[str], Any], source: str | bytes, origin: str) -> Any:
+def _read(schema: RecordSchema, parse: Callable[[str], Any], source: str | bytes, origin: str) -> Any:
     try:
         text = source if isinstance(source, str) else source.decode("utf-8")
         data = parse(text)
     except (ValueError, RecursionError) as error:
         kind = "TOML" if parse is _parse_toml else "JSON"
-        raise InvalidRequest(f"{origin}not {kind}: {error}", field=form.name) from None
+        raise InvalidRequest(f"{origin}not {kind}: {error}", field=schema.name) from None
     try:
-        return _build(form, data)
+        return _build(schema, data)
     except _Misplaced as misplaced:
-        raise _located(misplaced, form.name, text, origin) from None
+        raise _add_location(misplaced, schema.name, text, origin) from None
 
 
-def _located(misplaced: _Misplaced, name: str, text: str, origin: str) -> SandboxError:
-    """The error, saying where: the field always, the line when its key stands only once in the text."""
+def _add_location(misplaced: _Misplaced, name: str, text: str, origin: str) -> SandboxError:
+    """The error with its location: always the field, and the line if its key occurs only once in the text."""
     error, where = misplaced.error, misplaced.where or name
     line = _line_of(misplaced.where, text)
     place = f"{origin}{f'line {line}: ' if line else ''}{where}: "
@@ -117,29 +117,29 @@ def _line_of(where: str, text: str) -> int | None:
     return text.count("\n", 0, found[0]) + 1 if len(found) == 1 else None
 
 
-def _build(form: Form, data: Any) -> Any:
-    fields = _fields(form.kind, data, "")
-    for name, kind in form.record_lists.items():
+def _build(schema: RecordSchema, data: Any) -> Any:
+    fields = _fields(schema.kind, data, "")
+    for name, kind in schema.record_lists.items():
         if name in fields:
             items = enumerate(_list(fields[name], _camel(name)))
             fields[name] = tuple(_record(kind, item, f"{_camel(name)}[{index}]") for index, item in items)
-    for name, kind in form.records.items():
+    for name, kind in schema.records.items():
         if fields.get(name) is not None:
             fields[name] = _record(kind, fields[name], _camel(name))
-    made = _made(form.kind, fields, "")
+    made = _construct(schema.kind, fields, "")
     try:
-        form.check(made)
+        schema.check(made)
     except SandboxError as error:
         raise _Misplaced("", error) from None
     return made
 
 
 def _record(kind: Any, data: Any, where: str) -> Any:
-    return _made(kind, _fields(kind, data, where), where)
+    return _construct(kind, _fields(kind, data, where), where)
 
 
-def _made(kind: Any, fields: Mapping[str, Any], where: str) -> Any:
-    """The object; an error that names a field of it is told by the key that stands for that field."""
+def _construct(kind: Any, fields: Mapping[str, Any], where: str) -> Any:
+    """The object. An error that names one of its fields is reported with the key of that field."""
     try:
         return kind(**fields)
     except TypeError as error:
@@ -160,7 +160,7 @@ def _fields(kind: Any, data: Any, where: str) -> dict[str, Any]:
     unknown = next((key for key in data if key not in names), None)
     if unknown is not None:
         key = f"{where}.{unknown[:40]}" if where else unknown[:40]
-        raise _Misplaced(key, InvalidRequest("there is no such key", hint=f"one of {', '.join(names)}"))
+        raise _Misplaced(key, InvalidRequest("unknown key", hint=f"one of {', '.join(names)}"))
     return {names[key]: value for key, value in data.items()}
 
 

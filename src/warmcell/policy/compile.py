@@ -1,23 +1,27 @@
-"""Effective policy in, LaunchPlan out. Pure module: all decisions are made, applying them is the cage's."""
+"""Effective policy in, LaunchPlan out. Pure module: it decides everything, the cage only applies it."""
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping
 
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import PolicyViolation
+from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
+from warmcell.policy.gpu import GpuGrant
 from warmcell.policy.host import HostLayout
 from warmcell.policy.places import CODE_DIR, HOME_DIR, WORK_DIR, is_within
-from warmcell.policy.resolve import EffectivePolicy, ResolvedPath
+from warmcell.policy.resolve import EffectivePolicy, ImageRoot, ResolvedPath
 
 PROXY_PORT = 3128
 REPORT_NAME = ".warmcell-report"
 
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
-#: Everything that a guest may write unless the policy names more; all of it on one sized tmpfs.
-_SCRATCH = ((CODE_DIR, 0o755), (WORK_DIR, 0o755), ("/tmp", 0o1777), ("/dev/shm", 0o1777), (HOME_DIR, 0o700))
+#: What a guest may write by default, all on one sized tmpfs.
+_SHARED_MEMORY = "/dev/shm"
+_SCRATCH = ((CODE_DIR, 0o755), (WORK_DIR, 0o755), ("/tmp", 0o1777), (_SHARED_MEMORY, 0o1777), (HOME_DIR, 0o700))
 
 _LINKS = (
     ("/dev/fd", "/proc/self/fd"),
@@ -41,12 +45,16 @@ _FILES = (
     ("/etc/resolv.conf", ""),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
 )
+#: Those that an image does not bring, or brings from where it was made.
+_FILES_OF_IMAGES = frozenset({"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"})
 
 
 def compile_plan(
     policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], real: Mapping[str, str] | None = None
 ) -> LaunchPlan:
-    """The full cage for one kind of run. `real` says where those runtime paths lead that are links."""
+    """The full cage for one kind of run. `real` maps runtime paths that are links to their targets."""
+    if policy.image is not None:
+        return _compile_image_plan(replace(policy, image=None), policy.image, layout)
     limits = policy.limits
     named = tuple(path.target for path in policy.paths)
     return LaunchPlan(
@@ -55,21 +63,61 @@ def compile_plan(
         listener_port=PROXY_PORT if policy.network == "proxy" else 0,
         hostname="sandbox",
         binds=_binds(policy, layout, runtime_paths, real or {}),
-        # What lies in a path that the policy names is that path's: writing there would be writing on the host.
+        # Not inside a path of the policy: writing there would be writing to the host.
         symlinks=tuple(link for link in (*layout.symlinks, *_LINKS) if not _is_below(link[0], named)),
         files=tuple(file for file in _FILES if not _is_below(file[0], named)),
         scratch_bytes=limits.disk_mb * MIB,
         scratch_inodes=_inodes(limits),
         scratch_dirs=_SCRATCH,
         cwd=policy.work,
-        # Init is one of them; a cgroup is to refuse first, because it counts what it refused.
+        # Init counts too. A cgroup must refuse first, because it counts its refusals.
         rlimits=_rlimits(limits, limits.processes + (2 if policy.uses_cgroup else 1)),
         landlock=_landlock(policy),
         seccomp=True,
         allow_spawn=policy.allow_spawn,
+        allow_tracing=policy.allow_tracing,
         watch=_watch(policy, tuple(path.target for path in _growing(policy.paths))),
         report_path=f"{CODE_DIR}/{REPORT_NAME}",
     )
+
+
+def _compile_image_plan(policy: EffectivePolicy, image: ImageRoot, layout: HostLayout) -> LaunchPlan:
+    """The same cage with an image in place of the host's system: nothing of the host but devices and allowed paths."""
+    plan = compile_plan(policy, HostLayout((), missing_devices=layout.missing_devices), ())
+    named = tuple(path.target for path in policy.paths)
+    plan = plan._replace(
+        symlinks=tuple(link for link in plan.symlinks if link[0].startswith("/dev/")),
+        files=tuple((path, text) for path, text in _FILES if path in _FILES_OF_IMAGES and not _is_below(path, named)),
+        layers=tuple(Bind(path.source, "/", False, path.identity, as_owner=True) for path in image.layers),
+        uid=image.uid,
+        gid=image.gid,
+        scratch_dirs=_scratch_beside(image),
+        # A caller that shows a work directory of its own means that one.
+        cwd=plan.cwd if policy.work in named else image.work_dir or plan.cwd,
+        # The root is the guest's own. What it may not write there is mounted read-only.
+        landlock=(("/", True), *_gpu_landlock(policy)),
+    )
+    return plan if image.upper is None else _with_kept_root(plan, image.upper, policy.limits)
+
+
+def _with_kept_root(plan: LaunchPlan, upper: ResolvedPath, limits: EffectiveLimits) -> LaunchPlan:
+    """What the guest writes stays in a host directory, so the cage covers nothing but /dev and /proc there."""
+    watch = plan.watch
+    return plan._replace(
+        upper=(Bind(upper.source, "/", True, upper.identity, as_owner=True),),
+        scratch_dirs=((_SHARED_MEMORY, 0o1777),),
+        report_path=f"{_SHARED_MEMORY}/{REPORT_NAME}",
+        watch=watch._replace(
+            disk_bytes=limits.disk_mb * MIB, disk_paths=(*watch.disk_paths, upper.source), overlays=("/",)
+        ),
+    )
+
+
+def _scratch_beside(image: ImageRoot) -> tuple[tuple[str, int], ...]:
+    """An image has homes of its own. What it names and lacks is made."""
+    usual = tuple(place for place in _SCRATCH if place[0] != HOME_DIR or not image.home)
+    taken = tuple(path for path, _ in usual)
+    return (*usual, *((path, 0o755) for path in dict.fromkeys(image.missing) if not _is_below(path, taken)))
 
 
 def _inodes(limits: EffectiveLimits) -> int:
@@ -79,23 +127,52 @@ def _inodes(limits: EffectiveLimits) -> int:
 def _binds(
     policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], real: Mapping[str, str]
 ) -> tuple[Bind, ...]:
-    """Shallow targets first, so that what lies deeper lands on top and means what it says."""
+    """Shallow targets first, so that deeper ones are mounted on top."""
     _refuse_hidden_toolchain(policy.paths, runtime_paths)
-    named = [Bind(path.source, path.target, path.writable, path.identity, as_owner=True) for path in policy.paths]
+    named = [
+        Bind(path.source, path.target, path.writable, path.identity, as_owner=True, given=bool(path.overlay_devices))
+        for path in policy.paths
+    ]
     taken = tuple(bind.target for bind in named)
     system = [Bind(path, path) for path in layout.directories]
     system += [Bind(source, target) for source, target in layout.etc if not _is_below(target, taken)]
     covered = tuple(bind.target for bind in system)
     system += [Bind(real.get(path, path), path) for path in _outermost(runtime_paths) if not _is_below(path, covered)]
-    # Who maps /dev/zero gets shared memory that nobody could count; /dev/full reads the same and cannot be mapped.
-    stand_ins = {} if policy.uses_cgroup else {"zero": "full"}
-    system += [Bind(f"/dev/{stand_ins.get(name, name)}", f"/dev/{name}", device=True) for name in _DEVICES]
+    system += [Bind(f"/dev/{source}", f"/dev/{name}", device=True) for source, name in _devices(policy, layout)]
+    if policy.gpu is not None:
+        system += _gpu_binds(policy.gpu, layout, tuple(bind.target for bind in system))
     merged = [bind for bind in system if bind.target not in taken] + named
     return tuple(sorted(merged, key=lambda bind: bind.target.rstrip("/").count("/")))
 
 
+def _gpu_binds(gpu: GpuGrant, layout: HostLayout, covered: tuple[str, ...]) -> list[Bind]:
+    """Not files that the guest sees anyway: where /lib leads to /usr/lib, what is in it is already there."""
+    files = {_follow(target, layout.symlinks): source for source, target in gpu.files}
+    binds = [Bind(source, target) for target, source in files.items() if not _is_below(target, covered)]
+    return binds + [Bind(source, target, device=True) for source, target in gpu.nodes]
+
+
+def _follow(path: str, links: tuple[tuple[str, str], ...]) -> str:
+    """The path with the top-level link that it begins with resolved."""
+    for link, target in links:
+        if is_within(path, link):
+            return posixpath.normpath(posixpath.join(posixpath.dirname(link), target) + path[len(link) :])
+    return path
+
+
+def _devices(policy: EffectivePolicy, layout: HostLayout) -> list[tuple[str, str]]:
+    """The host's device for each of the guest's names.
+
+    A mapping of /dev/zero is shared memory that only a cgroup counts. Without one, guests get /dev/full in its place,
+    which reads the same and cannot be mapped; if the host has no /dev/full, they have no /dev/zero.
+    """
+    stand_ins = {} if policy.uses_cgroup else {"zero": "full"}
+    sources = ((stand_ins.get(name, name), name) for name in DEVICES)
+    return [(source, name) for source, name in sources if source not in layout.missing_devices]
+
+
 def _refuse_hidden_toolchain(paths: tuple[ResolvedPath, ...], runtime_paths: tuple[str, ...]) -> None:
-    """Something else shown where the interpreter is: there may be nothing in it to mount the interpreter on."""
+    """Refuses paths that cover the interpreter: there may be no mount point for it below them."""
     for path in paths:
         for needed in runtime_paths:
             if path.source != path.target and is_within(needed, path.target):
@@ -118,7 +195,7 @@ def _is_below(path: str, targets: Iterable[str]) -> bool:
 
 
 def _growing(paths: tuple[ResolvedPath, ...]) -> list[ResolvedPath]:
-    """The writable ones, each piece of the host once: what lies in another of them is counted there."""
+    """The writable paths, each part of the host once: a path inside another is counted there."""
     writable = [path for path in paths if path.writable]
     return [path for path in writable if not any(_is_part_of(path, other) for other in writable)]
 
@@ -128,7 +205,7 @@ def _is_part_of(path: ResolvedPath, other: ResolvedPath) -> bool:
 
 
 def _rlimits(limits: EffectiveLimits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
-    # 1, not 0: only that value also keeps the kernel from piping a core to the host's crash handler.
+    # 1, not 0: only 1 also keeps the kernel from piping a core dump to the host's crash handler.
     rlimits = [("core", 1), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
     rlimits += [("sigpending", 1024), ("msgqueue", 819_200), ("rtprio", 0), ("nice", 0)]
     if most_processes:
@@ -137,10 +214,15 @@ def _rlimits(limits: EffectiveLimits, most_processes: int = 0) -> tuple[tuple[st
 
 
 def _landlock(policy: EffectivePolicy) -> tuple[tuple[str, bool], ...]:
-    """The root holds only what the guest may read, so reading is granted once; writing is granted by name."""
+    """The root contains only what the guest may read, so reading is allowed once; writing is allowed by path."""
     writable = [path for path, _ in _SCRATCH if not path.startswith("/dev/")]
     writable += [path.target for path in policy.paths if path.writable]
-    return (("/", False), ("/dev", True), *((path, True) for path in dict.fromkeys(writable)))
+    return (("/", False), ("/dev", True), *((path, True) for path in dict.fromkeys(writable)), *_gpu_landlock(policy))
+
+
+def _gpu_landlock(policy: EffectivePolicy) -> tuple[tuple[str, bool], ...]:
+    """CUDA names its threads, through /proc/self/task/TID/comm, and gives up (error 304) if it cannot."""
+    return () if policy.gpu is None else (("/proc", True),)
 
 
 def _watch(policy: EffectivePolicy, disk_paths: tuple[str, ...]) -> Watch:
@@ -150,14 +232,18 @@ def _watch(policy: EffectivePolicy, disk_paths: tuple[str, ...]) -> Watch:
         cpu_seconds=float(limits.cpu_seconds or 0.0),
         disk_bytes=limits.disk_mb * MIB if disk_paths else 0,
         disk_paths=disk_paths,
+        disk_totals=tuple(path.target for path in policy.paths if path.overlay_devices),
+        disk_devices=tuple(device for path in policy.paths for device in path.overlay_devices),
         descriptors=True,
+        gpus=() if policy.gpu is None else policy.gpu.measurable,
+        gpu_memory_bytes=0 if policy.gpu is None else (limits.gpu_memory_mb or 0) * MIB,
     )
 
 
 def compile_open_plan(
     policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], home: str
 ) -> LaunchPlan:
-    """For the classes that share the host's root: `home` is a private directory made for this run."""
+    """For the classes that share the host's root: `home` is a private directory for this run."""
     is_landlock = policy.isolation == "landlock"
     limits = policy.limits
     return LaunchPlan(
@@ -177,6 +263,6 @@ def _open_landlock(
     policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], home: str
 ) -> tuple[tuple[str, bool], ...]:
     readable = (*layout.directories, *(source for source, _ in layout.etc), *runtime_paths, "/proc")
-    devices = tuple((f"/dev/{name}", True) for name in _DEVICES)
+    devices = tuple((f"/dev/{name}", True) for name in DEVICES if name not in layout.missing_devices)
     named = tuple((path.source, path.writable) for path in policy.paths)
     return (*((path, False) for path in dict.fromkeys(readable)), *devices, (home, True), *named)

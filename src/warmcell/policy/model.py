@@ -9,13 +9,14 @@ from enum import StrEnum
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Limits, check_env, check_text
+from warmcell.policy.gpu import check_gpus
 from warmcell.policy.places import check_place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from warmcell.policy.codec import Form
+    from warmcell.policy.codec import RecordSchema
 
 
 class AccessMode(StrEnum):
@@ -27,7 +28,7 @@ class AccessMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllowedPath:
-    """A host path that the guest sees, at the same place unless `guest_path` puts it elsewhere."""
+    """A host path that the guest sees, at the same path unless `guest_path` is given."""
 
     path: str
     mode: AccessMode = AccessMode.READ_ONLY
@@ -45,7 +46,7 @@ class AllowedPath:
 
     @property
     def target(self) -> str:
-        """Where the guest finds it."""
+        """The guest's path."""
         return self.guest_path or self.path
 
 
@@ -89,8 +90,8 @@ class NetworkRule:
             if value is not None:
                 object.__setattr__(self, name, tuple(check_text(name, item) for item in _tuple(name, value)))
 
-    def written(self) -> str:
-        """The name, with its ports unless they are the usual ones."""
+    def as_text(self) -> str:
+        """The name, with its ports unless they are the default ones."""
         ports = "" if self.ports == (80, 443) else ":" + ",".join(map(str, self.ports))
         return f"{self.domain}{ports}"
 
@@ -103,7 +104,7 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SandboxPolicy:
-    """Deny-all until something is named. Contradictions are refused, so that no addition widens silently."""
+    """Denies everything that it does not name. Contradictions are refused, so that no addition widens silently."""
 
     allowed_paths: tuple[AllowedPath, ...] = ()
     allow_network: bool = False
@@ -111,8 +112,13 @@ class SandboxPolicy:
     allow_process_spawn: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Limits | None = None
+    #: "all", or the numbers of the devices. None: no GPU.
+    gpus: str | tuple[int, ...] | None = None
+    #: Whether programs may trace each other (`ptrace`), as gdb and strace do. Needs `allow_process_spawn`.
+    allow_tracing: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "gpus", check_gpus(self.gpus))
         for name, kind in (("allowed_paths", AllowedPath), ("network_rules", NetworkRule)):
             items = _tuple(name, getattr(self, name))
             if not all(isinstance(item, kind) for item in items):
@@ -121,15 +127,19 @@ class SandboxPolicy:
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise InvalidRequest(f"must be Limits, not {type(self.limits).__name__}", field="limits")
         object.__setattr__(self, "env", check_env(self.env))
-        for name in ("allow_network", "allow_process_spawn"):
+        for name in ("allow_network", "allow_process_spawn", "allow_tracing"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest("must be true or false", field=name)
+        if self.allow_tracing and not self.allow_process_spawn:
+            raise PolicyViolation(
+                "allow_tracing has no effect without new processes", hint="add allow_process_spawn() to the policy"
+            )
         if self.allow_network and self.network_rules:
             raise PolicyViolation(
                 "allow_network opens everything and would make the domain rules meaningless",
                 hint="use either allow_network() or allow_domain(...), not both",
             )
-        object.__setattr__(self, "allowed_paths", _merged(self.allowed_paths))
+        object.__setattr__(self, "allowed_paths", _merge(self.allowed_paths))
 
     def to_json(self) -> str:
         """The whole policy as JSON with camelCase keys; `from_json` gives back an equal object."""
@@ -139,36 +149,38 @@ class SandboxPolicy:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SandboxPolicy:
-        """Parses what `to_json` wrote. A missing key denies; an unknown one is refused: it might have denied more."""
+        """Parses the output of `to_json`. A missing key denies; an unknown key is refused, since it might have denied
+        more.
+        """
         from warmcell.policy.codec import from_json
 
-        made: SandboxPolicy = from_json(_form(), text)
+        made: SandboxPolicy = from_json(_schema(), text)
         return made
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> SandboxPolicy:
-        """The policy in a `.toml` or `.json` file, by the same keys. What is wrong is told by its field and line."""
+        """The policy in a `.toml` or `.json` file, with the same keys. Errors name the field and the line."""
         from warmcell.policy.codec import from_file
 
-        made: SandboxPolicy = from_file(_form(), path)
+        made: SandboxPolicy = from_file(_schema(), path)
         return made
 
 
-def _form() -> Form:
-    from warmcell.policy.codec import Form
+def _schema() -> RecordSchema:
+    from warmcell.policy.codec import RecordSchema
 
     lists = {"allowed_paths": AllowedPath, "network_rules": NetworkRule}
-    return Form("policy", SandboxPolicy, {"limits": Limits}, lists, check_places)
+    return RecordSchema("policy", SandboxPolicy, {"limits": Limits}, lists, check_places)
 
 
 def check_places(policy: SandboxPolicy) -> None:
-    """Refuses a policy that takes a place which the cage keeps for itself."""
+    """Refuses a policy that uses a path which is reserved for the cage."""
     for allowed in policy.allowed_paths:
         check_place(allowed.target)
 
 
-def _merged(paths: tuple[AllowedPath, ...]) -> tuple[AllowedPath, ...]:
-    """One entry for each place: the wider of two rules for one path holds; two paths at one place are refused."""
+def _merge(paths: tuple[AllowedPath, ...]) -> tuple[AllowedPath, ...]:
+    """One entry per target: the wider of two rules for one path wins; two paths at one target are refused."""
     merged: dict[str, AllowedPath] = {}
     for allowed in paths:
         known = merged.setdefault(allowed.target, allowed)

@@ -1,4 +1,4 @@
-"""Where things are in the guest's world, and which of these places a policy may not take. Pure module."""
+"""The directories of the guest, and which of them a policy may not use. Pure module."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from warmcell.core.errors import PolicyViolation
 WORK_DIR = "/work"
 CODE_DIR = "/code"
 OUT_DIR = "/out"
-#: Where programs work that were written for sandboxes of others (E2B's): names that everybody knows.
+#: Work directories of programs that were written for other sandboxes, such as E2B's.
 USER_HOME, WORKSPACE_DIR = "/home/user", "/workspace"
-#: Who finds one of these names has learnt nothing about anybody.
+#: Names that reveal nothing about the caller.
 COMMON_PLACES = frozenset({"/", WORK_DIR, OUT_DIR, USER_HOME, WORKSPACE_DIR})
 
-#: The kernel's, made anew for each cage.
+#: Kernel file systems, mounted anew for each cage.
 KERNEL_PLACES = ("/proc", "/dev", "/sys")
-#: With all that is in them: the program's own files, what a compiler made of them, and the kernel's.
+#: Reserved with everything below: the program's files, build output, and the kernel's file systems.
 _CLOSED = (*KERNEL_PLACES, CODE_DIR, OUT_DIR)
-#: Scratch that is private to a run. Host paths can be shown inside, never instead: what a guest believes to be its own
-#: (and what the cage takes for the guest's own, such as the sockets in it) would be the host's.
+#: Scratch space of a run. Host paths may be shown inside, never in its place: what a guest takes for its own, and the
+#: cage takes for the guest's (such as sockets), would be the host's.
 _PRIVATE = ("/tmp", HOME_DIR)
 
 
 def check_place(target: str) -> None:
-    """Refuses the places that the cage keeps for itself. `/work` may be taken: it is where the work is."""
+    """Refuses paths that are reserved for the cage. `/work` may be used."""
     for place in _CLOSED:
         if is_within(target, place):
             raise PolicyViolation(f"{target!r} lies in {place}, which the cage makes itself", hint=_ELSEWHERE)
@@ -37,8 +37,8 @@ def check_place(target: str) -> None:
 _ELSEWHERE = "name the directories below it that are needed, or show it at another place (at=...)"
 
 
-def narrowed(paths: Iterable[tuple[str, bool]]) -> tuple[str, str] | None:
-    """The first writable path and read-only one in it (or the same) among (path, writable) pairs."""
+def find_narrowing(paths: Iterable[tuple[str, bool]]) -> tuple[str, str] | None:
+    """The first writable path with a read-only one inside it (or equal) among (path, writable) pairs."""
     known = tuple(paths)
     pairs = ((wide, narrow) for wide, is_wide in known if is_wide for narrow, may_write in known if not may_write)
     return next(((wide, narrow) for wide, narrow in pairs if is_within(narrow, wide)), None)

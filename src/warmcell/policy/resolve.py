@@ -10,11 +10,12 @@ from functools import reduce
 
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass, replace
-from warmcell.core.types import EffectiveLimits, Enforced, Limits
-from warmcell.policy.carried import check_carried
+from warmcell.core.types import EffectiveLimits, Enforced, EnforcedLimits, Limits
+from warmcell.policy.enforcer_support import check_supported
+from warmcell.policy.gpu import GpuDriver, GpuGrant, grant_gpus
 from warmcell.policy.host import HostCapabilities
 from warmcell.policy.model import NetworkRule, SandboxPolicy
-from warmcell.policy.places import WORK_DIR, narrowed
+from warmcell.policy.places import WORK_DIR, find_narrowing
 
 #: What `policy=None` means: nothing of the host, and processes allowed.
 DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
@@ -22,7 +23,7 @@ DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
 #: Alone, without a mount namespace behind it, Landlock must know about truncation.
 _OLDEST_LANDLOCK = 3
 
-#: Of the system calls that a cage takes, those that every class takes, the bare one included.
+#: The system calls that every class needs, the bare one included.
 _ALWAYS_NEEDED = ("pidfd_send_signal", "pidfd_open", "close_range")
 
 NATIVE, LANDLOCK = "native", "landlock"
@@ -30,17 +31,39 @@ NATIVE, LANDLOCK = "native", "landlock"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """An allowed path after its links were followed, once, when the policy was made."""
+    """An allowed path with its links resolved, once, when the policy was made."""
 
     source: str
     target: str
     writable: bool
     identity: str
+    #: Not empty: what the guest sees there is an overlay, whose files seem to be on these devices; the source is the
+    #: directory that its writes go to.
+    overlay_devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRoot:
+    """An image as a root: its layers, lowest first, the user inside, and what its configuration says."""
+
+    layers: tuple[ResolvedPath, ...]
+    uid: int
+    gid: int
+    #: The user's home directory; "": the image names none.
+    home: str
+    env: Mapping[str, str]
+    #: Where programs start; "": in the work directory.
+    work_dir: str = ""
+    #: Directories that the image names and does not have.
+    missing: tuple[str, ...] = ()
+    #: A host directory with "upper" and "work", for a root that is kept: all that the guest writes is there, except
+    #: below /dev. None: what it writes is gone after the run.
+    upper: ResolvedPath | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """What will be done, with the mechanism for each promise."""
+    """What will be enforced, and by which mechanism."""
 
     isolation: str
     network: str
@@ -51,27 +74,48 @@ class EffectivePolicy:
     limits: EffectiveLimits
     uses_cgroup: bool
     enforced: Enforced
-    #: Where the work directory is, as the guest sees it, and where programs begin.
+    #: The guest's path of the work directory, where programs start.
     work: str = WORK_DIR
+    #: The image that is the guest's root; None: the host's system, read-only.
+    image: ImageRoot | None = None
+    gpu: GpuGrant | None = None
+    #: Whether guests may trace their own processes.
+    allow_tracing: bool = False
 
 
 def effective_limits(
     policy: SandboxPolicy, requested: Limits | None = None, memory_mb: int | None = None
 ) -> EffectiveLimits:
-    """Limit by limit: what was asked for, never more than the policy gives; the default where neither says anything.
+    """Each limit: what was requested, at most what the policy allows; the default if neither sets it.
 
-    `memory_mb` is a request's other way to say `memory_mb`; of two figures the smaller holds.
+    `memory_mb` is the request's `memory_limit_mb`; of two values the smaller applies.
     """
-    if requested is None and memory_mb is None and policy.limits is None:  # most say nothing
+    if requested is None and memory_mb is None and policy.limits is None:  # the usual case
         return _DEFAULT_LIMITS
     by_memory = None if memory_mb is None else Limits(memory_mb=memory_mb)
     given = [limits for limits in (requested, by_memory, policy.limits) if limits is not None]
-    asked = reduce(Limits.capped_by, given)
+    asked = reduce(Limits.cap_with, given)
     said = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name) is not None}
     return EffectiveLimits(**said)
 
 
 _DEFAULT_LIMITS = EffectiveLimits()
+
+
+def limits_in_force(enforced: Enforced) -> EnforcedLimits:
+    """Which limits have a mechanism, for `capabilities()`."""
+    return EnforcedLimits(
+        timeout=True,
+        memory=enforced.memory is not None,
+        network_isolation=enforced.network is not None,
+        filesystem_read_isolation=enforced.filesystem_read is not None,
+        filesystem_write_isolation=enforced.filesystem_write is not None,
+        environment_isolation=enforced.environment is not None,
+        process_limit=enforced.processes is not None,
+        disk_limit=enforced.disk is not None,
+        output_limit=True,
+        cpu=enforced.cpu is not None,
+    )
 
 
 def resolve(
@@ -81,9 +125,10 @@ def resolve(
     host: HostCapabilities,
     enforcer: str | None,
     has_egress: bool = False,
+    gpu_driver: GpuDriver | None = None,
 ) -> EffectivePolicy:
-    """The one place that decides by which mechanism each promise is kept."""
-    check_carried(enforcer, policy, has_egress)
+    """The one place that decides which mechanism enforces what. `gpu_driver`: needed if the policy has GPUs."""
+    check_supported(enforcer, policy, has_egress)
     if enforcer == NATIVE:
         _require_native(host)
     elif enforcer == LANDLOCK:
@@ -93,7 +138,7 @@ def resolve(
     if limits.cpus is not None and not host.cpu_share:
         raise EnforcerUnavailable(
             enforcer or "process",
-            "a share of the processors needs a cgroup with the cpu controller, and there is none to be had here",
+            "a share of the processors needs a cgroup with the cpu controller, which is not available here",
             hint="leave Limits(cpus=...) out, run as root, or run below a delegated cgroup",
         )
     isolation = {NATIVE: "namespaces", LANDLOCK: "landlock"}.get(enforcer or "", "none")
@@ -103,16 +148,32 @@ def resolve(
         network = "host"
     else:
         network = "proxy" if policy.network_rules or has_egress else "none"
+    gpu = None
+    if policy.gpus is not None:
+        gpu = grant_gpus(policy.gpus, gpu_driver, enforcer or "process", limits.gpu_memory_mb)
+    enforced = _describe_enforced(policy, paths, host, enforcer, isolation, network)
     return EffectivePolicy(
         isolation=isolation,
         network=network,
         network_rules=policy.network_rules,
         paths=paths,
         allow_spawn=policy.allow_process_spawn if isolation != "none" else True,
-        env=policy.env,
+        env=policy.env if gpu is None else {**gpu.env, **policy.env},
         limits=limits,
         uses_cgroup=host.cgroup is not None,
-        enforced=_enforced(policy, paths, host, enforcer, isolation, network),
+        enforced=enforced if gpu is None else _with_gpu(enforced, gpu, limits),
+        gpu=gpu,
+        allow_tracing=policy.allow_tracing,
+    )
+
+
+def _with_gpu(enforced: Enforced, gpu: GpuGrant, limits: EffectiveLimits) -> Enforced:
+    """The class has a name of its own: the guest reaches a driver in the kernel that other guests do not."""
+    return replace(
+        enforced,
+        isolation_class=f"{enforced.isolation_class}+gpu",
+        gpus=gpu.description,
+        gpu_memory=None if limits.gpu_memory_mb is None else "supervisor (NVML)",
     )
 
 
@@ -137,8 +198,8 @@ def _require_landlock(host: HostCapabilities) -> None:
 
 
 def _refuse_narrowed(paths: tuple[ResolvedPath, ...]) -> None:
-    """Rules of Landlock add up along a path: what a directory allows, nothing below it takes away again."""
-    pair = narrowed((path.source, path.writable) for path in paths)
+    """Landlock rules add up along a path: nothing below a directory can take away what the directory allows."""
+    pair = find_narrowing((path.source, path.writable) for path in paths)
     if pair is not None:
         raise EnforcerUnavailable(
             LANDLOCK,
@@ -147,7 +208,7 @@ def _refuse_narrowed(paths: tuple[ResolvedPath, ...]) -> None:
         )
 
 
-def _enforced(
+def _describe_enforced(
     policy: SandboxPolicy,
     paths: tuple[ResolvedPath, ...],
     host: HostCapabilities,
