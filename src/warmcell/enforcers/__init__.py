@@ -1,1 +1,1 @@
-"""The cages that a command can be put into, and which of them this host can build."""
+"""Enforcers: the cages that a command can run in, and which of them work on this host."""

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import check_text
+from warmcell.enforcers.contract import WrappedCommand
 from warmcell.lifetime.host_program import CHILD_MARK, own_interpreter
-from warmcell.policy.carried import check_carried
+from warmcell.policy.enforcer_support import check_supported
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
-from warmcell.policy.places import narrowed
+from warmcell.policy.places import find_narrowing
 from warmcell.policy.resolve import effective_limits
 
 NAME = "appcontainer"
@@ -38,7 +38,7 @@ _FORBIDDEN_IN_PATH = re.compile(r'[\x00-\x1f<>"|?*:]')
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An access entry for the profile's own identity, put on a path for the time of the run."""
+    """An access entry for the profile's identity, set on a path during the run."""
 
     path: str
     mask: int
@@ -46,7 +46,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlan:
-    """All that the launcher needs. It decides nothing."""
+    """Everything that the launcher needs. The launcher decides nothing."""
 
     profile: str
     capabilities: tuple[str, ...]
@@ -62,11 +62,9 @@ class ContainerPlan:
 
 
 class AppContainerEnforcer:
-    """Runs a command with the low rights of a Windows app: no network, no files, unless granted."""
+    """Runs a command with the low rights of a Windows app: no network and no files unless granted."""
 
-    @property
-    def name(self) -> str:
-        return NAME
+    name = NAME
 
     def probe(self) -> None:
         """Runs a child in a container that tries to list the user's own directory."""
@@ -86,14 +84,14 @@ class AppContainerEnforcer:
         return WrappedCommand(own_interpreter(), ("-I", str(LAUNCHER), plan.to_json()), env=environment)
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
-        """For `subprocess`. The launcher makes and removes profile and grants, since only it sees the guest end."""
+        """For `subprocess`. The launcher creates and removes profile and grants, since only it sees the guest exit."""
         no_window = 0x08000000
         return {"env": dict(command.env), "close_fds": True, "creationflags": no_window}
 
 
 def container_plan(program: str, args: Sequence[str], policy: SandboxPolicy) -> ContainerPlan:
     """The policy and the command as a plan. Pure."""
-    check_carried(NAME, policy)
+    check_supported(NAME, policy)
     check_program(program)
     command = command_line([program, *(check_text("args", item) for item in args)])
     limits = effective_limits(policy)
@@ -119,14 +117,14 @@ def check_program(program: str) -> None:
 
 
 def profile_name(policy: SandboxPolicy, command: str) -> str:
-    """Two runs share an identity, and thereby grants, only if they are the same run. Windows allows 64 characters."""
+    """Only the same run shares an identity, and so its grants. Windows allows 64 characters."""
     digest = hashlib.sha256(json.dumps([policy.to_json(), command]).encode()).hexdigest()
     return f"warmcell.{digest[:40]}"
 
 
 def grants(paths: Sequence[AllowedPath]) -> tuple[Grant, ...]:
-    """Parents first. What a parent hands down adds to a deeper entry, so a narrower one would narrow nothing."""
-    pair = narrowed((allowed.path, allowed.mode is AccessMode.READ_WRITE) for allowed in paths)
+    """Parents first. Inherited entries add to a deeper one, so a narrower entry would have no effect."""
+    pair = find_narrowing((allowed.path, allowed.mode is AccessMode.READ_WRITE) for allowed in paths)
     if pair is not None:
         raise PolicyViolation(
             f"an AppContainer cannot keep {pair[1]!r} read-only inside {pair[0]!r}",
@@ -155,11 +153,11 @@ def windows_path(path: str) -> str:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """One line that CommandLineToArgvW and the C runtime split into exactly these words again."""
-    return " ".join([f'"{words[0]}"', *(quoted_argument(word) for word in words[1:])])
+    """One line that CommandLineToArgvW and the C runtime split into exactly these words."""
+    return " ".join([f'"{words[0]}"', *(quote_argument(word) for word in words[1:])])
 
 
-def quoted_argument(word: str) -> str:
+def quote_argument(word: str) -> str:
     """Backslashes count only before a quotation mark, where each is doubled."""
     if word and not re.search(r'[\s"]', word):
         return word
@@ -168,7 +166,7 @@ def quoted_argument(word: str) -> str:
 
 
 def environment_block(env: Mapping[str, str]) -> str:
-    """`key=value` lines separated by NUL, sorted as Windows wants them. Names that differ only in case are one name."""
+    """`key=value` entries separated by NUL, sorted as Windows requires. Names that differ only in case are one name."""
     merged = {"SystemRoot": r"C:\Windows", "PATH": r"C:\Windows\System32", **env}
     folded: dict[str, str] = {}
     for key, value in merged.items():

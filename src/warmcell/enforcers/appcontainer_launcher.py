@@ -1,7 +1,7 @@
 """Runs one command in an AppContainer, on Windows, as `python -I appcontainer_launcher.py PLAN`.
 
-Standard library only, so that it can run as a program of its own. It makes the profile and the grants, starts the
-guest suspended inside a job, waits, takes everything back and ends with the guest's status.
+Standard library only, so that it can run as a program of its own. It creates the profile and the grants, starts the
+guest suspended inside a job, waits, removes everything and exits with the guest's status.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class JobLimits(ctypes.Structure):
 
 
 class WindowsError(OSError):
-    """A step failed; it says which."""
+    """A step failed; the message names it."""
 
 
 class Windows:
-    """The three libraries, bound when they are needed, and their errors as exceptions."""
+    """The three libraries, bound on first use; their errors become exceptions."""
 
     def __init__(self) -> None:
         load: Any = vars(ctypes)["WinDLL"]
@@ -134,7 +134,7 @@ class Windows:
 
 @contextmanager
 def profile_sid(windows: Windows, name: str, capabilities: Any, count: int) -> Iterator[ctypes.c_void_p]:
-    """The container's identity; the profile that gives it is removed again."""
+    """The container's identity; its profile is deleted afterwards."""
     sid = ctypes.c_void_p()
     create = windows.userenv.CreateAppContainerProfile
     status = create(name, name, "Warmcell guest", capabilities, count, ctypes.byref(sid)) & 0xFFFFFFFF
@@ -150,7 +150,7 @@ def profile_sid(windows: Windows, name: str, capabilities: Any, count: int) -> I
 
 
 def set_access(windows: Windows, path: str, sid: ctypes.c_void_p, mask: int, mode: int) -> None:
-    """Adds or takes back one entry of the path's access list."""
+    """Adds or removes one entry of the path's access list."""
     old, new, descriptor = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     read, write = windows.advapi.GetNamedSecurityInfoW, windows.advapi.SetNamedSecurityInfoW
     windows.zero(
@@ -180,7 +180,7 @@ def set_access(windows: Windows, path: str, sid: ctypes.c_void_p, mask: int, mod
 
 
 @contextmanager
-def granted(windows: Windows, grant: dict[str, Any], sid: ctypes.c_void_p) -> Iterator[None]:
+def grant_access(windows: Windows, grant: dict[str, Any], sid: ctypes.c_void_p) -> Iterator[None]:
     set_access(windows, grant["path"], sid, grant["mask"], GRANT_ACCESS)
     try:
         yield
@@ -214,7 +214,7 @@ def attribute_list(windows: Windows, security: SecurityCapabilities, policy: cty
 
 
 def make_job(windows: Windows, plan: dict[str, Any]) -> ctypes.c_void_p:
-    """Everything in the job dies with this process, whatever happens to it."""
+    """Everything in the job dies with this process."""
     job = ctypes.c_void_p(windows.must("CreateJobObject", windows.kernel.CreateJobObjectW(None, None)))
     limits = JobLimits(flags=JOB_LIMIT_FLAGS, active_processes=plan["processes"], job_memory=plan["memory_bytes"])
     done = windows.kernel.SetInformationJobObject(job, JOB_EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
@@ -244,14 +244,14 @@ def start(windows: Windows, plan: dict[str, Any], attributes: Any) -> ProcessInf
 
 
 def run(plan: dict[str, Any]) -> int:
-    """The guest's exit status. Everything that was made for it is taken back."""
+    """The guest's exit status. Removes everything that was created for it."""
     windows = Windows()
     capabilities = capability_array(windows, plan["capabilities"])
     count = len(plan["capabilities"])
     with ExitStack() as stack:
         sid = stack.enter_context(profile_sid(windows, plan["profile"], capabilities, count))
         for grant in plan["grants"]:
-            stack.enter_context(granted(windows, grant, sid))
+            stack.enter_context(grant_access(windows, grant, sid))
         security = SecurityCapabilities(sid.value, capabilities, count, 0)
         policy = None if plan["allow_children"] else ctypes.c_uint32(CHILD_PROCESS_RESTRICTED)
         job = make_job(windows, plan)
@@ -273,7 +273,7 @@ def wait(windows: Windows, job: ctypes.c_void_p, process: ProcessInformation) ->
 
 
 def probe_host(plan: Any) -> str | None:
-    """What is wrong with containers on this host, if anything: the plan's command must be refused by Windows."""
+    """What is wrong with containers on this host, if anything: Windows must refuse the plan's command."""
     try:
         status = run(json.loads(plan.to_json()))
     except (WindowsError, KeyError) as error:

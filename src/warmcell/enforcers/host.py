@@ -1,4 +1,4 @@
-"""What the host has: programs on PATH and in wheels, and a way to ask them something. Nothing is decided here."""
+"""What the host has: programs on PATH and in wheels, and a way to query them. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.host_program import CHILD_MARK
 
-#: Distinguishes one installation of a file from the next, so that caches notice an upgrade.
+#: Identifies one installation of a file, so that caches notice an upgrade.
 FileStamp = tuple[str, int, int, int]
 
 
 def is_program(path: str) -> bool:
-    """Whether this user could start the file."""
+    """Whether this user can execute the file."""
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def find_program(name: str, search: str | None = None) -> str | None:
-    """The program's path in the absolute entries of PATH; relative ones would let a working directory choose."""
+    """The program's path in the absolute entries of PATH; relative ones would let the working directory choose."""
     for directory in (os.environ.get("PATH", os.defpath) if search is None else search).split(os.pathsep):
         candidate = os.path.join(directory, name)
         if os.path.isabs(directory) and is_program(candidate):
@@ -30,7 +30,7 @@ def find_program(name: str, search: str | None = None) -> str | None:
 
 
 def find_in_wheel(package: str, *parts: str) -> str | None:
-    """A program that an installed package carries, found without importing the package."""
+    """A program in an installed package, found without importing the package."""
     from importlib.util import find_spec
 
     from warmcell.lifetime.late_site import run_site
@@ -46,13 +46,21 @@ def find_in_wheel(package: str, *parts: str) -> str | None:
 
 
 def stamp(path: str) -> FileStamp:
-    """The file's identity now. Raises `OSError` when it is gone."""
+    """The file's identity now. Raises `OSError` if it is gone."""
     status = os.stat(path)
     return (path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def has_foreign_proc() -> bool:
+    """True if /proc is mounted and belongs to another pid namespace than this process."""
+    try:
+        return os.readlink("/proc/self") != str(os.getpid())
+    except OSError:
+        return False
+
+
 def signals_for_child() -> Callable[[], object] | None:
-    """For `subprocess`: a program that waits for children of its own must not inherit that they are ignored."""
+    """For `subprocess`: a program that waits for its children must not inherit an ignored SIGCHLD."""
     import signal
 
     if os.name != "posix" or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
@@ -61,7 +69,7 @@ def signals_for_child() -> Callable[[], object] | None:
 
 
 def ask(argv: Sequence[str], timeout: float = 20.0) -> str:
-    """What a toolchain says about itself. Run in `/`, so that no version file of the working directory has a say."""
+    """The output of a toolchain's query. Runs in `/`, so that version files of the working directory have no effect."""
     import subprocess
 
     environment = {key: value for key, value in os.environ.items() if key != "NODE_OPTIONS"} | {CHILD_MARK: "1"}

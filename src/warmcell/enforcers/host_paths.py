@@ -1,7 +1,7 @@
-"""Where a path that the caller named really leads, and whether a guest could have a hand in that.
+"""Resolves the paths that a caller names, and checks whether a guest could have changed where they lead.
 
-A guest leaves links behind in the directories that it may write. A path into such a directory, handed to the next run,
-would show that run whatever the link names: the caller meant `stage1/out`, the guest meant `~/.ssh`.
+A guest leaves links behind in directories that it may write. A path into such a directory, given to the next run, would
+show that run whatever the link names: the caller meant `stage1/out`, the guest `~/.ssh`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from warmcell.core.records import dataclass
 
 _SYSTEM = ("usr", "etc", "opt", "var", "run", "bin", "sbin", "lib", "lib32", "lib64", "nix", "snap")
 _MOST_LINKS = 40
-#: Directories that guests of this program were given to write, by identity. Kept for the life of the program: what
-#: they left there stays as long. One that was removed gives way to whatever takes its place and name.
+#: Directories that guests of this program may write, by identity. Kept for the life of the program, because what guests
+#: left there stays too. A removed one is replaced by whatever takes its path.
 _given_to_guests: set[tuple[str, int, int]] = set()
 
 
 def note_writable(path: str) -> None:
-    """To be told of every directory that a guest may write."""
+    """Records a directory that a guest may write."""
     state = os.stat(path)
     _given_to_guests.add((path, state.st_dev, state.st_ino))
 
 
 @dataclass(frozen=True, slots=True)
 class HostPath:
-    """A path without links, and the first link on the way that lies in a directory which guests were given to write,
-    or (`foreign_link`) in any directory that is not the system's own."""
+    """A path without links, and the first link on the way that lies in a directory which guests may write, or
+    (`foreign_link`) in any directory that is not the system's.
+    """
 
     real: str
     guest_link: str | None = None
@@ -42,7 +43,7 @@ class HostPath:
 
 
 def follow(path: str | os.PathLike[str]) -> HostPath:
-    """Resolves every link. What is missing stays as it was written."""
+    """Resolves every link. Missing parts stay as they are."""
     waiting = os.path.abspath(path).split("/")[::-1]
     here, links, guests, foreign = "/", 0, None, None
     while waiting and links <= _MOST_LINKS:
@@ -84,9 +85,9 @@ def _is_given_to_guests(directory: str) -> bool:
 
 
 def _is_systems(directory: str) -> bool:
-    """Whether only the system's own hand can have made what is in it: root's, and nobody else may write.
+    """Whether only the system can have made its content: it belongs to root, and only root may write.
 
-    Root's guests write as root, so for root the directory must lie in the system's trees as well.
+    Root's guests write as root, so for root the directory must also lie in the system's trees.
     """
     try:
         state = os.stat(directory, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""The system calls that the cage cannot do without: which of them are not there, why, and what helps."""
+"""The system calls that the cage needs: which are missing, why, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 from warmcell.core.records import dataclass
 
-#: By name, the Linux that brought it.
+#: By name, the first Linux that has it.
 SINCE = {
     "unshare": (2, 6),
     "setns": (3, 0),
@@ -18,13 +18,13 @@ SINCE = {
     "close_range": (5, 9),
     "mount_setattr": (5, 12),
 }
-#: WebAssembly hands compiled code to its workers in sealed files.
+#: WebAssembly passes compiled code to its workers in sealed files.
 OF_WASM = {"memfd_create": (3, 17)}
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A call that cannot be made, why, and what helps."""
+    """A missing call, the reason and the remedy."""
 
     name: str
     reason: str
@@ -32,9 +32,9 @@ class Missing:
 
 
 def missing_call(name: str) -> Missing | None:
-    from warmcell.cage.linux import offered  # brings `_ctypes`, which a command that need not ask does without
+    from warmcell.cage.linux import kernel_support  # imports `_ctypes`, which most commands do not need
 
-    return None if offered.has_call(name) else _missing(name, {**SINCE, **OF_WASM}[name])
+    return None if kernel_support.has_call(name) else _missing(name, {**SINCE, **OF_WASM}[name])
 
 
 def missing_calls() -> tuple[Missing, ...]:
@@ -43,10 +43,10 @@ def missing_calls() -> tuple[Missing, ...]:
 
 
 def missing_seccomp() -> Missing | None:
-    """Filters with notifications, which a cage is locked with."""
-    from warmcell.cage.linux import offered
+    """Filters with notifications, which every cage uses."""
+    from warmcell.cage.linux import kernel_support
 
-    refusal = offered.refusal_of_seccomp()
+    refusal = kernel_support.seccomp_errno()
     if not refusal:
         return None
     if refusal == errno.EOPNOTSUPP:
@@ -61,7 +61,7 @@ def kernel_version() -> tuple[int, int]:
 
 
 def _missing(name: str, since: tuple[int, int]) -> Missing:
-    """A kernel that has the call and does not answer has a filter in front of it."""
+    """If the kernel has the call and it still fails, a filter is in front of it."""
     first = f"{since[0]}.{since[1]}"
     if kernel_version() < since:
         release = ".".join(map(str, kernel_version()))

@@ -1,4 +1,4 @@
-"""What of the host every guest sees: the system that programs need, and nothing personal."""
+"""What every guest sees of the host: the system that programs need, and nothing personal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from warmcell.core.records import dataclass
 
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-#: What the dynamic loader, TLS and alternatives need. Keys, users and host names are not among it.
+#: What the dynamic loader, TLS and alternatives need. No keys, users or host names.
 SHARED_ETC = (
     "/etc/ld.so.cache",
     "/etc/ssl/certs",
@@ -26,13 +26,13 @@ SHARED_ETC = (
     "/etc/protocols",
     "/etc/services",
 )
-#: Generic files of our own instead of the host's, so that it has no users and no name.
+#: Our own generic files in place of the host's, without its users and name.
 _OWN_ETC = ("passwd", "group", "hosts", "nsswitch.conf")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A host path, free of symbolic links, shown at `target`."""
+    """A host path, free of symbolic links, mounted at `target`."""
 
     source: str
     target: str
@@ -49,7 +49,7 @@ class SystemLayout:
 
 @cache
 def system_layout() -> SystemLayout:
-    """As this host has it. A host that merged /bin into /usr gives links, another gives mounts."""
+    """As on this host: one that merged /bin into /usr has links, another has mounts."""
     links = tuple((path, os.readlink(path)) for path in _TOP_LEVEL if os.path.islink(path))
     real = [path for path in ("/usr", *_TOP_LEVEL) if os.path.isdir(path) and not os.path.islink(path)]
     etc = [Mount(os.path.realpath(path), path) for path in SHARED_ETC if os.path.exists(path)]
@@ -59,6 +59,6 @@ def system_layout() -> SystemLayout:
 
 
 def resolver_mounts() -> tuple[Mount, ...]:
-    """How names are resolved, for a guest that shares the host's network."""
+    """The resolver configuration, for a guest that shares the host's network."""
     path = "/etc/resolv.conf"
     return (Mount(os.path.realpath(path), path),) if os.path.exists(path) else ()

@@ -1,4 +1,4 @@
-"""Policy paths as mounts: resolved, checked, and in an order in which each means what it says."""
+"""Policy paths as mounts: resolved, checked, and ordered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resolve_mounts(
         known = mounts.get(mount.target, mount)
         if known.source != mount.source:
             raise PolicyViolation(f"{mount.target!r} is allowed twice, differently", hint="keep one of the two")
-        mounts[mount.target] = known if known.writable else mount  # the wider of two rules for one path
+        mounts[mount.target] = known if known.writable else mount  # the wider of two rules for one path wins
     for mount in mounts.values():
         _check_mount_point(mount, [*system, *mounts.values()])
     anchors = {anchor.target: anchor for mount in mounts.values() for anchor in _anchors(mount, mounts.values())}
@@ -40,10 +40,10 @@ def resolve_mounts(
 
 
 def _anchors(narrow: Mount, mounts: Iterable[Mount]) -> Iterator[Mount]:
-    """The directories on the way from a writable path to a read-only one in it, each to be a mount of its own.
+    """The directories between a writable path and a read-only one inside it; each becomes a mount of its own.
 
-    Renaming a directory takes the mounts below it along: the guest would move the read-only part aside and put its own
-    in that place. A mount point itself can be neither renamed nor removed.
+    Renaming a directory moves the mounts below it: the guest could move the read-only part aside and put its own there.
+    A mount point itself can be neither renamed nor removed.
     """
     around = [other for other in mounts if other != narrow and is_within(narrow.target, other.target)]
     wide = max(around, key=lambda other: len(other.target), default=narrow)
@@ -58,7 +58,9 @@ def _anchors(narrow: Mount, mounts: Iterable[Mount]) -> Iterator[Mount]:
 
 
 def _check_owner(anchor: Mount, wide: Mount) -> None:
-    """The cage shows each mount as its owner sees it; one of another owner's would show more than the wide path did."""
+    """The cage shows each mount as its owner sees it; a mount of another owner's would show more than the wide path
+    did.
+    """
     mine, other = os.stat(anchor.source), os.stat(wide.source)
     if (mine.st_uid, mine.st_gid) != (other.st_uid, other.st_gid):
         raise PolicyViolation(
@@ -73,7 +75,7 @@ def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
     found = follow(allowed.path)
     if found.guest_link is not None:
         raise PolicyViolation(f"{allowed.path!r} {found.complaint(found.guest_link)}", hint=found.remedy)
-    with explained(allowed.path):
+    with explain_failure(allowed.path):
         source = os.path.realpath(allowed.path, strict=True)
         mode = os.stat(source).st_mode
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
@@ -82,14 +84,14 @@ def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
         raise PolicyViolation("'/' cannot be allowed", hint="name the directories that the guest needs")
     is_writable = allowed.mode is AccessMode.READ_WRITE
     if is_writable:
-        with explained(allowed.path):
+        with explain_failure(allowed.path):
             note_writable(source)
     return Mount(source, target, is_writable)
 
 
 @contextmanager
-def explained(path: str) -> Iterator[None]:
-    """What the kernel says of a path is the caller's fault; that it has no memory for a look is not."""
+def explain_failure(path: str) -> Iterator[None]:
+    """Errors about the path are the caller's fault; a lack of memory is not."""
     try:
         yield
     except OSError as error:
@@ -101,7 +103,7 @@ def explained(path: str) -> Iterator[None]:
 
 
 def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:
-    """The target with a leading top-level link followed: `/bin/x` is `/usr/bin/x` where `/bin` leads there."""
+    """The target with a leading top-level link followed: `/bin/x` is `/usr/bin/x` if `/bin` leads there."""
     for link, leads_to in links:
         if target == link or target.startswith(link + "/"):
             return os.path.normpath(os.path.join("/", leads_to) + target[len(link) :])
@@ -109,7 +111,7 @@ def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:
 
 
 def check_target(target: str) -> None:
-    """Refuses the places that the cage must keep for itself."""
+    """Refuses targets that are reserved for the cage."""
     if target == "/":
         raise PolicyViolation("nothing can be mounted at '/'", hint="choose a directory below it")
     for reserved in KERNEL_PLACES:
@@ -120,8 +122,9 @@ def check_target(target: str) -> None:
 
 
 def _check_mount_point(mount: Mount, others: Sequence[Mount]) -> None:
-    """A mount inside another needs a real place there: one made on the fly would be left behind on the host, and a
-    link that an earlier guest planted would lead elsewhere."""
+    """A mount inside another needs an existing mount point: one made on the fly would stay on the host, and a link that
+    an earlier guest planted would lead elsewhere.
+    """
     around = [other for other in others if mount.target.startswith(other.target + "/")]
     if not around:
         return

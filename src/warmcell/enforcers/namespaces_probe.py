@@ -1,7 +1,7 @@
-"""Whether this user may make namespaces and mount in them, told by a child that tries. Also run as a program.
+"""Whether this user may create namespaces and mount in them, found out by a child that tries. Also run as a program.
 
-The child is a list of system calls that is carried out by machine code: it needs no copy of this process, no
-interpreter and no care for other threads. Where memory may not be executed, a new process goes through the list.
+The child is a list of system calls, executed by machine code: it needs no copy of this process, no interpreter and no
+care for other threads. Where memory may not be executed, a new process runs the list.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
 
 def refusal() -> CageError | None:
-    """The step that failed, or None: namespaces, users and mounts are to be had as the cage will make them."""
-    failure = _told_by_spawn() if call_list.can_spawn() else _told_by_new_process()
+    """The step that failed; None if namespaces, id maps and mounts work as the cage needs them."""
+    failure = _ask_by_spawn() if call_list.can_spawn() else _ask_by_new_process()
     if failure is not None and failure.step == "map own user":
-        # Who changed users since it was started may not write to files of its own in /proc; what it starts may.
-        failure = _told_by_new_process()
+        # A process that changed its user may not write to its own files in /proc; its children may.
+        failure = _ask_by_new_process()
     return failure
 
 
-def _told_by_spawn() -> CageError | None:
+def _ask_by_spawn() -> CageError | None:
     import select
 
     prepared = _attempts().prepare([])
@@ -44,7 +44,7 @@ def _told_by_spawn() -> CageError | None:
     except OSError as error:
         return CageError("create namespaces", error.errno or 0, "")
     try:
-        poll = select.poll()  # not waitpid alone: whoever ignores SIGCHLD has no children to wait for
+        poll = select.poll()  # not waitpid alone: if SIGCHLD is ignored there is no child to wait for
         poll.register(child.pidfd, select.POLLIN)
         poll.poll()
     finally:
@@ -54,28 +54,28 @@ def _told_by_spawn() -> CageError | None:
 
 
 def _attempts() -> call_list.CallList:
-    """What the manager does in the namespaces that it makes for itself."""
+    """What the manager does in its own namespaces."""
     calls = call_list.CallList()
-    calls.part("map own user")
+    calls.begin_step("map own user")
     uid, gid = os.geteuid(), os.getegid()
     for name, text in (("setgroups", "deny"), ("gid_map", f"0 {gid} 1"), ("uid_map", f"0 {uid} 1")):
         kernel_files.write_in_list(calls, f"/proc/self/{name}", text)
-    calls.part("make mounts slave", "/")
+    calls.begin_step("make mounts slave", "/")
     mounts.make_private(calls)
-    calls.part("mount own proc", "/proc")
+    calls.begin_step("mount own proc", "/proc")
     mounts.add(calls, "proc", "/proc", "proc", _QUIET)
-    calls.part("mount scratch", "tmpfs")
+    calls.begin_step("mount scratch", "tmpfs")
     mounts.add(calls, "tmpfs", "/proc", "tmpfs", _QUIET)
     return calls
 
 
 def _reap(pid: int) -> None:
-    with suppress(ChildProcessError):  # the caller's own handling of children was quicker
+    with suppress(ChildProcessError):  # the caller's own handler reaped it first
         os.waitpid(pid, 0)
 
 
-def _told_by_new_process() -> CageError | None:
-    """For who may not try it in this one."""
+def _ask_by_new_process() -> CageError | None:
+    """For processes that may not try it themselves."""
     import subprocess
 
     import warmcell.cage
@@ -89,9 +89,9 @@ def _told_by_new_process() -> CageError | None:
     return None if number == "0" else CageError(step or "create namespaces", int(number or 0), "")
 
 
-def _told_by_clone() -> CageError | None:
+def _ask_by_clone() -> CageError | None:
     """In a process that is used for nothing else, where memory may not be executed."""
-    prepared = _attempts().prepare([])  # before the clone, in which nobody is who they are
+    prepared = _attempts().prepare([])  # before the clone, in which ids are not mapped yet
     answer, says = os.pipe()
     try:
         pid, _ = namespaces.clone(_FLAGS)
@@ -110,5 +110,5 @@ def _told_by_clone() -> CageError | None:
 
 
 if __name__ == "__main__":
-    found = _told_by_spawn() if call_list.can_spawn() else _told_by_clone()
+    found = _ask_by_spawn() if call_list.can_spawn() else _ask_by_clone()
     os.write(1, f"{found.errno} {found.step}".encode() if found is not None else b"0")

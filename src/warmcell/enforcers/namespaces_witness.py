@@ -1,4 +1,4 @@
-"""Somebody who is making namespaces anyway, and can tell what else the kernel has: then nobody need try that first."""
+"""A manager that creates namespaces anyway can report what the kernel supports, so that no probe is needed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 _witnesses: list[Callable[[], Seen]] = []
 
 
-def will_tell(witness: Callable[[], Seen]) -> None:
-    """It is asked once, if at all, and may wait for the answer.
+def set_reporter(witness: Callable[[], Seen]) -> None:
+    """Sets the function that is asked, at most once; it may block.
 
-    Whether it made namespaces (False: it could not, or does not know), and the version of Landlock if nothing else that
-    a cage needs is missing either (0: something is, or it does not know).
+    It returns whether it created namespaces (False: failed or unknown), and the Landlock version if nothing else that a
+    cage needs is missing (0: something is, or unknown).
     """
     _witnesses.append(witness)
 
 
-def what_was_seen() -> Seen:
+def read_report() -> Seen:
     return max([_witnesses.pop()() for _ in range(len(_witnesses))], default=(False, 0))

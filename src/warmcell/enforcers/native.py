@@ -1,4 +1,4 @@
-"""The native Linux cage as an enforcer, and its weaker sibling without namespaces."""
+"""The native Linux cage as an enforcer, and the weaker one without namespaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from warmcell.cage.plan import encode
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.core.types import EffectiveLimits
 from warmcell.enforcers import probe
-from warmcell.enforcers.pinned import pinned_paths
+from warmcell.enforcers.pin_paths import pin_paths
+from warmcell.lifetime import host_program
 from warmcell.lifetime.host_program import own_interpreter
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
@@ -17,19 +18,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from warmcell.core.contracts import WrappedCommand
+    from warmcell.enforcers.contract import WrappedCommand
 
 
 class NativeEnforcer:
     """Namespaces, own root, Landlock, seccomp, no privileges: built by `warmcell.cage`, needs nothing installed.
 
-    `ProcessBackend` drives the cage directly; `wrap_command` is for callers who start their own processes. Memory and
-    processes are then bounded without a cgroup, since nobody would be there to remove one.
+    `ProcessBackend` drives the cage directly; `wrap_command` is for callers that start their own processes. Memory and
+    processes are then bounded without a cgroup, since nothing would remove it.
     """
 
     name = "native"
 
     def probe(self) -> None:
+        host_program.check()  # from an archive, the cage's own files cannot be read
         resolve(SandboxPolicy(), (), EffectiveLimits(), probe.measure(), self.name)
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
@@ -39,13 +41,13 @@ class NativeEnforcer:
                 "domain rules need a proxy beside the command, which a command line cannot bring",
                 hint="run it through ProcessBackend, which does",
             )
-        from warmcell.core.contracts import WrappedCommand
-        from warmcell.enforcers.bubblewrap import DEFAULT_ENV, checked_command
+        from warmcell.enforcers.bubblewrap import DEFAULT_ENV, check_command
+        from warmcell.enforcers.contract import WrappedCommand
 
         self.probe()
-        command = checked_command(program, args)
-        host = probe.measure()  # without control groups: nobody would clean up after the command
-        effective = resolve(policy, pinned_paths(policy), effective_limits(policy), host, self.name)
+        command = check_command(program, args)
+        host = probe.measure()  # without control groups, which nothing would remove afterwards
+        effective = resolve(policy, pin_paths(policy), effective_limits(policy), host, self.name)
         plan = compile_plan(effective, probe.layout(), ())
         interpreter = ("-I", "-S", str(warmcell.cage.__path__[0]), "launch")
         return WrappedCommand(own_interpreter(), (*interpreter, encode(plan), *command), {**DEFAULT_ENV, **policy.env})

@@ -1,4 +1,4 @@
-"""Measures what this host can enforce, by trying it. Each question is asked once per process."""
+"""Measures what this host can enforce, by trying it, once per process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from warmcell.cage.failure import CageError
 from warmcell.cage.linux import host_root
 from warmcell.enforcers import kernel_calls, namespaces_witness
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
+from warmcell.policy.compile import DEVICES
 from warmcell.policy.host import HostCapabilities, HostLayout
 
 TYPE_CHECKING = False
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 @cache
 def measure() -> HostCapabilities:
-    """User namespaces and seccomp are proved by the first cage; what control groups add is the runner's to know."""
+    """The first cage proves user namespaces and seccomp; the runner adds what control groups offer."""
     if sys.platform != "linux":
         reasons = tuple((name, "this is not Linux", "") for name in ("user_namespaces", "landlock_abi", "seccomp"))
         return HostCapabilities(reasons=reasons)
     found: list[tuple[str, str, str]] = []
-    has_namespaces, landlock = namespaces_witness.what_was_seen()
+    has_namespaces, landlock = namespaces_witness.read_report()
     no_namespaces = _why_no_namespaces(has_namespaces)
     if no_namespaces is not None:
         found.append(("user_namespaces", *no_namespaces))
@@ -48,14 +49,14 @@ def measure() -> HostCapabilities:
 
 
 def _landlock() -> int:
-    from warmcell.cage.linux import offered
+    from warmcell.cage.linux import kernel_support
 
-    return offered.landlock()
+    return kernel_support.landlock_version()
 
 
 def _why_no_namespaces(were_made: bool) -> Reason | None:
-    """What there is to say is only loaded where something is to be said."""
-    refusal = _tried(were_made) if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
+    """Imports the explanations only if there is something to explain."""
+    refusal = _try(were_made) if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
     if refusal is None and not _would_guests_be_root():
         return None
     from warmcell.enforcers.refusals import guests_would_be_root, why_no_namespaces
@@ -64,11 +65,11 @@ def _why_no_namespaces(were_made: bool) -> Reason | None:
 
 
 def _would_guests_be_root() -> bool:
-    """Files of the kernel are the host's root's. Who has its id, and not its powers, has guests with that id."""
+    """Kernel files belong to the host's root. With its id but not its capabilities, guests would have that id too."""
     return os.stat("/proc/sys").st_uid == os.geteuid() and not host_root.is_root_of_host()
 
 
-def _tried(were_made: bool) -> CageError | None:
+def _try(were_made: bool) -> CageError | None:
     if were_made:
         return None
     from warmcell.enforcers import namespaces_probe
@@ -77,7 +78,7 @@ def _tried(were_made: bool) -> CageError | None:
 
 
 def _is_proc_whole() -> bool:
-    """A cage cannot be built with less, although namespaces may be had."""
+    """A cage cannot be built with less, even if namespaces are available."""
     return os.path.exists("/proc/sys/kernel") and os.readlink("/proc/self") == str(os.getpid())
 
 
@@ -100,4 +101,5 @@ def layout() -> HostLayout:
     system = system_layout()
     directories = tuple(mount.target for mount in system.mounts if not mount.target.startswith("/etc/"))
     etc = tuple((mount.source, mount.target) for mount in system.mounts if mount.target in SHARED_ETC)
-    return HostLayout(directories, system.links, etc)
+    missing = tuple(name for name in DEVICES if not os.path.exists(f"/dev/{name}"))
+    return HostLayout(directories, system.links, etc, missing)

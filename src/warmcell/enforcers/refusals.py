@@ -1,4 +1,4 @@
-"""Why this host gives no namespaces: which of the settings, filters and places it is, found by trying and looking."""
+"""Why this host has no namespaces: which setting, filter or place it is, found by trying and looking."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import errno
 import os
 
 from warmcell.cage.failure import CageError
-from warmcell.cage.linux import kernel_files, namespaces
+from warmcell.cage.linux import kernel_files, kernel_support, namespaces
 from warmcell.cage.linux.syscalls import call
 from warmcell.cage.records import NamedTuple
+from warmcell.enforcers.host import has_foreign_proc
+from warmcell.lifetime.pids_limit import full_group
 
-#: What works where namespaces do not.
+#: What works without namespaces.
 ELSEWHERE = "WasmBackend needs none of it"
 
 
 class Reason(NamedTuple):
-    """What stands in the way, and what to do about it."""
+    """What is in the way, and the remedy."""
 
     what: str
     remedy: str
 
 
 def why_no_namespaces(refusal: CageError) -> Reason:
-    """The first of these that is true; nothing is said that was not seen."""
+    """The first reason that was observed to be true."""
     return (
         _unusable_proc()
         or _place()
         or (_resources(refusal) if refusal.step == "create namespaces" else None)
-        or (_filter() if refusal.step == "create namespaces" else None)
+        or (_filter() if refusal.step == "create namespaces" else _mount_filter())
         or _settings(refusal)
         or _security_module(refusal)
         or _privileges(refusal)
@@ -39,8 +41,8 @@ def why_no_namespaces(refusal: CageError) -> Reason:
 
 def _unusable_proc() -> Reason | None:
     if not os.path.exists("/proc/self/mountinfo"):
-        return Reason("there is no /proc here", "mount it with `mount -t proc proc /proc`")
-    if os.readlink("/proc/self") != str(os.getpid()):
+        return Reason("/proc is not mounted here", "mount it with `mount -t proc proc /proc`")
+    if has_foreign_proc():
         return Reason(
             "/proc is that of another pid namespace than the one that this process is in",
             "mount its own there: `mount -t proc proc /proc` (or `unshare --mount-proc`)",
@@ -50,11 +52,16 @@ def _unusable_proc() -> Reason | None:
             "/proc is mounted with subset=pid here, which hides /proc/sys",
             "mount it whole: `mount -t proc proc /proc`, without subset=pid (systemd: ProcSubset=all)",
         )
+    if os.statvfs("/proc").f_flag & os.ST_RDONLY:
+        return Reason(
+            "/proc is mounted read-only here, and the users of a namespace are set by writing to it",
+            f"mount it writable: `mount -o remount,rw /proc`; {ELSEWHERE}",
+        )
     return None
 
 
 def guests_would_be_root() -> Reason:
-    """Who has the id of the host's root, and not its powers."""
+    """The id of the host's root without its capabilities."""
     if kernel_files.read("/proc/self/uid_map").split() == ["0", "0", _ALL_IDS]:
         return Reason(
             "this is root without the capabilities of root, and guests would be root to the files of the host",
@@ -87,7 +94,7 @@ _INSTEAD_OF_CHROOT = (
 
 
 def _unseen_chroot(refusal: CageError) -> Reason | None:
-    """Where the new root is a mount it looks like any other; and what else the kernel refuses for was looked at."""
+    """A chroot whose root is a mount cannot be recognised, and the other reasons were ruled out."""
     if refusal.step != "create namespaces" or refusal.errno != errno.EPERM:
         return None
     return Reason(
@@ -97,58 +104,70 @@ def _unseen_chroot(refusal: CageError) -> Reason | None:
 
 
 def is_own_cage() -> bool:
-    """By what it is: the guest's name and user, and its ban on namespaces."""
+    """By the guest's host name and user, and its ban on namespaces."""
     is_guest = os.uname().nodename == "sandbox" and os.getuid() == 1000
     return is_guest and _reads("/proc/sys/user/max_user_namespaces") == "0"
 
 
 def is_chroot() -> bool:
-    """Whether our root directory is not that of our mount namespace. Known for certain in the two usual cases only."""
+    """Whether our root differs from that of our mount namespace. Certain only in the two usual cases."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         if all(line.split()[4] != "/" for line in file):
-            return True  # the root is a plain directory, and the mount that it lies on is out of sight
+            return True  # the root is a plain directory; the mount that contains it is not visible
     try:
         same_namespace = os.readlink("/proc/1/ns/mnt") == os.readlink("/proc/self/ns/mnt")
         return same_namespace and not os.path.samefile("/proc/1/root", "/")
     except OSError:
-        return False  # only root may look at where somebody else's root is
+        return False  # only root may read the root of other users' processes
 
 
 def _resources(refusal: CageError) -> Reason | None:
     if refusal.errno == errno.EAGAIN:
-        return Reason("this user has as many processes as it may have", "raise the limit (`ulimit -u`), or run less")
+        group = full_group()
+        if group is not None:
+            what = f"the cgroup {group[0]} has as many processes as its pids.max of {group[1]} allows"
+            return Reason(what, "raise it (systemd: TasksMax=, containers: --pids-limit), or run less")
+        return Reason("too many processes for this user", "raise the limit (`ulimit -u`), or run less")
     if refusal.errno == errno.ENOMEM:
-        return Reason("there is no memory for another process", "free some, or raise the limit (`ulimit -v`)")
+        return Reason("out of memory", "free some, or raise the limit (`ulimit -v`)")
     return None
 
 
 def _filter() -> Reason | None:
-    """The kernel answers a flag that it does not know with EINVAL before it looks at anything else."""
+    """The kernel rejects an unknown flag with EINVAL before it checks anything else."""
     names = [
         name
         for name, flags in _REFUSED_BY_THE_KERNEL.items()
         if not _is_answered(name, namespaces.CLONE_NEWUSER | flags)
     ]
-    if not names:
-        return None
+    return _filter_reason(f"{names[0]} with CLONE_NEWUSER") if names else None
+
+
+def _mount_filter() -> Reason | None:
+    """The kernel checks the pointers of mount() and the flags of umount2() before privileges."""
+    names = [name for name in ("mount", "umount2") if not kernel_support.has_call(name)]
+    return _filter_reason(names[0]) if names else None
+
+
+def _filter_reason(what: str) -> Reason:
     return Reason(
-        f"a seccomp filter around this process refuses {names[0]} with CLONE_NEWUSER",
-        f"allow unshare, clone, mount and pivot_root in the seccomp profile of whatever started it (for containers: "
-        f"`--security-opt seccomp=PROFILE`); {ELSEWHERE}",
+        f"a seccomp filter around this process refuses {what}",
+        f"allow unshare, clone, mount, umount2 and pivot_root in the seccomp profile of whatever started it (for "
+        f"containers: `--security-opt seccomp=PROFILE`); {ELSEWHERE}",
     )
 
 
-#: Flags beside which no kernel makes anything: a signal number, a thread without the signal handlers of its process.
+#: Flags that every kernel refuses: a signal number, a thread that does not share signal handlers.
 _REFUSED_BY_THE_KERNEL = {"unshare": 1, "clone": 0x10000}
 
 
 def _is_answered(name: str, flags: int) -> bool:
-    """Whether it is the kernel that refuses."""
+    """Whether the kernel itself answered."""
     try:
         call(name, flags, 0, 0, 0, 0)
     except OSError as error:
         return error.errno == errno.EINVAL
-    os._exit(1)  # not a kernel that we know: this is a process too many
+    os._exit(1)  # an unknown kernel made a process: end it
 
 
 def _settings(refusal: CageError) -> Reason | None:
@@ -173,7 +192,7 @@ def _settings(refusal: CageError) -> Reason | None:
 
 
 def _security_module(refusal: CageError) -> Reason | None:
-    """AppArmor lets a namespace be made and takes its privileges away; a profile's ban on mounting is EACCES."""
+    """AppArmor allows a namespace and takes its privileges away; a profile's ban on mounting is EACCES."""
     if _reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" and os.geteuid() != 0:
         return Reason(
             "AppArmor restricts unprivileged user namespaces (kernel.apparmor_restrict_unprivileged_userns)",
@@ -195,7 +214,7 @@ def _privileges(refusal: CageError) -> Reason | None:
     if os.geteuid() != 0 or refusal.step != "map own user":
         return None
     return Reason(
-        "this is root without the capabilities of root: who has no CAP_SETFCAP may not take uid 0 into a namespace",
+        "this is root without the capabilities of root: mapping uid 0 into a namespace needs CAP_SETFCAP",
         f"run it as an ordinary user, or keep CAP_SYS_ADMIN and CAP_SETFCAP; {ELSEWHERE}",
     )
 
@@ -207,9 +226,10 @@ def _mounts(refusal: CageError) -> Reason | None:
     if not covered:
         return None
     return Reason(
-        f"parts of /proc are covered or read-only here ({', '.join(covered[:3])}), and so the kernel gives no new one",
-        "start this process with all of /proc (for containers: `--security-opt systempaths=unconfined`, or "
-        f"`procMount: Unmasked`); {ELSEWHERE}",
+        f"parts of /proc are covered or read-only here ({', '.join(covered[:3])}), so the kernel refuses a new one",
+        "start this process with all of /proc (docker: `--security-opt systempaths=unconfined`, podman: "
+        f"`--security-opt unmask=ALL`, Kubernetes: `procMount: Unmasked` with `hostUsers: false`); {ELSEWHERE}, and "
+        "allow_weaker='landlock' uses Landlock and seccomp alone",
     )
 
 

@@ -8,7 +8,7 @@ from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, SandboxErr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.enforcers.contract import SandboxEnforcer
 
 ENFORCERS = {
     "native": "warmcell.enforcers.native:NativeEnforcer",
@@ -18,18 +18,16 @@ ENFORCERS = {
     "landlock": "warmcell.enforcers.native:LandlockEnforcer",
 }
 
-#: Tried in order when no name is given. Landlock alone is a weaker class and must be asked for by name.
+#: Weaker classes, which must be named: by `enforcer`, or by `allow_weaker` for hosts where no other works.
+WEAKER = ("landlock",)
+#: Tried in order when no name is given.
 _BEST_FIRST = {"linux": ("native", "bubblewrap"), "darwin": ("seatbelt",), "win32": ("appcontainer",)}
 
 
-def enforcer_names() -> tuple[str, ...]:
-    return tuple(ENFORCERS)
-
-
 def get_enforcer(name: str | None = None) -> SandboxEnforcer:
-    """The named enforcer, as it is; or, without a name, the best one for this system whose `probe()` succeeds.
+    """The named enforcer, not probed; or, without a name, the best one for this system whose `probe()` succeeds.
 
-    Raises `EnforcerUnavailable` with every reason and remedy when none works, and `InvalidRequest` for unknown names.
+    Raises `EnforcerUnavailable` with every reason and remedy if none works, and `InvalidRequest` for unknown names.
     """
     if name is None:
         return _best(_BEST_FIRST.get(sys.platform, ()))
@@ -39,22 +37,37 @@ def get_enforcer(name: str | None = None) -> SandboxEnforcer:
     return _load(name)
 
 
-def proved_enforcer(asked: str | SandboxEnforcer) -> SandboxEnforcer:
-    """The one that was asked for, after its `probe()`: by name ("auto": the best), or as an object of anybody's."""
-    if asked == "auto":
-        return get_enforcer()
-    enforcer = get_enforcer(asked) if isinstance(asked, str) else _checked(asked)
+def prove_enforcer(requested: str | SandboxEnforcer, allow_weaker: str | None = None) -> SandboxEnforcer:
+    """The requested enforcer after its `probe()`: by name ("auto": the best one), or as an object.
+
+    `allow_weaker` names the class to use with "auto" where no better one works. It is never used otherwise.
+    """
+    if requested == "auto":
+        return _best((*_BEST_FIRST.get(sys.platform, ()), *((allow_weaker,) if allow_weaker else ())))
+    enforcer = get_enforcer(requested) if isinstance(requested, str) else _check_contract(requested)
     try:
         enforcer.probe()
     except SandboxError:
         raise
-    except Exception as error:  # it may be anybody's
+    except Exception as error:  # it may be third-party code
         raise EnforcerUnavailable(enforcer.name, f"its probe failed: {type(error).__name__}: {error}") from error
     return enforcer
 
 
-def _checked(enforcer: object) -> SandboxEnforcer:
-    from warmcell.core.contracts import SandboxEnforcer
+def check_weaker(allow_weaker: object, requested: object) -> None:
+    """Refuses classes that are not weaker ones, and a weaker class beside an enforcer that was named."""
+    if allow_weaker is None:
+        return
+    if allow_weaker not in WEAKER:
+        raise InvalidRequest(
+            f"unknown class {str(allow_weaker)[:40]!r}", field="allow_weaker", hint=f"one of {', '.join(WEAKER)}"
+        )
+    if requested != "auto":
+        raise InvalidRequest("is for enforcer='auto' only", field="allow_weaker", hint="leave one of the two out")
+
+
+def _check_contract(enforcer: object) -> SandboxEnforcer:
+    from warmcell.enforcers.contract import SandboxEnforcer
 
     if isinstance(enforcer, type) or not isinstance(enforcer, SandboxEnforcer) or not isinstance(enforcer.name, str):
         raise InvalidRequest(
@@ -77,7 +90,7 @@ def _best(candidates: tuple[str, ...]) -> SandboxEnforcer:
         except EnforcerUnavailable as error:
             reasons.append(error)
     said = "; ".join(error.message for error in reasons) or f"there is none for {sys.platform}"
-    remedies = dict.fromkeys(error.hint for error in reasons if error.hint)  # one reason may stand in the way of all
+    remedies = dict.fromkeys(error.hint for error in reasons if error.hint)  # several may have the same
     hint = "; or ".join(remedies) or "use WasmBackend, which works everywhere"
     raise EnforcerUnavailable("auto", f"no enforcer works on this host: {said}", hint=hint)
 

@@ -1,7 +1,7 @@
 """Seatbelt (macOS): the policy as a deny-default profile for `sandbox-exec`.
 
-Seatbelt filters, it does not build another world: paths cannot be moved, there is no private /tmp, and the network
-can be told apart only into "this machine, by port" and "everything". What it cannot express is refused.
+Seatbelt only filters: paths cannot be moved, there is no private /tmp, and the network is either "this machine, by
+port" or "everything". What it cannot express is refused.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass
-from warmcell.enforcers.bubblewrap import checked_command
+from warmcell.enforcers.bubblewrap import check_command
+from warmcell.enforcers.contract import WrappedCommand
 from warmcell.enforcers.mounts import resolve_mounts
 from warmcell.lifetime.temporary_directory import temporary_directory
-from warmcell.policy.carried import check_carried
+from warmcell.policy.enforcer_support import check_supported
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 
 NAME = "seatbelt"
@@ -56,7 +56,7 @@ _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 
 @dataclass(frozen=True, slots=True)
 class ProfilePath:
-    """A path free of symbolic links, since that is how Seatbelt compares."""
+    """A path free of symbolic links, because Seatbelt compares real paths."""
 
     path: str
     writable: bool
@@ -66,12 +66,10 @@ class ProfilePath:
 class SeatbeltEnforcer:
     """Runs a command under macOS's own sandbox."""
 
-    @property
-    def name(self) -> str:
-        return NAME
+    name = NAME
 
     def probe(self) -> None:
-        """Runs a child that tries to read a file which it may not, and one which it may."""
+        """Runs a child that tries to read one file that it may not read, and one that it may."""
         if sys.platform != "darwin":
             raise EnforcerUnavailable(NAME, "works on macOS only", hint="use get_enforcer() for this system's own")
         with temporary_directory("probe") as directory:
@@ -91,8 +89,8 @@ class SeatbeltEnforcer:
         return b"canary" in done.stdout
 
     def wrap_command(self, program: str, args: Sequence[str], policy: SandboxPolicy) -> WrappedCommand:
-        command = checked_command(program, args)
-        check_carried(NAME, policy)
+        command = check_command(program, args)
+        check_supported(NAME, policy)
         refuse_moved_paths(policy)
         mounts = resolve_mounts(policy.allowed_paths, (), ())
         paths = [ProfilePath(mount.source, mount.writable, os.path.isdir(mount.source)) for mount in mounts]
@@ -101,7 +99,7 @@ class SeatbeltEnforcer:
         return WrappedCommand(SANDBOX_EXEC, ("-p", profile, "--", *command), env={**DEFAULT_ENV, **policy.env})
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
-        """For `subprocess`: sandbox-exec passes its own environment on, so it must be exactly the guest's."""
+        """For `subprocess`: sandbox-exec passes its environment on, so it must be exactly the guest's."""
         return {"env": dict(command.env), "pass_fds": command.pass_fds, "close_fds": True, "start_new_session": True}
 
 
@@ -119,15 +117,15 @@ def refuse_moved_paths(policy: SandboxPolicy) -> None:
             )
 
 
-def quoted(text: str) -> str:
-    """A string of the profile language. Control characters have no place in a path that someone meant to allow."""
+def quote(text: str) -> str:
+    """A string of the profile language. Control characters are refused."""
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
         raise PolicyViolation(f"{text!r} holds a control character, which a Seatbelt profile cannot name")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def seatbelt_profile(policy: SandboxPolicy, program: str, paths: Sequence[ProfilePath]) -> str:
-    """The whole profile. Pure; the last rule that matches decides, so `paths` come parents first."""
+    """The whole profile. Pure; the last matching rule decides, so `paths` come parents first."""
     lines = ["(version 1)", "(deny default)"]
     lines += _process_rules(policy, program)
     lines += _system_rules(program)
@@ -142,47 +140,47 @@ def _process_rules(policy: SandboxPolicy, program: str) -> Iterator[str]:
         yield "(allow process-exec)"
         whom = "same-sandbox"
     else:
-        yield f"(allow process-exec (literal {quoted(program)}))"
+        yield f"(allow process-exec (literal {quote(program)}))"
         whom = "self"
     yield f"(allow signal (target {whom}))"
     yield f"(allow process-info* (target {whom}))"
     yield "(allow sysctl-read)"
-    yield from (f"(allow mach-lookup (global-name {quoted(service)}))" for service in _SERVICES)
+    yield from (f"(allow mach-lookup (global-name {quote(service)}))" for service in _SERVICES)
 
 
 def _system_rules(program: str) -> Iterator[str]:
-    yield from (f"(allow file-read* (subpath {quoted(tree)}))" for tree in _SYSTEM_TREES)
-    yield from (f"(allow file-read* (literal {quoted(file)}))" for file in (*_SYSTEM_FILES, program))
+    yield from (f"(allow file-read* (subpath {quote(tree)}))" for tree in _SYSTEM_TREES)
+    yield from (f"(allow file-read* (literal {quote(file)}))" for file in (*_SYSTEM_FILES, program))
     for device in _WRITABLE_DEVICES:
-        yield f"(allow file-read* file-write-data file-ioctl (literal {quoted(device)}))"
-    yield from (f"(allow file-read-metadata (literal {quoted(parent)}))" for parent in parents(program))
+        yield f"(allow file-read* file-write-data file-ioctl (literal {quote(device)}))"
+    yield from (f"(allow file-read-metadata (literal {quote(parent)}))" for parent in parents(program))
 
 
 def _path_rules(path: ProfilePath) -> Iterator[str]:
-    """Read-only also takes away: it may lie in a directory that is writable."""
-    where = f"({'subpath' if path.is_directory else 'literal'} {quoted(path.path)})"
-    yield from (f"(allow file-read-metadata (literal {quoted(parent)}))" for parent in parents(path.path))
+    """A read-only rule also denies writing: it may lie in a writable directory."""
+    where = f"({'subpath' if path.is_directory else 'literal'} {quote(path.path)})"
+    yield from (f"(allow file-read-metadata (literal {quote(parent)}))" for parent in parents(path.path))
     yield f"(allow file-read* {where})"
     yield f"({'allow' if path.writable else 'deny'} file-write* {where})"
     if path.writable and path.is_directory:
-        # Moving it, or a directory on the way to a narrower path in it, would take that path from under its rule.
-        yield f"(deny file-write-unlink (literal {quoted(path.path)}))"
+        # Moving it, or a directory above a narrower path in it, would move that path away from its rule.
+        yield f"(deny file-write-unlink (literal {quote(path.path)}))"
 
 
 def parents(path: str) -> list[str]:
-    """Every directory above `path`, which a program must be able to look up on its way there."""
+    """Every directory above `path`, which a program must be able to look up."""
     parts = path.strip("/").split("/")[:-1]
     return ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
 
 
 def _network_rules(policy: SandboxPolicy) -> Iterator[str]:
     if policy.allow_network:
-        # By address only: without the filter the rule would open every unix socket of the host too.
+        # By address only: without the filter the rule would also open every unix socket of the host.
         yield '(allow network-outbound (remote ip "*:*"))'
         yield '(allow network-inbound (local ip "*:*"))'
         yield '(allow network-bind (local ip "*:*"))'
-        yield f"(allow network-outbound (literal {quoted(_RESOLVER_SOCKET)}))"
-        yield from (f"(allow mach-lookup (global-name {quoted(service)}))" for service in _RESOLVER_SERVICES)
+        yield f"(allow network-outbound (literal {quote(_RESOLVER_SOCKET)}))"
+        yield from (f"(allow mach-lookup (global-name {quote(service)}))" for service in _RESOLVER_SERVICES)
     for rule in policy.network_rules:
         yield from _network_rule(rule)
 

@@ -1,4 +1,4 @@
-"""A policy's own paths as they are now: a later swap of what stands there is noticed, never followed."""
+"""Pins the paths of a policy by device and inode: if a path is swapped later, the cage notices and refuses it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from warmcell.policy.model import SandboxPolicy, check_places
 from warmcell.policy.resolve import ResolvedPath
 
 
-def pinned_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
-    """Resolved once. Raises `PolicyViolation` for what is missing or cannot be shown."""
+def pin_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
+    """The policy's paths, resolved once. Raises `PolicyViolation` for one that is missing or cannot be shown."""
     if not policy.allowed_paths:
         return ()
-    from warmcell.enforcers.mounts import explained, resolve_mounts  # most policies name none
+    from warmcell.enforcers.mounts import explain_failure, resolve_mounts  # most policies name none
 
-    def pinned(mount: Mount) -> ResolvedPath:
-        with explained(mount.source):
+    def pin_mount(mount: Mount) -> ResolvedPath:
+        with explain_failure(mount.source):
             return pin(mount.source, mount.target, mount.writable)
 
     check_places(policy)
     layout = system_layout()
-    return tuple(map(pinned, resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)))
+    return tuple(map(pin_mount, resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)))
 
 
 def pin(source: str, target: str, writable: bool = False) -> ResolvedPath:
-    """One path with the identity of what stands there, for the cage to compare."""
+    """One path with its device and inode, for the cage to compare."""
     descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
