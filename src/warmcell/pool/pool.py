@@ -1,4 +1,4 @@
-"""Pool: leases cells, ready ones where there are any, and makes more in the background. Safe from many threads."""
+"""Pool: leases cells and makes more in the background. Safe from many threads."""
 
 from __future__ import annotations
 
@@ -7,57 +7,87 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from warmcell.cage.wire import Job
+from warmcell.cage.wire import GuestJob
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
+from warmcell.lifetime import short_calls
+from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
-from warmcell.lifetime.scarcity import scarcity
 from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
 from warmcell.pool.state import IDLE_SECONDS, PoolState
-from warmcell.pool.waiting_room import waiting_room
+from warmcell.pool.warm_cell_budget import warm_cell_budget
 from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
 from warmcell.runner.cgroups import Group, GroupLimits
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import Protocol
+else:
+    Protocol = object  # for type checkers only
+
 _READY_SECONDS = 30.0
 _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
-#: Runs that follow each other closer than this come from somebody in a hurry.
+#: Runs that follow each other more closely than this are a burst.
 _HURRY_SECONDS = 0.005
 _MOST_LEFT_OPEN = 2
+#: With so many runs in progress, threads compete for the interpreter lock.
+_MANY_AT_ONCE = 4
+
+
+class Overlay(Protocol):
+    """A mounted overlay that is shown to many cells."""
+
+    @property
+    def upper(self) -> str:
+        """The host directory that writes go to."""
+        ...
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that files and directories in it seem to be on."""
+        ...
+
+    def copy_tree(self) -> AbstractContextManager[int]:
+        """A detached copy for one cell, closed after the block."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class CellKind:
-    """Cells of one kind are interchangeable until one is used. `is_pooled`: worth keeping ready."""
+    """Cells of one kind are interchangeable until one is used. `is_pooled`: worth keeping warm."""
 
     zygote: ZygoteKey
     plan: str
     group: GroupLimits | None
     is_pooled: bool = True
-    #: Whether its init watches over the run, and whether the job will be a program.
+    #: Whether its init watches the run, and whether the job execs a program.
     has_keeper: bool = True
     execs: bool = True
-    #: Whether it is sure to be one, by its path.
+    #: Whether the job is certain to exec, by its path.
     is_program: bool = False
-    #: Given to the cell as soon as it stands, for programs that start first and get their code later.
-    prelude: Job | None = None
-    #: A descriptor of the caller's for the guest to have as 0; such a cell is never kept.
+    #: Sent to the cell when it is ready, for programs that start first and get their code later.
+    prelude: GuestJob | None = None
+    #: A descriptor of the caller's for the guest's stdin; such a cell is never pooled.
     stdin: int | None = None
+    #: For the given bind of the plan, if it has one.
+    overlay: Overlay | None = None
 
     def __hash__(self) -> int:
-        return hash((self.plan, self.execs, self.is_program))  # in which nearly all of them differ
+        return hash((self.plan, self.execs, self.is_program))  # the fields in which nearly all differ
 
 
 class Pool:
-    """Owned by a backend. `close` ends every waiting cell, and the zygotes that no other backend uses.
+    """Owned by a backend. `close` ends every warm cell, and the zygotes that no other backend uses.
 
-    In a fork there are none yet.
+    A fork starts with none.
     """
 
     def __init__(self, smallest: int, largest: int, group_parent: GroupParent | None) -> None:
@@ -68,35 +98,37 @@ class Pool:
         self.last_used = 0.0
         self.abandon()
         own_until_exit(self)
-        scarcity.hold(self)
-        waiting_room.enter(self)
+        descriptor_pressure.register(self)
+        warm_cell_budget.enter(self)
 
     def abandon(self) -> None:
-        """In a forked copy: the original keeps its cells and zygotes, the copy starts with none."""
+        """In a forked copy: the original keeps its cells and zygotes."""
         self._state = PoolState(self._smallest, self._largest, 2 * self._largest)
-        self._lock = threading.RLock()  # taken as it is: the condition's own methods are a call each
+        self._lock = threading.RLock()  # used directly: the condition's own methods cost a call each
         self._changed = threading.Condition(self._lock)
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
         self._zygotes: dict[ZygoteKey, ZygoteShare] = {}
         self._maker: threading.Thread | None = None
-        #: Of cells that were used: who waits for a result need not wait for their removal.
+        #: Groups of used cells, removed after the caller has its result.
         self._left_groups: deque[Group] = deque()
-        self._leased = self._staying = 0
-        #: Since when nothing is leased, and how long that was before the last lease.
+        self._leased = self._pinned = 0
+        #: Since when nothing is leased, and how long the pause before the last lease was.
         self._idle_since = self._pause = 0.0
         self._is_making = False
 
-    def begin(self) -> None:
-        """Before anything is leased for a run. Who has called it calls `done`, in any case."""
+    def begin_lease(self) -> None:
+        """Called before anything is leased for a run; always followed by `end_lease`."""
         with self._lock:
             if not self._leased:
                 self._pause = time.monotonic() - self._idle_since
             self._leased += 1
+            if self._leased == _MANY_AT_ONCE:
+                short_calls.keep_lock()
 
     def lease(self, kind: CellKind, run: Run, meanwhile: Callable[[], object] | None = None) -> Cell:
-        """A standing cage of that kind, for one run, which the caller closes. Cancelling the run ends the waiting.
+        """A cell of that kind for one run, which the caller closes. Cancelling the run ends the wait.
 
-        `meanwhile` is done while a cell is made, where none is ready.
+        Calls `meanwhile` while a cell is made, if none is warm.
         """
         cell = self._take(kind) if kind.is_pooled and self._largest else None
         if events.listeners and (subject := events.current_run()):
@@ -106,10 +138,10 @@ class Pool:
         with run.descriptor() as cancelled:
             return self._make(kind, run, cancelled, meanwhile=meanwhile)
 
-    def done(self) -> None:
-        """What was leased was closed: a good moment to make others.
+    def end_lease(self) -> None:
+        """The leased cell was closed: make others now.
 
-        The last thing that a run does: whoever makes them is awake then, and wants the interpreter's lock.
+        The last step of a run, because the maker thread then competes for the interpreter lock.
         """
         with self._lock:
             self._leased -= 1
@@ -121,21 +153,22 @@ class Pool:
         if not has_maker:
             self._remove_left_groups()
 
-    def stay(self) -> None:
-        """In place of `done`: what was leased goes on for long, and is not to keep others from being made.
+    def pin(self) -> None:
+        """In place of `end_lease`: the leased cell lives long and must not keep others from being made.
 
-        Zygotes with such a cell are not shed: their end would be its end. `leave` is called when it was closed.
+        Zygotes with a pinned cell are not shed, because the cell would die with them. `unpin` follows when it was
+        closed.
         """
         with self._lock:
-            self._staying += 1
-        self.done()
+            self._pinned += 1
+        self.end_lease()
 
-    def leave(self) -> None:
+    def unpin(self) -> None:
         with self._lock:
-            self._staying -= 1
+            self._pinned -= 1
 
-    def linger(self) -> None:
-        """A run takes its time: others may be made meanwhile. Short runs are not disturbed by their making."""
+    def on_slow_run(self) -> None:
+        """A run takes long, so others may be made meanwhile. Making them would disturb a short run."""
         with self._lock:
             self._changed.notify()
 
@@ -167,21 +200,12 @@ class Pool:
         waits: bool = False,
         meanwhile: Callable[[], object] | None = None,
     ) -> Cell:
-        """Makes a cell now. A zygote that died is replaced; a cage that cannot be built is an error at once."""
+        """Makes a cell now. Replaces a zygote that died; a cage that cannot be built is an error at once."""
         for attempt in range(_ATTEMPTS):
             cell = None
             zygote = self._zygote(kind.zygote, run, cancelled)
             try:
-                cell = zygote.order_cell(
-                    kind.plan,
-                    self._group_parent,
-                    kind.group,
-                    stdin=kind.stdin,
-                    has_keeper=kind.has_keeper,
-                    execs=kind.execs,
-                    is_program=kind.is_program,
-                    waits=waits,
-                )
+                cell = self._order_cell(zygote, kind, waits)
                 if meanwhile is not None:
                     meanwhile()
                 cell.await_ready(_READY_SECONDS, cancelled)
@@ -200,16 +224,35 @@ class Pool:
                 raise
         raise AssertionError("unreachable")
 
+    def _order_cell(self, zygote: ZygoteProcess, kind: CellKind, waits: bool) -> Cell:
+        def order(*trees: int) -> Cell:
+            return zygote.order_cell(
+                kind.plan,
+                self._group_parent,
+                kind.group,
+                stdin=kind.stdin,
+                has_keeper=kind.has_keeper,
+                execs=kind.execs,
+                is_program=kind.is_program,
+                waits=waits,
+                trees=trees,
+            )
+
+        if kind.overlay is None:
+            return order()
+        with kind.overlay.copy_tree() as tree:
+            return order(tree)
+
     def _zygote(self, key: ZygoteKey, run: Run, cancelled: int) -> ZygoteProcess:
-        """The living one, or a new one. Starting one takes a while, and must not hold up those who need another."""
+        """A living zygote or a new one. Starting one takes a while and must not block callers that need another."""
         with self._lock:
             self._check_open()
             share = self._zygotes.get(key)
             if share is None:
                 prefix = self._group_parent.prefix if self._group_parent else ()
                 share = self._zygotes[key] = shared_zygotes.join(key, prefix)
-        zygote = share.zygote(run, cancelled)
-        self._check_open()  # it may have started for others, while we were closed
+        zygote = share.zygote(run, cancelled, self._leased)
+        self._check_open()  # we may have been closed while it started
         return zygote
 
     def _check_open(self) -> None:
@@ -218,7 +261,7 @@ class Pool:
 
     def _start_maker(self) -> None:
         if self._maker is None:
-            with suppress(SandboxError):  # no thread to be had: cells are then made when they are needed
+            with suppress(SandboxError):  # without a thread, cells are made when they are needed
                 self._maker = start_daemon(self._make_in_background, name="warmcell-pool")
 
     def _make_in_background(self) -> None:
@@ -228,16 +271,16 @@ class Pool:
                 if self._is_closed:
                     return
                 if self._leased:
-                    # Making a cell now would take processor and interpreter lock from the run that was just started.
+                    # Making a cell now would take the processor and the interpreter lock from the run.
                     self._changed.wait(_QUIET_SECONDS)
                     if self._is_closed:
                         return
                 dropped = [self._ready[kind].popleft() for kind in self._state.surplus(time.monotonic())]  # type: ignore[index]
-                wanted = self._state.wanted()
-                self._forget_empty_shelves()
+                wanted = self._state.start_making()
+                self._forget_empty_demands()
                 if not wanted and not dropped:
-                    if not self._changed.wait(IDLE_SECONDS) and not self._state.shelves:
-                        self._maker = None  # until somebody asks again
+                    if not self._changed.wait(IDLE_SECONDS) and not self._state.demands:
+                        self._maker = None  # until the next lease
                         return
                     continue
                 self._is_making = bool(wanted)
@@ -248,7 +291,7 @@ class Pool:
             self._is_making = False
 
     def _leave_group(self, group: Group) -> None:
-        """To be removed when nobody waits. A few may keep their files open until then, of all that others can open."""
+        """Keeps the control group for later removal. A few may keep their files open until then."""
         if len(self._left_groups) >= _MOST_LEFT_OPEN:
             group.close_counters()
         self._left_groups.append(group)
@@ -258,46 +301,46 @@ class Pool:
             while True:
                 self._left_groups.popleft().remove()
 
-    def _forget_empty_shelves(self) -> None:
+    def _forget_empty_demands(self) -> None:
         for kind in [kind for kind, cells in self._ready.items() if not cells]:
             del self._ready[kind]
 
     def _make_one(self, kind: CellKind) -> None:
-        # One that will wait rehearses its job, which makes the run shorter and costs as much again. While runs are
-        # under way, or follow each other closely, it will be taken at once, and the processor is better spent on them.
+        # A cell that will wait rehearses its job, which shortens the run and costs as much again. While runs are in
+        # progress or follow closely, it is leased at once, and the processor is better spent on the runs.
         waits = not self._leased and max(self._pause, time.monotonic() - self._idle_since) > _HURRY_SECONDS
         cell = None
-        with suppress(SandboxError, OSError):  # the next caller makes it itself, and is told what is wrong
-            cell = self._make(kind, Run(), waits=waits) if waiting_room.has_place_for(self) else None
+        with suppress(SandboxError, OSError):  # the next lease makes a cell itself and reports the error
+            cell = self._make(kind, Run(), waits=waits) if warm_cell_budget.has_place_for(self) else None
         if cell is None:
             with self._lock:
-                self._state.failed(kind)
+                self._state.abort_making(kind)
             return
         cell.prepare_for_end()
         with self._lock:
-            is_kept = not self._is_closed and self._state.made(kind)
+            is_kept = not self._is_closed and self._state.finish_making(kind)
             if is_kept:
                 self._ready[kind].append(cell)
         if not is_kept:
             cell.close()
 
-    def ready_count(self, kind: CellKind | None = None) -> int:
-        """How many cells wait, of one kind or of all."""
+    def ready_count(self) -> int:
+        """How many warm cells there are, of all kinds."""
         with self._lock:
-            return len(self._ready[kind]) if kind else sum(len(cells) for cells in self._ready.values())
+            return sum(len(cells) for cells in self._ready.values())
 
     def zygote_pids(self) -> list[int]:
         with self._lock:
-            return [pid for share in self._zygotes.values() if (pid := share.pid)]
+            return [pid for share in self._zygotes.values() for pid in share.pids]
 
     def shed(self) -> bool:
-        """Ends the cells that wait, and leaves the zygotes if we are served by none; all are had anew when needed."""
+        """Ends the warm cells, and leaves the zygotes if none of our cells is in use. Both are made again on demand."""
         with self._lock:
             cells = [cell for waiting in self._ready.values() for cell in waiting]
             self._ready.clear()
             self._state.clear()
             shares: dict[ZygoteKey, ZygoteShare] = {}
-            if not self._leased and not self._staying and not self._is_making:
+            if not self._leased and not self._pinned and not self._is_making:
                 shares, self._zygotes = self._zygotes, {}
         return _let_go(cells, shares)
 
@@ -316,7 +359,7 @@ class Pool:
 
 
 def _let_go(cells: list[Cell], shares: dict[ZygoteKey, ZygoteShare]) -> bool:
-    """Whether anything ended by it."""
+    """Whether this ended anything."""
     for cell in cells:
         cell.close()
     return bool([share for share in shares.values() if shared_zygotes.leave(share)] or cells)

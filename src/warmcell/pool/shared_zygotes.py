@@ -1,73 +1,158 @@
-"""Zygotes of this program: backends that need the same one share it, and it ends with the last of them.
+"""The zygotes of this program: backends that need the same kind share them, and they end with the last backend.
 
-A zygote is told what guests look like, never what they are for: environment, code and input come with the job, to the
-guest alone, and where a host path comes from stays with the manager. Names that guests see of it are in the zygote's
-memory, and guests are copies of that; so one that is told a name of a caller's is its backend's alone.
+A zygote knows what guests look like, never what they are for: environment, code and input go with the job to the guest
+alone, and the sources of host paths stay with the manager. Path names that guests see are in the zygote's memory, of
+which guests are copies; so a zygote that knows a name of the caller's belongs to one backend alone.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from functools import cache
+from itertools import count
 from weakref import WeakValueDictionary
 
-from warmcell.core.errors import BackendUnavailable
-from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.core.errors import BackendUnavailable, SandboxError
+from warmcell.core.light import suppress
+from warmcell.lifetime.fair_semaphore import FairSemaphore
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import Lock, own
 from warmcell.lifetime.run import Run
+from warmcell.pool.state import IDLE_SECONDS
 from warmcell.pool.zygote import START_SECONDS, ZygoteKey, ZygoteProcess
 
-_RUNS_PER_ZYGOTE = 10_000
-#: What a process has of the program that starts it: a root, and namespaces.
+_CELLS_PER_ZYGOTE = 10_000
+#: How many runs in progress one manager is enough for, and how many processors it keeps busy.
+_RUNS_PER_MANAGER, _PROCESSORS_PER_MANAGER = 4, 4
+#: For how long a zygote that was alive counts as alive.
+_ALIVE_SECONDS = 0.05
+#: What a process inherits: a root and namespaces.
 _SURROUNDINGS = ("/", "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net", "/proc/thread-self/ns/user")
 
 
+class _Member:
+    """One zygote with its manager, and how many cells it has made."""
+
+    __slots__ = ("_seen_alive", "cells", "zygote")
+
+    def __init__(self, zygote: ZygoteProcess) -> None:
+        self.zygote, self.cells = zygote, 0
+        self._seen_alive = 0.0
+
+    def is_usable(self) -> bool:
+        """In a burst the last answer holds for a moment: asking the kernel takes a lock that every fork and exit of the
+        machine takes, and an order to a zygote that has died since is repeated elsewhere.
+        """
+        if self.cells >= _CELLS_PER_ZYGOTE or self.zygote.is_lost:
+            return False
+        now = time.monotonic()
+        if now - self._seen_alive > _ALIVE_SECONDS:
+            if not self.zygote.is_alive():
+                return False
+            self._seen_alive = now
+        return True
+
+
 class ZygoteShare:
-    """One zygote at a time, replaced when it is dead or used up. Safe from many threads."""
+    """The zygotes of one kind. Safe from many threads.
+
+    Each has a manager of its own, which serves a few processors: there are several while many runs are in progress on a
+    large machine, otherwise one. Dead and used-up ones are replaced.
+    """
 
     def __init__(self, key: ZygoteKey, prefix: tuple[str, ...]) -> None:
         self.key = key
         self._prefix = prefix
         self._lock = Lock()
-        self._turns = FairQueue(1)
-        self._current: ZygoteProcess | None = None
+        #: Held by the thread that starts the first zygote or a replacement.
+        self._starting = FairSemaphore(1)
+        self._members: tuple[_Member, ...] = ()
+        self._turns = count()
+        self._is_growing = False
+        self._last_crowded = 0.0
         self._retired: list[ZygoteProcess] = []
-        self._runs = 0
         self._is_closed = False
-        #: How many will leave.
+        #: How many pools use it.
         self.users = 0
 
-    def zygote(self, run: Run, cancelled: int) -> ZygoteProcess:
-        """The living one, or a new one, for one cell. Whoever needs the same waits while it starts, and nobody else."""
-        self._turns.enter(run, 2 * START_SECONDS)
-        try:
-            current = self._current
-            if current is not None and self._runs < _RUNS_PER_ZYGOTE and current.is_alive():
-                self._runs += 1
-                return current
-            return self._replaced_by(ZygoteProcess(self.key, self._prefix, cancelled))
-        finally:
-            self._turns.leave()
+    def zygote(self, run: Run, cancelled: int, demand: int = 1) -> ZygoteProcess:
+        """A living zygote for one cell. If there is none, one thread starts it and the others wait.
 
-    def _replaced_by(self, zygote: ZygoteProcess) -> ZygoteProcess:
+        `demand`: how many runs are in progress.
+        """
+        member = self._pick()
+        if member is None:
+            self._starting.acquire(run, 2 * START_SECONDS)
+            try:
+                member = self._pick() or self._add(ZygoteProcess(self.key, self._prefix, cancelled))
+            finally:
+                self._starting.release()
+        member.cells += 1
+        self._grow_for(demand)
+        return member.zygote
+
+    def _pick(self) -> _Member | None:
+        """The next in turn. Runs are alike, so this spreads them as well as counting would."""
+        members = self._members
+        turn = next(self._turns)
+        for offset in range(len(members)):
+            member = members[(turn + offset) % len(members)]
+            if member.is_usable():
+                return member
+        return None
+
+    def _add(self, zygote: ZygoteProcess) -> _Member:
         with self._lock:
             if not self._is_closed:
-                if self._current is not None:
-                    self._current.retire()
-                    self._retired.append(self._current)
-                self._current, self._runs = zygote, 1
-                return zygote
-        zygote.close()  # everybody left while it started, and nobody else would end it
+                worn = [member.zygote for member in self._members if not member.is_usable()]
+                for each in worn:
+                    each.retire()
+                self._retired += worn
+                member = _Member(zygote)
+                kept = (member for member in self._members if member.zygote not in worn)
+                self._members = (*kept, member)
+                return member
+        zygote.close()  # all users left while it started
         raise BackendUnavailable("the backend was closed", hint="create a new one")
 
+    def _grow_for(self, demand: int) -> None:
+        has = len(self._members)
+        if demand <= (has - 1) * _RUNS_PER_MANAGER:
+            return
+        self._last_crowded = time.monotonic()
+        if self._is_growing or has >= min(most_managers(), -(-demand // _RUNS_PER_MANAGER)):
+            return
+        with self._lock:
+            if self._is_growing or self._is_closed:
+                return
+            self._is_growing = True
+        try:
+            start_daemon(self._grow, name="warmcell-manager")
+        except SandboxError:  # without a thread, the existing ones go on
+            self._is_growing = False
+
+    def _grow(self) -> None:
+        try:
+            with suppress(SandboxError, OSError):  # the existing ones go on
+                self._add(ZygoteProcess(self.key, self._prefix))
+        finally:
+            self._is_growing = False
+
     @property
-    def pid(self) -> int:
-        """0 where none lives now."""
-        current = self._current
-        return current.pid if current is not None and current.is_alive() else 0
+    def pids(self) -> list[int]:
+        return [member.zygote.pid for member in self._members if member.zygote.is_alive()]
 
     def forget_ended(self) -> None:
-        """Of those that were replaced: each ends with the last of its runs."""
+        """Retires a surplus zygote, and forgets retired ones that have exited."""
+        if len(self._members) > 1 and time.monotonic() - self._last_crowded > IDLE_SECONDS:
+            with self._lock:
+                *kept, surplus = self._members
+                self._members = tuple(kept)
+                surplus.zygote.retire()
+                self._retired.append(surplus.zygote)
+                self._last_crowded = time.monotonic()
         if self._retired:
             with self._lock:
                 self._retired = [zygote for zygote in self._retired if not zygote.has_ended()]
@@ -75,14 +160,21 @@ class ZygoteShare:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            zygotes = [*self._retired] if self._current is None else [self._current, *self._retired]
-            self._current, self._retired = None, []
+            zygotes = [*(member.zygote for member in self._members), *self._retired]
+            self._members, self._retired = (), []
         for zygote in zygotes:
             zygote.close()
 
 
+@cache
+def most_managers() -> int:
+    """How many of one kind are worth having. A manager is one thread and uses a small part of a run's time."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, processors // _PROCESSORS_PER_MANAGER)
+
+
 class SharedZygotes:
-    """Who uses which. Known weakly: those of backends that nobody closed go with them. In a fork there are none."""
+    """Shares by kind, known weakly: those of backends that were never closed go with them. A fork starts with none."""
 
     def __init__(self) -> None:
         self.abandon()
@@ -93,7 +185,7 @@ class SharedZygotes:
         self._shares: WeakValueDictionary[object, ZygoteShare] = WeakValueDictionary()
 
     def join(self, key: ZygoteKey, prefix: tuple[str, ...]) -> ZygoteShare:
-        """To be left once. Shared, where it may be, by whoever asks as the same user and from the same surroundings."""
+        """A share, to be left once. Shared with other backends of the same user, root and namespaces, if allowed."""
         place = (key, prefix, _standing(key.interpreter)) if key.may_be_shared else object()
         with self._lock:
             share = self._shares.get(place)
@@ -103,7 +195,7 @@ class SharedZygotes:
             return share
 
     def leave(self, share: ZygoteShare) -> bool:
-        """Whether that was the last one; then all of it has ended."""
+        """Whether that was the last user; the share is then closed."""
         with self._lock:
             share.users -= 1
             if share.users:
@@ -115,13 +207,15 @@ class SharedZygotes:
 
 
 def _standing(interpreter: str) -> tuple[object, ...]:
-    """What a zygote has of the program that started it. A program may change all of it, and then wants another one."""
+    """What a zygote inherits from the program that starts it. If the program changes any of it, it needs another
+    zygote.
+    """
     identities = []
     for path in (*_SURROUNDINGS, interpreter):
         try:
             status = os.stat(path)
             identities.append((status.st_dev, status.st_ino))
-        except OSError:  # no /proc, say: then there is nothing to tell two of them apart by
+        except OSError:  # without /proc there is nothing to compare
             identities.append((0, 0))
     return os.getresuid(), os.getresgid(), tuple(os.getgroups()), tuple(identities)
 

@@ -13,8 +13,8 @@ IDLE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Shelf:
-    """The cells of one kind: how many wait, how many are being made, how many are wanted."""
+class KindDemand:
+    """The cells of one kind: how many are ready, being made, and wanted."""
 
     ready: int = 0
     making: int = 0
@@ -24,83 +24,83 @@ class Shelf:
 
 @dataclass(slots=True)
 class PoolState:
-    """`largest` bounds one shelf, `total` all of them together, `smallest` is what an idle shelf keeps.
+    """`largest` bounds one kind, `total` all kinds together; an idle kind keeps `smallest`.
 
-    Where `total` is too little for all, they are dealt one by one to the kinds that were used last.
+    If `total` is too small for all, cells are dealt one by one to the most recently used kinds.
     """
 
     smallest: int
     largest: int
     total: int
-    shelves: dict[Hashable, Shelf] = field(default_factory=dict)
+    demands: dict[Hashable, KindDemand] = field(default_factory=dict)
 
     def lease(self, key: Hashable, now: float) -> bool:
-        """Whether a waiting cell is to be used; if not, the caller makes one for itself. A miss raises the target."""
-        shelf = self.shelves.pop(key, None) or Shelf(target=min(self.smallest, self.largest))
-        self.shelves[key] = shelf  # the last of them is the one used last
-        shelf.last_used = now
-        if shelf.ready:
-            shelf.ready -= 1
+        """Whether to use a warm cell; if not, the caller makes one. A miss raises the target."""
+        demand = self.demands.pop(key, None) or KindDemand(target=min(self.smallest, self.largest))
+        self.demands[key] = demand  # most recently used last
+        demand.last_used = now
+        if demand.ready:
+            demand.ready -= 1
             return True
-        shelf.target = min(self.largest, max(shelf.target * 2, 1))
+        demand.target = min(self.largest, max(demand.target * 2, 1))
         return False
 
-    def wanted(self) -> list[Hashable]:
+    def start_making(self) -> list[Hashable]:
         """Kinds to make one cell of now, most recently used first. Each is counted as being made."""
-        room = self.total - sum(shelf.ready + shelf.making for shelf in self.shelves.values())
+        room = self.total - sum(demand.ready + demand.making for demand in self.demands.values())
         keys: list[Hashable] = []
         for key, share in self._shares().items():
-            shelf = self.shelves[key]
-            missing = share - shelf.ready - shelf.making
+            demand = self.demands[key]
+            missing = share - demand.ready - demand.making
             for _ in range(max(0, min(missing, room))):
-                shelf.making += 1
+                demand.making += 1
                 room -= 1
                 keys.append(key)
         return keys
 
     def _shares(self) -> dict[Hashable, int]:
         """How many of `total` each kind may have, most recently used first."""
-        shares = dict.fromkeys(reversed(self.shelves), 0)
+        shares = dict.fromkeys(reversed(self.demands), 0)
         left = self.total
-        while left and (hungry := [key for key in shares if shares[key] < self.shelves[key].target]):
+        while left and (hungry := [key for key in shares if shares[key] < self.demands[key].target]):
             for key in hungry[:left]:
                 shares[key] += 1
             left -= len(hungry[:left])
         return shares
 
-    def made(self, key: Hashable) -> bool:
-        """One that was being made is ready. False: it is no longer wanted and must be destroyed."""
-        shelf = self.shelves.get(key)
-        if shelf is None or shelf.making == 0:
+    def finish_making(self, key: Hashable) -> bool:
+        """A cell is ready. False: the demand for it has ended, and it must be destroyed."""
+        demand = self.demands.get(key)
+        if demand is None or demand.making == 0:
             return False
-        shelf.making -= 1
-        shelf.ready += 1
+        demand.making -= 1
+        demand.ready += 1
         return True
 
-    def failed(self, key: Hashable) -> None:
-        """One that was being made could not be: stop wanting more until somebody asks again."""
-        shelf = self.shelves.get(key)
-        if shelf is not None and shelf.making:
-            shelf.making -= 1
-            shelf.target = min(shelf.target, shelf.ready)
+    def abort_making(self, key: Hashable) -> None:
+        """A cell could not be made: make no more until the next lease."""
+        demand = self.demands.get(key)
+        if demand is not None and demand.making:
+            demand.making -= 1
+            demand.target = min(demand.target, demand.ready)
 
     def surplus(self, now: float) -> list[Hashable]:
-        """Kinds of which one waiting cell is to be destroyed; each is already taken off its shelf."""
-        for shelf in self.shelves.values():
-            idle = now - shelf.last_used
+        """Kinds of which to destroy one warm cell each; they are already discounted."""
+        for demand in self.demands.values():
+            idle = now - demand.last_used
             if idle > IDLE_SECONDS:
-                shelf.target = min(shelf.target, self.smallest)
+                demand.target = min(demand.target, self.smallest)
             if idle > 10 * IDLE_SECONDS:
-                shelf.target = 0
+                demand.target = 0
         keys: list[Hashable] = []
         for key, share in self._shares().items():
-            shelf = self.shelves[key]
-            while shelf.ready > share:
-                shelf.ready -= 1
+            demand = self.demands[key]
+            while demand.ready > share:
+                demand.ready -= 1
                 keys.append(key)
-            if not (share or shelf.ready or shelf.making):
-                del self.shelves[key]
+            if not (share or demand.ready or demand.making):
+                del self.demands[key]
         return keys
 
     def clear(self) -> None:
-        self.shelves.clear()
+        self.demands.clear()

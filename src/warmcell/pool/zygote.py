@@ -1,4 +1,4 @@
-"""ZygoteProcess: the supervisor's end of one zygote. It starts it, tells it what to make, and ends it."""
+"""ZygoteProcess: the supervisor's end of one zygote. Starts it, orders cells from it, and ends it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.records import dataclass
-from warmcell.lifetime.descriptors import Descriptors, host_failure, told_shortage
+from warmcell.lifetime.descriptors import Descriptors, host_failure, shortage_from_message
 from warmcell.lifetime.host_program import NOT_AN_INTERPRETER
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import RunCancelled
-from warmcell.pool.start import first_order, started
+from warmcell.pool.manager_process import acquire_manager, first_order
+from warmcell.pool.prestarted_manager import LOADER_PATH
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
 from warmcell.runner.cgroups import GroupLimits
@@ -26,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any
-else:  # their halves in C: the rest takes longer to load
+else:  # the C modules, which load faster
     import _socket as socket
 
 _IN_FLIGHT_SECONDS = 5.0
@@ -35,29 +36,33 @@ _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 _SMALL_FILES = 1 << 16
 
 START_SECONDS = 60.0  # a preload such as pandas may take its time
-DYING_SECONDS = 0.2  # one that was killed still counts as living for a moment
+DYING_SECONDS = 0.2  # a killed process counts as alive for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class ZygoteKey:
-    """What makes two zygotes different; backends of one key may share one."""
+    """What distinguishes zygotes; backends with the same key may share one."""
 
     interpreter: str
     isolation: str
     enforcer: str
     has_worker: bool = True
-    #: Where the package wasmtime is, for a zygote of workers that run WebAssembly.
+    #: The directory of the wasmtime package, for a zygote of WebAssembly workers.
     packages: str = ""
     with_site: bool = False
     preload: tuple[str, ...] = ()
-    #: Whether anything may wait for a run that has not been asked for.
+    #: Whether cells may be kept warm.
     keeps_spares: bool = False
-    #: Whether it is told names of the caller's, of places that its guests see: others' guests are not to find them.
+    #: Whether its guests have the host's network; else each has one of its own.
+    has_host_network: bool = False
+    #: Whether it knows path names of the caller's own, which guests of other backends must not find.
     names_places: bool = False
+    #: Directories in which its guests' loader looks for libraries besides the usual ones: it reads them at the start.
+    library_path: str = ""
 
     @property
     def may_be_shared(self) -> bool:
-        """Not where guests share the host's root: the directory of every run is in its memory by name."""
+        """Not if guests share the host's root: its memory then has the name of every run's directory."""
         return self.isolation != "landlock" and not self.names_places
 
     def first_order(self) -> dict[str, Any]:
@@ -68,29 +73,38 @@ class ZygoteKey:
             with_site=self.with_site,
             preload=self.preload,
             spares=self.keeps_spares,
+            host_network=self.has_host_network,
         )
 
 
+def _loader_prefix(key: ZygoteKey) -> tuple[str, ...]:
+    """A command that sets the loader's path and becomes the next one."""
+    if not key.library_path:
+        return ()
+    paths = ":".join(filter(None, (key.library_path, os.environ.get(LOADER_PATH))))
+    return ("/usr/bin/env", f"{LOADER_PATH}={paths}")
+
+
 def _is_file_size_too_small() -> bool:
-    """For the few small files that a cage is made with."""
+    """Whether RLIMIT_FSIZE is too small for the files that a cage is built with."""
     import resource
 
     return 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[1] < _SMALL_FILES
 
 
 class ZygoteProcess:
-    """Safe to use from many threads. `close` ends the zygote, once the runs that it looks after have ended.
+    """Safe from many threads. `close` ends the zygote after the runs that it looks after.
 
-    Made when it is ready to serve; `RunCancelled` when `cancelled` is readable before that. In a fork it is dead.
+    Constructed when it is ready to serve; raises `RunCancelled` if `cancelled` becomes readable before. Dead in a fork.
     """
 
     def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = (), cancelled: int = -1) -> None:
         self.key = key
         self._lock = threading.Lock()
-        #: Where the process may go on with what it has, and makes nothing any more.
-        self._is_lost = False
+        #: The process may go on with its guests but makes no more cells.
+        self.is_lost = False
         try:
-            start = started(key.interpreter, prefix, key.first_order())
+            start = acquire_manager(key.interpreter, (*prefix, *_loader_prefix(key)), key.first_order())
         except (FileNotFoundError, PermissionError) as error:
             raise BackendUnavailable(f"could not start {key.interpreter}: {error.strerror}") from None
         except OSError as error:
@@ -100,14 +114,14 @@ class ZygoteProcess:
         try:
             self._prepare(cancelled)
         except BaseException:
-            self._process.kill()  # it may be in the middle of a preload, and would not hear that it is not needed
+            self._process.kill()  # in the middle of a preload it would not notice that its channel was closed
             self.close()
             raise
 
     def _prepare(self, cancelled: int) -> None:
         answer, descriptors = self._answer(cancelled)
         if "pid" in answer:
-            self._process.moved(answer["pid"], descriptors[0])
+            self._process.switch_to(answer["pid"], descriptors[0])
             answer, _ = self._answer(cancelled)
         if "namespaces" in answer:
             answer, _ = self._answer(cancelled)
@@ -118,16 +132,16 @@ class ZygoteProcess:
         last_words = self._process.last_words()
         if last_words == NOT_AN_INTERPRETER:
             raise BackendUnavailable(
-                f"{self.key.interpreter} is no Python interpreter", hint="set ProcessConfig(python_path=...) to one"
+                f"{self.key.interpreter} is not a Python interpreter", hint="set ProcessConfig(python_path=...) to one"
             )
         if _is_file_size_too_small():
             raise host_failure(OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"start {self.key.interpreter}")
         died = EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {last_words}")
-        raise told_shortage(last_words, f"start {self.key.interpreter}") or died
+        raise shortage_from_message(last_words, f"start {self.key.interpreter}") or died
 
     def _answer(self, cancelled: int) -> tuple[dict[str, Any], list[int]]:
-        if self._process.heard:
-            return self._process.heard.pop(0), []
+        if self._process.unread:
+            return self._process.unread.pop(0), []
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if cancelled >= 0:
@@ -139,7 +153,7 @@ class ZygoteProcess:
             raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} was not ready after {START_SECONDS:g} s")
         try:
             return receive_packet(self._control)
-        except ConnectionResetError:  # it died with our order unread
+        except ConnectionResetError:  # it died before it read our order
             return {}, []
 
     def _refusal(self, step: str, number: int, what: str) -> Exception:
@@ -148,6 +162,14 @@ class ZygoteProcess:
             return host_failure(OSError(number, os.strerror(number)), step)
         if step == "preload":
             return BackendUnavailable(what, hint="install it for that interpreter, or correct ProcessConfig.preload")
+        if step == "preload without threads":
+            hint = "leave it out of ProcessConfig.preload: each guest can import it itself"
+            return BackendUnavailable(
+                f"cannot preload: {what}, and guests, being forks, would not have them", hint=hint
+            )
+        if step == "preload without a GPU":
+            hint = "import it without using the GPU: each guest makes a context of its own"
+            return BackendUnavailable(f"cannot preload: {what}, and a GPU context does not survive a fork", hint=hint)
         if step == "create namespaces":
             from warmcell.cage.failure import CageError
             from warmcell.enforcers.refusals import why_no_namespaces
@@ -167,12 +189,14 @@ class ZygoteProcess:
         execs: bool = True,
         is_program: bool = False,
         waits: bool = False,
+        trees: Sequence[int] = (),
     ) -> Cell:
-        """Sends for a cell; the caller waits with `await_ready` and closes it. `CellLost` when the zygote is gone.
+        """Orders a cell; the caller calls `await_ready` and closes it. `CellLost` if the zygote is gone.
 
-        `stdin` is the caller's own descriptor for the guest to have as 0, in place of a pipe. `has_keeper`: its init
-        watches over the run. `execs`: its job will be a program, which must be let through where processes are refused.
-        `is_program`: it is sure to be one, by its path. `waits`: its job comes later, so it has the time to prepare.
+        `stdin` is the caller's descriptor for the guest's stdin, in place of a pipe. `has_keeper`: its init watches the
+        run. `execs`: its job execs a program, which must be allowed where processes are refused. `is_program`: it is
+        certain to exec, by its path. `waits`: its job comes later, so there is time to prepare. `trees` are the mount
+        trees of the plan's given binds.
         """
         is_caged = self.key.isolation == "namespaces"
         cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
@@ -180,15 +204,15 @@ class ZygoteProcess:
             if group_parent and limits:
                 cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
             order = {"plan": plan, "execs": execs, "waits": waits, "program": is_program}
-            self._send(order, cell.descriptors_to_send())
+            self._send(order, [*cell.descriptors_to_send(), *trees])
         except BaseException:
             cell.close()
             raise
-        cell.sent()
+        cell.close_their_ends()
         return cell
 
     def attach(self, cell: Cell, binds: Sequence[Bind], disk_bytes: int, timeout: float) -> None:
-        """Shows more of the host to a cell that has its job, at places of its plan; what it writes there is watched."""
+        """Mounts more host paths into a cell that has its job, at places of its plan; writes there are measured."""
         with Descriptors() as owned:
             ours, theirs = owned.socketpair(socket.SOCK_SEQPACKET)
             try:
@@ -215,40 +239,40 @@ class ZygoteProcess:
             except OSError as error:
                 if error.errno in _GONE:
                     raise CellLost(f"the zygote is gone: {error}") from None
-                # Descriptors that were sent and not yet received count against the user's limit: they get fewer.
+                # Descriptors in flight count against the user's limit; wait until some are received.
                 if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
                     raise
             time.sleep(0.005)
 
     def is_alive(self) -> bool:
-        """Whether it makes cells."""
-        return not self._is_lost and self._process.is_running()
+        """Whether it still makes cells."""
+        return not self.is_lost and self._process.is_running()
 
     def has_ended(self) -> bool:
         return not self._process.is_running()
 
     def await_death(self, seconds: float) -> None:
-        """Where cells are lost the zygote may be dying: asking it again before it is dead would lose the next one.
+        """Where cells are lost the zygote may be dying: another order before it is dead would lose the next cell.
 
-        Its manager, which lets go of us then, goes on for as long as it has guests.
+        Its manager then closes our channel and goes on as long as it has guests.
         """
-        self._is_lost = self._process.await_end_or_deafness(seconds)
+        self.is_lost = self._process.await_end_or_deafness(seconds)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def retire(self) -> None:
-        """Its control channel ends, and so does it, once the runs that it still looks after have ended."""
+        """Closes its control channel, so that it exits after the runs that it looks after."""
         self._process.let_go()
 
     def close(self) -> None:
-        """Retires it and waits, though not forever."""
+        """Retires it and waits for a bounded time."""
         self.retire()
         if not self._process.await_end(5):
             self._process.kill()
             self._process.await_end(5)
 
     def abandon(self) -> None:
-        """In a forked copy: for the copy it is dead, and the original goes on using it."""
+        """In a forked copy it is dead; the original keeps using it."""
         self._lock = threading.Lock()

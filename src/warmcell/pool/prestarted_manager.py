@@ -1,13 +1,14 @@
-"""Starts the interpreter that a manager is made of. Needs next to nothing: a command begins with this."""
+"""Spawns the interpreter that becomes a manager. Imports next to nothing, because a command starts with this."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from _socket import AF_UNIX, SOCK_SEQPACKET, socketpair  # without the classes around it, which take longer to load
+from _socket import SOCK_SEQPACKET  # the C module, which loads faster
 
 import warmcell.cage
 from warmcell.cage.environment import CAGED_ENV, CHILD_MARK
+from warmcell.cage.sockets import make_pair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,21 +19,23 @@ else:
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
 _CONTROL = 3
-LOWEST_OWN = 10  # descriptors below are the numbers that the child's get
-ENVIRONMENT = {**CAGED_ENV, CHILD_MARK: "1"}  # what most of its guests are to have: they need not change it
-#: The environment variable by which a manager is handed over that was started before this program was (`bin/front.c`).
+LOWEST_OWN = 10  # lower numbers are the child's targets
+ENVIRONMENT = {**CAGED_ENV, CHILD_MARK: "1"}  # what most guests get, so that they need not change it
+#: The environment variable by which `bin/front.c` hands over a manager that it started before this program.
 HANDED_OVER = "WARMCELL_MANAGER"
+LOADER_PATH = "LD_LIBRARY_PATH"
 
-#: By which `warmcell top` knows a manager.
+#: How `warmcell top` recognises a manager.
 MANAGER_MARK = "from cage.manager.start import main"
-#: The same as cage/__main__.py, but without a file name or runpy on the stack that guests can look down. And with as
-#: many descriptors and as large files as it may have, since it lives longer than the moment in which its supervisor
-#: has few left. What it loads stays: its collector has nothing to find until it serves.
+#: The same as cage/__main__.py, but without a file name or runpy on the stack, which guests can inspect. It raises its
+#: limits on descriptors and file size: it outlives the moment in which its supervisor has few left. The collector is
+#: off while it loads, because what it loads stays.
 BOOT = f"""
 import gc, os, resource, sys
 gc.disable()
 from types import ModuleType
-os.environ.pop("{CHILD_MARK}", None)
+for name in ("{CHILD_MARK}", "{LOADER_PATH}"):
+    os.environ.pop(name, None)
 for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
     most = resource.getrlimit(limit)[1]
     resource.setrlimit(limit, (most, most))
@@ -49,11 +52,13 @@ main({_CONTROL})()()
 
 
 def spawn(command: list[str], descriptors: Sequence[int]) -> int:
-    """In a session of its own, with these descriptors (none of them low) as 0, 1, 2, ... and nothing else of ours."""
+    """Spawns in a new session, with these descriptors (none of them low) as 0, 1, 2, ... and no others of ours."""
+    # An interpreter may not start without the directories that its loader searches.
+    libraries = {LOADER_PATH: os.environ[LOADER_PATH]} if LOADER_PATH in os.environ else {}
     return os.posix_spawnp(
         command[0],
         command,
-        ENVIRONMENT,
+        {**ENVIRONMENT, **libraries},
         file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(descriptors)],
         setsid=True,
         setsigmask=[],
@@ -61,23 +66,22 @@ def spawn(command: list[str], descriptors: Sequence[int]) -> int:
     )
 
 
-class Early:
-    """A manager's process that was started before anybody could own it, and our ends of its channels.
+class PrestartedManager:
+    """A manager's process that was started before anything could own it, and our ends of its channels.
 
-    For a program that has just begun: no other thread is there that could fork, and what it has as 0, 1 and 2 may be
-    nothing at all.
+    For a program that has just started: no other thread can fork, and its own 0, 1 and 2 may be closed.
     """
 
-    #: Whether it knows what it is to become.
-    was_told = False
+    #: Whether it has its order.
+    has_order = False
 
     def __init__(self, interpreter: str) -> None:
         self.interpreter = interpreter
         self._opened: list[int] = []
         try:
-            # Pipes, not /dev/null: what a forked guest's sys.stdout remembers about its descriptor must be true of one.
+            # Pipes, not /dev/null: what a forked guest's sys.stdout caches about its descriptor must be true of a pipe.
             stdin, stdout, stderr = (self._out_of_the_way(os.pipe2(os.O_CLOEXEC)) for _ in range(3))
-            ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+            ours, theirs = make_pair(SOCK_SEQPACKET)
             control = self._out_of_the_way((ours.detach(), theirs.detach()))
             children = (stdin[0], stdout[1], stderr[1], control[1])
             self.pid = spawn([interpreter, "-I", "-S", "-c", BOOT, CAGE_DIR], children)
@@ -95,33 +99,33 @@ class Early:
         return moved
 
     @classmethod
-    def handed_over(cls, interpreter: str, words: str) -> Early:
-        """One that was started by the program that became this one, in its words. ValueError: it will not do."""
+    def from_handover(cls, interpreter: str, words: str) -> PrestartedManager:
+        """The manager that the program before exec started, as described by `words`. ValueError if it does not fit."""
         numbers, started, package = words.split("\n")
-        pid, control, complaints, stdin, stdout, was_told = map(int, numbers.split())
+        pid, control, complaints, stdin, stdout, has_order = map(int, numbers.split())
         if started != interpreter or not os.path.samefile(package, os.path.dirname(CAGE_DIR)):
             raise ValueError("of another installation")
         early = cls.__new__(cls)
-        early.interpreter, early.pid, early.was_told = interpreter, pid, bool(was_told)
+        early.interpreter, early.pid, early.has_order = interpreter, pid, bool(has_order)
         early.control, early.complaints, early.others = control, complaints, (stdin, stdout)
-        os.waitid(os.P_PID, early.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # ours, and not somebody else's
+        os.waitid(os.P_PID, early.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is not our child
         for descriptor in (early.control, early.complaints, *early.others):
             os.set_inheritable(descriptor, False)
         return early
 
     def discard(self) -> None:
-        """Where it is not needed after all."""
-        if self.was_told:
+        """Kills it, where it is not needed after all."""
+        if self.has_order:
             self._await_clone()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         _close((self.control, self.complaints, *self.others))
 
     def _await_clone(self) -> None:
-        """It becomes another process, a child of ours as it was, which is the first that it says."""
-        from warmcell.cage.wire import packets_at, receive_packet
+        """It switches to a clone, also our child, and reports that first."""
+        from warmcell.cage.wire import packet_socket, receive_packet
 
-        control = packets_at(self.control)
+        control = packet_socket(self.control)
         try:
             message, _ = receive_packet(control)
         except OSError:
@@ -133,16 +137,16 @@ class Early:
             self.pid = message["pid"]
 
 
-def start_early(interpreter: str) -> Early | None:
-    """The one that was handed over, or a new one. None: what was wrong is told when it is needed."""
+def start_early(interpreter: str) -> PrestartedManager | None:
+    """The manager that was handed over, or a new one. None on failure, which is reported when a manager is needed."""
     words = os.environ.pop(HANDED_OVER, "")
     try:
         if words:
-            return Early.handed_over(interpreter, words)
+            return PrestartedManager.from_handover(interpreter, words)
     except (OSError, ValueError):
-        pass  # whoever it is ends when its channel does, which is with us
+        pass  # that process exits when its channel closes, at the latest when we exit
     try:
-        return Early(interpreter)
+        return PrestartedManager(interpreter)
     except OSError:
         return None
 

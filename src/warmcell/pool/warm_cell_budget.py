@@ -1,4 +1,4 @@
-"""How many cells may wait in the whole program: they are for runs that may never come, its descriptors are for all."""
+"""How many warm cells the whole program may keep: they wait for runs that may never come, and use its descriptors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 else:
-    Protocol = object  # type checkers alone look at these
+    Protocol = object  # for type checkers only
 
-_SHARE_OF_DESCRIPTORS = 4  # one part in so many
+_SHARE_OF_DESCRIPTORS = 4  # 1/n of the descriptors
 _MOST = 256
 
 
-class Waiting(Protocol):
-    """A pool, as far as its waiting cells go."""
+class WarmCellHolder(Protocol):
+    """A pool, as far as its warm cells go."""
 
-    #: When somebody last asked it for a cell.
+    #: The time of its last lease.
     last_used: float
     descriptors_of_a_cell: int
 
@@ -30,21 +30,21 @@ class Waiting(Protocol):
     def shed(self) -> bool: ...
 
 
-class WaitingRoom:
+class WarmCellBudget:
     """One for the program. Safe from many threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._pools: WeakSet[Waiting] = WeakSet()
+        self._pools: WeakSet[WarmCellHolder] = WeakSet()
 
-    def enter(self, pool: Waiting) -> None:
+    def enter(self, pool: WarmCellHolder) -> None:
         with self._lock:
             self._pools.add(pool)
 
-    def has_place_for(self, asking: Waiting) -> bool:
-        """Whether one more of its cells may wait. Where all places are taken, a pool that idles makes room.
+    def has_place_for(self, asking: WarmCellHolder) -> bool:
+        """Whether one more of its cells may stay warm. If the budget is used up, an idle pool makes room.
 
-        One that is in use does not: with more of them than places, every run would end what the next one needs.
+        A pool in use does not: with more pools than places, every run would end what the next one needs.
         """
         with self._lock:
             counts = [(pool, pool.ready_count()) for pool in self._pools]
@@ -58,8 +58,8 @@ class WaitingRoom:
 
 
 def most_waiting(descriptors_of_a_cell: int) -> int:
-    """By what the program may open now."""
-    import resource  # only those need it who keep cells waiting
+    """The budget, from the current limit on descriptors."""
+    import resource  # needed only by programs that keep warm cells
 
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY:
@@ -67,4 +67,4 @@ def most_waiting(descriptors_of_a_cell: int) -> int:
     return min(_MOST, allowed // (_SHARE_OF_DESCRIPTORS * descriptors_of_a_cell))
 
 
-waiting_room = WaitingRoom()
+warm_cell_budget = WarmCellBudget()
