@@ -1,4 +1,4 @@
-"""Cell: the supervisor's end of one caged process, from its making to its end. Used once."""
+"""Cell: the supervisor's end of one caged process, from its creation to its end. Used once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from warmcell.cage.linux import kernel_files
-from warmcell.cage.wire import SHORT_PACKET, Job, encode_job, receive_packet, send_packet
-from warmcell.core.errors import EnforcerFailed, SandboxError
+from warmcell.cage.wire import SHORT_PACKET, GuestJob, encode_job, receive_packet, send_packet
+from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
 from warmcell.core.light import suppress
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
@@ -30,9 +30,9 @@ else:  # their halves in C: the rest takes longer to load
     import _socket as socket
 
 _PATIENCE_MS = 5000
-#: What is there before a guest may be much, on a slow disk of a host that is busy.
+#: Measuring large directories takes long on a slow disk of a busy host.
 _MEASURE_SECONDS = 60.0
-#: What a report may have in it.
+#: The fields of a report.
 _REPORT: dict[str, type | tuple[type, ...]] = {
     "exit": int,
     "verdict": str,
@@ -40,6 +40,8 @@ _REPORT: dict[str, type | tuple[type, ...]] = {
     "peak": int,
     "denials": list,
     "limits": list,
+    "resident": list,
+    "gpu": list,
 }
 
 
@@ -48,41 +50,41 @@ class CellLost(Exception):
 
 
 class Cell:
-    """Descriptors and state of a cell. Whoever holds it must call `close`, which leaves nothing behind.
+    """Descriptors and state of a cell. Its owner must call `close`, which leaves nothing behind.
 
-    For one thread at a time. In a fork it is closed, without the original's being touched.
+    For one thread at a time. In a fork of this process it is closed without touching the original.
     """
 
     def __init__(
         self, enforcer: str, *, has_namespaces: bool = True, has_keeper: bool = True, stdin: int | None = None
     ) -> None:
         self.enforcer = enforcer
-        #: How long it may take to end everything when asked. Killing init is no way out where it has no namespace, and
-        #: loses the report where it has one: a busy host is to get the time to make it.
-        self.grace = 1.0 if has_namespaces else 3.0
-        #: Whether init looks after the run.
+        #: How long it may take to end everything when asked. Killing init ends nothing where it has no namespace, and
+        #: loses the report where it has one, so a busy host gets the time to send it.
+        self.grace = 1.0 if has_namespaces else 10.0
+        #: Whether a keeper process watches the run.
         self.has_keeper = has_keeper
-        #: Known to be, with everything in it.
+        #: Whether it is known to be gone, with everything in it.
         self.is_gone = False
         self.group: Group | None = None
         self.group_usage: KernelUsage | None = None
-        #: What becomes of the group when everybody has left it.
+        #: What to do with the group when it is empty.
         self.dispose_of_group: Callable[[Group], object] = Group.remove
-        #: What whoever made it calls its first process.
+        #: The pid of its first process, as the manager numbers it.
         self.number = 0
         self.pidfd = -1
-        #: The guest's own process, where it is no child of a keeper.
+        #: The guest's own process, unless it is a child of a keeper.
         self.guest = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
-        #: Told of every refusal at once, where the cell stays: its kind, and what it was.
+        #: In a live cage, called with the kind and the object of every refusal.
         self.on_denied: Callable[[str, str], object] = lambda kind, what: None
-        #: Why the program could not be started, if it could not: only told before the guest's code.
+        #: Why the program could not be started. Set only before the guest's code runs.
         self.start_failure = ""
         self._is_ordered = self._is_ready = self._is_closed = False
-        #: Whether the directories that its guest may write to are to be measured before it begins, and have been.
+        #: Whether the directories that the guest may write to are to be measured first, and have been.
         self._measures = self._is_measured = False
-        #: Whether it wants its job as a list of calls, and then the job that it got.
+        #: Whether it takes its job as a list of system calls, and that job.
         self._takes_list = False
         self._program_job: ProgramJob | None = None
         self._owned = Descriptors()
@@ -96,7 +98,7 @@ class Cell:
         if stdin is None:
             their_stdin, self.stdin = self._owned.pipe()
         else:
-            their_stdin, self.stdin = self._owned.opened(lambda: os.dup(stdin)), -1
+            their_stdin, self.stdin = self._owned.open(lambda: os.dup(stdin)), -1
         self.stdout, their_stdout = self._owned.pipe()
         self.stderr, their_stderr = self._owned.pipe()
         for descriptor in (self.stdin, self.stdout, self.stderr):
@@ -105,12 +107,12 @@ class Cell:
         self._theirs = [their_job, their_status, their_stdin, their_stdout, their_stderr]
 
     def descriptors_to_send(self) -> list[int]:
-        """The cell's ends in the order that the zygote expects; `sent` closes our copies of them."""
-        for way in self.group.ways_in() if self.group is not None else ():
-            self._theirs.append(self._owned.opened(lambda way=way: os.open(way, os.O_WRONLY | os.O_CLOEXEC)))  # type: ignore[misc]
+        """The cell's ends in the order that the zygote expects; `close_their_ends` closes our copies of them."""
+        for way in self.group.join_paths() if self.group is not None else ():
+            self._theirs.append(self._owned.open(lambda way=way: os.open(way, os.O_WRONLY | os.O_CLOEXEC)))  # type: ignore[misc]
         return self._theirs
 
-    def sent(self) -> None:
+    def close_their_ends(self) -> None:
         self._is_ordered = True
         self._close_theirs()
 
@@ -119,14 +121,14 @@ class Cell:
         self._theirs = []
 
     def await_ready(self, timeout: float, cancelled: int = -1) -> None:
-        """Waits until the cage stands and has been checked. Raises with the step that failed.
+        """Waits until the cage is built and verified. Raises with the step that failed.
 
-        `cancelled`: `RunCancelled` as soon as this descriptor is readable.
+        Raises `RunCancelled` as soon as the descriptor `cancelled` is readable.
         """
-        # A keeper may be heard before the one who tells of it.
-        self._hear_until(lambda: self._is_ready and self.pidfd >= 0, "the cage was not ready", timeout, cancelled)
+        # A keeper's first message may arrive before the message with its pid.
+        self._receive_until(lambda: self._is_ready and self.pidfd >= 0, "the cage was not ready", timeout, cancelled)
 
-    def _hear_until(self, is_there: Callable[[], bool], problem: str, timeout: float, cancelled: int) -> None:
+    def _receive_until(self, is_there: Callable[[], bool], problem: str, timeout: float, cancelled: int) -> None:
         deadline = time.monotonic() + timeout
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
@@ -138,10 +140,10 @@ class Cell:
                 raise RunCancelled
             if not ready:
                 raise EnforcerFailed(self.enforcer, f"{problem} after {timeout:g} s")
-            self.hear()
+            self.receive_message()
 
-    def hear(self) -> None:
-        """Takes one message from the cell: its pid, that it is ready, or its report at the end."""
+    def receive_message(self) -> None:
+        """Receives one message from the cell: its pid, that it is ready, or its report at the end."""
         message, descriptors = self._receive()
         if not message:
             raise CellLost("the cell ended")
@@ -150,14 +152,14 @@ class Cell:
             if failure is None:
                 self._take(message, descriptors)
         except (TypeError, ValueError, IndexError, OverflowError):
-            raise EnforcerFailed(self.enforcer, "the cage said what it never says") from None
+            raise EnforcerFailed(self.enforcer, "unexpected message from the cage manager") from None
         if failure is not None:
             raise failure
 
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "pid" in message:
             self.number, self.pidfd = int(message["pid"]), descriptors[0]
-            # Where init only sleeps it ends, and everything with it, when the third is closed: by us or by our death.
+            # A sleeping init ends, and everything with it, when the third descriptor is closed, by us or by our death.
             self.guest = descriptors[1] if len(descriptors) > 1 else -1
             descriptors = descriptors[3:]
         if "ready" in message:
@@ -178,7 +180,7 @@ class Cell:
             raise ValueError("no report")
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        """A cell that ended with a word of ours unread makes the first attempt fail; what it said is still there."""
+        """If the cell ended with a message of ours unread, the first attempt fails, and the next one reads its own."""
         for _ in range(2):
             try:
                 with undisturbed_by_forks:
@@ -193,10 +195,13 @@ class Cell:
         if number in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EFBIG):
             return host_failure(OSError(number, os.strerror(number)), step)
         reason = f": {os.strerror(number)}" if number else ""
+        if step == "mount image":
+            hint = "see the row for images of `warmcell doctor`, or move the image store to another file system"
+            return EnforcerUnavailable(self.enforcer, f"the kernel does not mount the image{reason}", hint=hint)
         return EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
 
     def give_listener(self) -> socket.socket | None:
-        """The only way out of the guest's network, where it has one; the caller closes it."""
+        """The listener of the guest's egress proxy, if it has one. The caller closes it."""
         if self.listener < 0:
             return None
         descriptor, self.listener = self._owned.give(self.listener), -1
@@ -204,25 +209,25 @@ class Cell:
 
         return whole(fileno=descriptor)
 
-    def start(self, job: Job, run: Run | None = None) -> None:
-        """Gives the waiting cell its work. `RunCancelled` where the run is given up before the cell can have it."""
+    def start(self, job: GuestJob, run: Run | None = None) -> None:
+        """Sends the waiting cell its job. Raises `RunCancelled` if the run is cancelled before."""
         try:
             if self._measures and job.mode != "prelude":
                 self._await_measure(run or Run())
-            self.job.sendall(self._encoded(job))
+            self.job.sendall(self._encode(job))
         except OSError as error:
             raise CellLost(str(error)) from None
 
     def _await_measure(self, run: Run) -> None:
-        """What its guest may write to is measured now, and not when the cell was made; what it writes comes later."""
-        problem = "what it may write to was not measured"
+        """Directories are measured now, not when the cell was made, and before the guest can write."""
+        problem = "the writable directories were not measured"
         send_packet(self.status, {"measure": True})
         with run.descriptor() as cancelled:
-            self._hear_until(lambda: self._is_measured or bool(self.report), problem, _MEASURE_SECONDS, cancelled)
+            self._receive_until(lambda: self._is_measured or bool(self.report), problem, _MEASURE_SECONDS, cancelled)
         if not self._is_measured:
             raise CellLost("the cell ended")
 
-    def _encoded(self, job: Job) -> bytes:
+    def _encode(self, job: GuestJob) -> bytes:
         if not self._takes_list:
             return encode_job(job)
         from warmcell.cage.program_job import encode_program_job
@@ -230,11 +235,11 @@ class Cell:
         self._program_job = encode_program_job(job)
         return self._program_job.content
 
-    def hear_start(self) -> bool:
-        """Call it when the job channel is readable. Whether that has ended: then the guest's code runs, or never will.
+    def receive_start(self) -> bool:
+        """Call it when the job channel is readable. True if it was closed: the guest's code runs, or never will.
 
-        Our own code in the guest's process closes it after the job has come and before any of the guest's runs; where
-        the guest is a program, the kernel does.
+        Our own code in the guest's process closes it after it has read the job and before it runs any of the guest's.
+        If the guest is a program, the kernel closes it in execve.
         """
         try:
             words = self.job.recv(4096, socket.MSG_DONTWAIT)
@@ -250,37 +255,38 @@ class Cell:
         return not words
 
     def close_job(self) -> None:
-        """When it has begun: there is more time for that while it runs than when it has ended."""
+        """After the start, when there is more time for it than at the end."""
         self._owned.close_only(self.job.fileno())
 
     def close_early(self, *descriptors: int) -> None:
-        """Those that are of no more use, while there is time: at the end somebody waits."""
+        """Closes descriptors that are no longer needed while there is time: at the end the caller waits."""
         self._owned.close_only(*descriptors)
 
-    def has_begun(self) -> None:
-        """For a cell that stays: lets go of what was open for its beginning, since there may be hundreds of them."""
+    def close_start_channels(self) -> None:
+        """In a live cage: closes what was needed for the start, since there may be hundreds of cages."""
         self._owned.close_only(self.job.fileno(), self.guest)
         self.guest = -1
 
     def prepare_for_end(self) -> None:
-        """For who has the time, since nobody has at the end."""
+        """Opens the counters while there is time: at the end the caller waits."""
         if self.group is not None:
             self.group.open_counters()
 
     @property
     def guest_pid(self) -> int:
-        """The guest's own process as this host numbers it; 0 where only its keeper knows, or it is gone."""
-        if self.guest < 0:
-            return 0
-        rows = (line.split() for line in kernel_files.read(f"/proc/self/fdinfo/{self.guest}").splitlines())
-        return max(0, next((int(row[1]) for row in rows if row[0] == "Pid:"), 0))
+        """The pid of the guest's own process on this host. 0 if only its keeper knows it, or if it is gone."""
+        return _pid_of(self.guest)
+
+    def pids(self) -> list[int]:
+        """The processes on this host below which all of the cell's are. 0 for one that is gone."""
+        return [_pid_of(self.guest), _pid_of(self.pidfd)]
 
     def cpu_seconds(self) -> float:
-        """What the whole group has used so far."""
+        """What the whole control group has used so far."""
         return self.group.cpu_seconds() if self.group is not None else 0.0
 
     def ask_to_stop(self) -> None:
-        """Everything in the cell is killed and what it used is reported."""
+        """Has everything in the cell killed, and a report sent."""
         if not self.has_keeper:
             self.kill()
             return
@@ -288,13 +294,13 @@ class Cell:
             send_packet(self.status, {"stop": True})
 
     def kill(self) -> None:
-        """Takes the namespace down, whatever is in it."""
+        """Kills the namespace with everything in it."""
         if self.pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def await_gone(self, timeout: float) -> bool:
-        """Whether everything of the cell has ended: its init is reaped only after all the rest."""
+    def await_end(self, timeout: float) -> bool:
+        """Whether all processes of the cell have ended: its init is the last to be reaped."""
         if self.pidfd >= 0 and not self.is_gone:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
@@ -302,7 +308,7 @@ class Cell:
         return self.is_gone or self.pidfd < 0
 
     def is_alive(self) -> bool:
-        """Whether it waits and whoever looks after it is there: neither has anything to say before it has a job."""
+        """Whether it waits for a job and its watcher is there: neither sends anything before there is a job."""
         if not self._is_ready or self._is_closed:
             return False
         poll = select.poll()
@@ -315,7 +321,7 @@ class Cell:
         self.stdin = -1
 
     def close(self) -> None:
-        """Ends the cell if it has not ended, waits until it is gone, and gives everything back."""
+        """Ends the cell if it has not ended, waits until it is gone, and releases everything."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -323,7 +329,7 @@ class Cell:
             if not self.is_gone:
                 self._end()
         except BaseException:
-            self.kill()  # there was no memory to wait with
+            self.kill()  # there was no memory for waiting
             raise
         finally:
             self._give_back()
@@ -333,11 +339,11 @@ class Cell:
         self.close_job()
         if self._is_ordered and self.pidfd < 0:
             self._learn_who_it_is()
-        if self.report is None and not self.await_gone(0):
+        if self.report is None and not self.await_end(0):
             self.ask_to_stop()
-            if not self.await_gone(2 * self.grace):
+            if not self.await_end(2 * self.grace):
                 self.kill()
-        self.await_gone(10)
+        self.await_end(10)
 
     def _give_back(self) -> None:
         self._owned.close()
@@ -349,20 +355,31 @@ class Cell:
                 self.dispose_of_group(self.group)
 
     def _learn_who_it_is(self) -> None:
-        """Given up while it was being made: only one that is known can be ended and waited for."""
+        """Cancelled while it was being made: it can be ended and waited for only when its pid is known."""
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
         with suppress(CellLost, SandboxError, OSError):
             while self.pidfd < 0 and poll.poll(_PATIENCE_MS):
-                self.hear()
+                self.receive_message()
 
     def abandon(self) -> None:
         self._is_closed = True
 
 
+def _pid_of(pidfd: int) -> int:
+    if pidfd < 0:
+        return 0
+    rows = (line.split() for line in kernel_files.read(f"/proc/self/fdinfo/{pidfd}").splitlines())
+    return max(0, next((int(row[1]) for row in rows if row[0] == "Pid:"), 0))
+
+
 def _is_report(message: dict[str, Any]) -> bool:
-    for name, kind in _REPORT.items():  # no generator: this is said of every run
+    for name, kind in _REPORT.items():  # not a generator: this is done for every run
         if name in message and not isinstance(message[name], kind):
             return False
+    if "resident" in message and [type(size) for size in message["resident"]] != [int, int, int]:
+        return False
+    if "gpu" in message and [type(figure) for figure in message["gpu"]] not in ([int, float], [int, int]):
+        return False
     denials: list[object] = message.get("denials", [])
     return all(isinstance(item, list) and [type(word) for word in item] == [str, str] for item in denials)

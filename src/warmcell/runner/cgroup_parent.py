@@ -1,9 +1,9 @@
-"""GroupParent: the control group below which this process makes its cells' groups. Found or made, held, given back.
+"""GroupParent: the control group below which this process makes the groups of its cells.
 
-Whoever runs us decides how much of the tree of groups is ours, from all of it (root) to nothing (a container). The
-kernel's rules that shape this file: a group of version 2 that hands controllers down may hold no processes itself
-(except the root); a process may only walk between groups below one that its user may write to; a limit on our own
-group is to hold for our guests too, so the nearest place is the best.
+How much of the cgroup tree we may use depends on the environment, from all of it (root) to nothing (a container). The
+kernel's rules behind this file: a version 2 group that delegates controllers may not contain processes (except the
+root); a process can only move between groups below one that its user may write to; and a limit on our own group must
+also hold for our guests, so the nearest place is the best.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from warmcell.policy.host import HostCapabilities
 from warmcell.runner.cgroups import ROOT, Group, GroupLimits, groups_of, members, read, remove_group
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-_PARENT = "warmcell.home."  # then pid and time
-_ASIDE = "warmcell.aside"  # where those wait that a group must not hold while it hands controllers down
+_PARENT = "warmcell.home."  # and then pid and time
+_ASIDE = "warmcell.aside"  # for the processes of a group that delegates controllers
 _ATTEMPTS = 8
 _MOST_BESIDE = 256
 
@@ -33,14 +33,13 @@ _MOST_BESIDE = 256
 class GroupParent:
     """One directory (version 2, the key is "") or one per controller (version 1), each a group below one of `bases`.
 
-    Held by a lock for as long as this process lives, so that no other takes it for abandoned; removed at exit, and by
-    the next supervisor where we were killed. A fork makes one beside it when it first needs one, so that each of the
-    two can end without the other.
+    Locked as long as this process lives, so that no other takes it for abandoned; removed at exit, or by the next
+    supervisor if we were killed. A fork makes its own when it first needs one, so that each can exit independently.
     """
 
     def __init__(self, bases: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
         self._bases = bases
-        #: What the command of a zygote must begin with, for its cells to be allowed to join groups in here.
+        #: The prefix that a zygote's command needs, for its cells to be allowed to join these groups.
         self.prefix = prefix
         self._locks = Descriptors()
         self._directories: dict[str, str] = {}
@@ -57,51 +56,51 @@ class GroupParent:
 
     @property
     def has_cpu(self) -> bool:
-        """Whether cells can be given a share of the processors."""
+        """Whether cells can get a share of the processors."""
         return self.version == 1 or os.path.exists(f"{self.directories['']}/cpu.max")
 
     @property
     def directories(self) -> dict[str, str]:
         if not self._directories:
-            # Two at once would have a place each, and one that fails to get it would give up both.
+            # Two threads would make one each, and a failure of one would remove both.
             with self._settling:
                 if not self._directories:
                     self._directories = self._settle()
         return self._directories
 
     def make_group(self, name: str, limits: GroupLimits) -> Group:
-        """For one cell, which may join it; the caller removes it."""
+        """Makes a group for one cell to join; the caller removes it."""
         if limits.cpus and not self.has_cpu:
-            raise OSError(errno.ENOTSUP, "a share of the processors needs the cpu controller", self.directories[""])
+            raise OSError(errno.ENOTSUP, "a CPU share needs the cpu controller", self.directories[""])
         return Group(self.directories, name, limits)
 
     def abandon(self) -> None:
         self._directories = {}
 
     def close(self) -> None:
-        """Ends every cell that is left and gives the groups back."""
+        """Kills the cells that are left and removes the groups."""
         directories, self._directories = self._directories, {}
-        self._give_back(directories)
+        self._remove(directories)
 
-    def _give_back(self, directories: dict[str, str]) -> None:
+    def _remove(self, directories: dict[str, str]) -> None:
         for path in dict.fromkeys(directories.values()):
             for group in (*_groups_in(path), path):
                 remove_group(group)
         self._locks.close()
         for base in dict.fromkeys(self._bases.values()) if directories else ():
-            _sweep(base)  # forks often end without a word
+            _sweep(base)  # forks often exit without cleaning up
             if os.path.isdir(f"{base}/{_ASIDE}"):
                 _step_back(base)
 
     def _settle(self) -> dict[str, str]:
         for _ in range(_ATTEMPTS):
-            # Before we held it, somebody's sweep may have taken it for abandoned.
+            # Before we locked it, another supervisor's sweep may have removed it.
             with suppress(FileNotFoundError, BlockingIOError):
                 return self._make()
-        raise OSError(errno.EAGAIN, "no group could be kept", ":".join(self._bases.values()))
+        raise OSError(errno.EAGAIN, "each new group was removed by another process", ":".join(self._bases.values()))
 
     def _make(self) -> dict[str, str]:
-        """Handing down once more, from here to the cells, keeps others from taking the controllers back."""
+        """Delegates once more, from here to the cells, so that other processes cannot take the controllers back."""
         name = f"{_PARENT}{os.getpid()}.{time.monotonic_ns():x}"
         directories = {controller: f"{base}/{name}" for controller, base in self._bases.items()}
         try:
@@ -110,33 +109,33 @@ class GroupParent:
                 os.mkdir(path, 0o755)
                 self._hold(path)
                 if self.version == 2 and not _hand_down(path):
-                    raise OSError(errno.ENOTSUP, "controllers cannot be handed down", path)
+                    raise OSError(errno.ENOTSUP, "controllers cannot be delegated", path)
         except OSError:
-            self._give_back(directories)
+            self._remove(directories)
             raise
         return directories
 
     def _hold(self, path: str) -> None:
-        """The lock belongs to the open directory, not to us: a fork that closes its copy does not give it up."""
+        """The lock belongs to the open directory: a fork that closes its copy does not release it."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        fcntl.flock(self._locks.opened(lambda: os.open(path, flags)), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.stat(path)  # is it still there
+        fcntl.flock(self._locks.open(lambda: os.open(path, flags)), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path)  # raises if it was removed
 
 
 @cache
 def group_parent() -> GroupParent | None:
-    """Where groups can really be made with limits that really take, found by making one; None if nowhere."""
+    """Where groups with limits can be made, found by making one; None if nowhere."""
     if not os.path.isdir(ROOT):
         return None
     try:
         return find()
     except OSError as error:
-        raise host_failure(error, "find out about control groups") from error
+        raise host_failure(error, "probe control groups") from error
 
 
 @cache
 def host_capabilities() -> HostCapabilities:
-    """What this host can enforce, with what its control groups add."""
+    """What this host can enforce, including its control groups."""
     parent = group_parent()
     if parent is None:
         return probe.measure()
@@ -151,7 +150,7 @@ def find() -> GroupParent | None:
                 _prove(parent)
                 return parent
         except (OSError, ValueError, KeyError) as error:
-            # Being short of descriptors now must not mean weaker limits for as long as we live.
+            # A temporary lack of descriptors must not mean weaker limits for the rest of this process.
             if isinstance(error, OSError) and is_exhaustion(error):
                 raise
     return None
@@ -166,10 +165,10 @@ def _prove(parent: GroupParent) -> None:
 
 
 def _in_version_2() -> GroupParent | None:
-    """The nearest group that may hand controllers down to cells: one without processes of its own, or the root.
+    """The nearest group that may delegate controllers to cells: one without processes, or the root.
 
-    Our own group comes first if nobody else is in it, because a limit on it must hold for the cells as well: we then
-    step aside into a group below it. If no group above will do, the others in ours step aside too.
+    Our own group comes first if it only contains our processes, because a limit on it must hold for the cells as well:
+    we then move into a group below it. If no group above can be used, the other processes of ours move too.
     """
     own = os.path.normpath(ROOT + groups_of()[""])
     own = os.path.dirname(own) if os.path.basename(own) == _ASIDE else own
@@ -183,7 +182,7 @@ def _in_version_2() -> GroupParent | None:
 
 
 def _in_version_1() -> GroupParent | None:
-    """Every controller has a tree of its own, and we need a place in all of them."""
+    """Every controller has its own hierarchy, and all of them must be writable."""
     own = groups_of()
     bases = {name: os.path.realpath(f"{ROOT}/{name}") + own[name].rstrip("/") for name in _V1_CONTROLLERS}
     return GroupParent(bases) if all(os.access(path, os.W_OK) for path in bases.values()) else None
@@ -207,8 +206,8 @@ def _upwards(path: str) -> Iterator[str]:
 
 
 def _hand_down(path: str) -> bool:
-    """Memory and processes are needed; a user's session often has no cpu controller to give."""
-    if not os.access(f"{path}/cgroup.procs", os.W_OK):  # a cell's way into its group leads past here
+    """Delegates memory and pids, and cpu where it is available: a user's session often does not have it."""
+    if not os.access(f"{path}/cgroup.procs", os.W_OK):  # a cell joins its group from here
         return False
     try:
         _write_control(path, "+memory +pids")
@@ -232,12 +231,12 @@ def _holds_others(path: str) -> bool:
 
 
 def _step_aside(path: str) -> bool:
-    """Moves everybody in the group into one below it, so that it may hand controllers down; undone if it may not."""
+    """Moves all processes of the group into one below it, so that it can delegate; undone if it cannot."""
     if not os.access(path, os.W_OK) or not {"memory", "pids"} <= set(read(f"{path}/cgroup.controllers").split()):
         return False
     try:
         os.makedirs(f"{path}/{_ASIDE}", exist_ok=True)
-        for _ in range(_ATTEMPTS):  # they may fork meanwhile
+        for _ in range(_ATTEMPTS):  # they may fork in between
             _move(path, f"{path}/{_ASIDE}")
             if _hand_down(path):
                 return True
@@ -249,7 +248,7 @@ def _step_aside(path: str) -> bool:
 
 
 def _step_back(path: str) -> None:
-    """Fails, and rightly so, while another supervisor's cells are there: the last one to leave does it."""
+    """Fails while cells of another supervisor are there, which then does this when it exits."""
     with suppress(OSError):
         _write_control(path, "-cpu -memory -pids")
         _move(f"{path}/{_ASIDE}", path)
@@ -266,9 +265,9 @@ def _move(source: str, target: str) -> None:
 
 
 def _sweep(base: str) -> None:
-    """Removes what killed supervisors left: groups on which nobody has a lock, with whoever is still dying in them.
+    """Removes what killed supervisors left: groups without a lock, and processes that are still exiting in them.
 
-    Beside our own group too: a session, a service or a container that is started again has another one.
+    Also beside our own group: a restarted session, service or container has another one.
     """
     beside = _groups_in(os.path.dirname(base)) if base != ROOT and os.path.dirname(base) != ROOT else [base]
     for place in dict.fromkeys([base, *beside[:_MOST_BESIDE]]):
@@ -292,5 +291,5 @@ def _remove_abandoned(parent: str) -> None:
 def _groups_in(path: str) -> list[str]:
     try:
         return [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
-    except (FileNotFoundError, PermissionError):  # somebody else's sweep was quicker, or it is not ours to see
+    except (FileNotFoundError, PermissionError):  # already removed, or not readable by us
         return []

@@ -1,4 +1,4 @@
-"""A scope of the user's systemd: where a login session may make no groups, its manager makes one for who asks."""
+"""A scope of the user's systemd, which makes one on request where a login session may not make groups itself."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _IN_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
 _START_SECONDS = 5.0
 _END_SECONDS = 2.0
 
-#: Kept here for as long as this process lives: the scope ends with it.
+#: Kept as long as this process lives: the scope ends with it.
 _scopes: list[Scope] = []
 
 
 class Scope:
-    """Kept alive by a process in it that reads from a pipe of ours, and so ends when we do.
+    """Kept alive by a process in it that reads from our pipe, and exits when we do.
 
-    A fork keeps its copy of that pipe, because its own cells are in the same scope: the last of the two ends it.
+    A fork keeps its copy of the pipe, because its cells are in the same scope, which ends with the last of the two.
     """
 
     def __init__(self, path: str, zygote_prefix: tuple[str, ...], anchor: subprocess.Popen[bytes]) -> None:
         self.path = path
-        #: Processes may not walk from the session into the scope, so zygotes have to be started in one as well.
+        #: Processes cannot move from the session into the scope, so zygotes are started in a scope as well.
         self.zygote_prefix = zygote_prefix
         self._anchor: subprocess.Popen[bytes] | None = anchor
         self._kept: subprocess.Popen[bytes] | None = None
@@ -50,7 +50,7 @@ class Scope:
 
 
 def start_scope() -> Scope | None:
-    """A scope whose groups are ours to make; None where no systemd of this user can be asked."""
+    """A scope in which we may make groups; None where this user has no systemd."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not os.path.exists(f"{runtime}/systemd/private"):
         return None
@@ -65,7 +65,7 @@ def start_scope() -> Scope | None:
 
 
 def _start_anchor(command: list[str]) -> subprocess.Popen[bytes] | None:
-    """It answers once it is in the scope: `systemd-run` becomes the program only then."""
+    """It answers once it is in the scope: only then does `systemd-run` exec the program."""
     import subprocess
 
     anchor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
-"""One cell's control group, version 2 or 1: limits that the kernel keeps for the whole tree of a run.
+"""The control group of one cell, version 2 or 1: limits that the kernel enforces for the whole tree of a run.
 
-The supervisor makes a group per cell, the cell joins it by itself, and the supervisor reads and removes it.
+The supervisor makes a group per cell, the cell joins it itself, and the supervisor reads and removes it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ else:  # their halves in C: the rest takes longer to load
 ROOT = "/sys/fs/cgroup"
 _REMOVAL_SECONDS = 2.0
 _PERIOD = 100_000
-_SHORT = 4096  # as those files are
-#: What is looked at when everybody has left, by controller: the most memory, the time, kills and refusals.
+_SHORT = 4096  # more than any of these files
+#: What is read when the run is over, by controller: peak memory, CPU time, kills, and refused processes.
 _COUNTERS_1 = (
     ("memory", "memory.max_usage_in_bytes"),
     ("cpuacct", "cpuacct.usage"),
@@ -36,7 +36,7 @@ _COUNTERS_1 = (
 )
 _COUNTERS_2 = (("", "memory.peak"), ("", "cpu.stat"), ("", "memory.events"), ("", "pids.events"))
 _ALL, _TIME = slice(4), slice(1, 2)
-#: A group, or a file of it, that is gone or was never there. Any other error means that we are blind.
+#: A group or file that is gone or never existed. With any other error we could not read a limit.
 _NOT_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES)
 
 
@@ -50,13 +50,13 @@ class GroupLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelUsage:
-    """What a cgroup counted, where there was one."""
+    """What a cgroup counted, if there was one."""
 
     peak_memory: int = 0
     cpu_time: float = 0.0
     memory_kills: int = 0
     process_refusals: int = 0
-    #: Kills for want of memory that no limit of the run's own called for.
+    #: Out-of-memory kills that were not due to the limit of this run.
     outside_kills: int = 0
 
 
@@ -70,7 +70,7 @@ class Group:
         self._is_version_2 = "" in directories
         self._paths = {controller: f"{base}/{name}" for controller, base in directories.items()}
         self._opened = Descriptors()
-        #: In the order of their names above; -1: this kernel has none.
+        #: In the order of the tables above; -1 if this kernel does not have the file.
         self._counters: list[int] = []
         try:
             for path in dict.fromkeys(self._paths.values()):  # cpu and cpuacct are often one hierarchy
@@ -85,9 +85,9 @@ class Group:
 
     def _limit_version_2(self, limits: GroupLimits) -> None:
         self._write("", "memory.max", limits.memory_bytes)
-        # All or nothing: a run that lost one of its processes for want of memory would go on in a state nobody wrote.
+        # All or nothing: a run that lost only one of its processes would go on in a broken state.
         self._write("", "memory.oom.group", 1)
-        # Swap is memory by another name, and where it is not counted a guest has as much of it as the host.
+        # Without this, a guest could use all swap of the host on top of its memory.
         self._write("", "memory.swap.max", 0, is_optional=True)
         self._write("", "pids.max", limits.processes)
         if limits.cpus:
@@ -96,7 +96,7 @@ class Group:
     def _limit_version_1(self, limits: GroupLimits) -> None:
         self._write("memory", "memory.limit_in_bytes", limits.memory_bytes)
         self._write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, is_optional=True)
-        # Version 1 keeps what TCP buffers apart from the rest, on an account of its own.
+        # Version 1 counts TCP buffers separately.
         self._write("memory", "memory.kmem.tcp.limit_in_bytes", limits.memory_bytes // 4, is_optional=True)
         self._write("pids", "pids.max", limits.processes)
         if limits.cpus:
@@ -112,23 +112,23 @@ class Group:
         finally:
             os.close(descriptor)
 
-    def ways_in(self) -> list[str]:
-        """The files through which the cell joins by itself, opened by us because it cannot see them any more.
+    def join_paths(self) -> list[str]:
+        """The files by which the cell joins, opened by us because the cell cannot see them.
 
-        Moving a whole process takes a lock of the kernel's that costs ten milliseconds; the one thread that a cell has
-        when it joins moves without it, where version 1 lets single threads move.
+        Moving a whole process takes a kernel lock that costs ten milliseconds. Version 1 can move a single thread
+        without it, and a cell that joins has only one.
         """
         name = "cgroup.procs" if self._is_version_2 else "tasks"
         return [f"{path}/{name}" for path in dict.fromkeys(self._paths.values())]
 
     def open_counters(self) -> None:
-        """For a cell that waits: `usage`, for which somebody waits, then only looks."""
-        with suppress(OSError):  # no descriptor left, this time
+        """While the cell waits, so that `usage`, at the end of a run, only has to read."""
+        with suppress(OSError):  # no descriptors left
             self._counters = [self._open_counter(path) for path in self._counter_paths()]
 
     def _open_counter(self, path: str) -> int:
         try:
-            return self._opened.opened(partial(os.open, path, os.O_RDONLY | os.O_CLOEXEC))
+            return self._opened.open(partial(os.open, path, os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
             return -1
 
@@ -141,13 +141,13 @@ class Group:
         return [f"{self._paths[controller]}/{name}" for controller, name in counters]
 
     def usage(self) -> KernelUsage:
-        """With few calls: at the end of a run somebody waits for it."""
+        """In few system calls: the caller waits for it at the end of a run."""
         peak, time_used, memory, pids = self._look(_ALL)
         kills = _entry(memory, b"oom_kill")
-        # A kill without the group itself having been full came from a limit above it or a host without memory.
+        # A kill while the group was not full came from a limit above it, or from a host without memory.
         is_own = kills > 0 and (not self._is_version_2 or _entry(memory, b"oom") > 0)
         return KernelUsage(
-            int(peak or 0),  # of version 2 since Linux 5.19; 0 lets init's own figure stand
+            int(peak or 0),  # version 2 has it since Linux 5.19; with 0, the manager's figure is used
             self._seconds(time_used),
             kills if is_own else 0,
             _entry(pids, b"max"),
@@ -161,7 +161,7 @@ class Group:
         return _entry(time_used, b"usage_usec") / 1e6 if self._is_version_2 else int(time_used or 0) / 1e9
 
     def _look(self, which: slice) -> list[bytes]:
-        """What those counters say; b"" where there is none."""
+        """The content of those counters; b"" where there is none."""
         try:
             if self._counters:
                 return [os.pread(counter, _SHORT, 0) if counter >= 0 else b"" for counter in self._counters[which]]
@@ -171,25 +171,25 @@ class Group:
         return [read(path, kernel_files.read_short).encode() for path in self._counter_paths()[which]]
 
     def remove(self) -> None:
-        """Ends whatever is still in there, and leaves nothing of it."""
+        """Kills what is still in it and removes it."""
         self.close_counters()
         for path in dict.fromkeys(self._paths.values()):
             remove_group(path)
 
 
 def _entry(text: bytes, key: bytes) -> int:
-    """Of a file with a word and a number on each line; 0 where the kernel has no such word."""
+    """The number after `key` in a file with one key and number per line; 0 if the key is missing."""
     _, _, after = (b"\n" + text).partition(b"\n" + key + b" ")
     return int(after.partition(b"\n")[0] or 0)
 
 
 def _quota(cpus: float) -> int:
-    """Microseconds per period; the kernel takes no less than a thousand."""
+    """Microseconds per period; the kernel's minimum is a thousand."""
     return max(int(cpus * _PERIOD), 1000)
 
 
 def remove_group(path: str) -> None:
-    """The kernel empties a group a moment after its last process was reaped; until then it is busy."""
+    """Removes it and kills its members. A group stays busy for a moment after its last process was reaped."""
     deadline = time.monotonic() + _REMOVAL_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -208,7 +208,7 @@ def _kill_members(path: str) -> None:
     except OSError:  # version 1, or before Linux 5.14
         try:
             found = members(path)
-        except OSError:  # no descriptor for a look, this time
+        except OSError:  # no descriptors left
             return
         for pid in found:
             try:
@@ -218,12 +218,12 @@ def _kill_members(path: str) -> None:
 
 
 def members(path: str) -> list[int]:
-    """Those that we can name: processes of a pid namespace beside ours show as 0."""
+    """Pids that are valid here: processes of other pid namespaces show as 0."""
     return [int(pid) for pid in read(f"{path}/cgroup.procs").split() if pid != "0"]
 
 
 def read(path: str, reader: Callable[[str], str] = kernel_files.read) -> str:
-    """ "" where there is none: a group may go at any time. That we have no descriptor left is another matter."""
+    """ "" if the file does not exist: a group may go at any time. Raises if we have no descriptors left."""
     try:
         return reader(path)
     except OSError as error:
@@ -233,7 +233,7 @@ def read(path: str, reader: Callable[[str], str] = kernel_files.read) -> str:
 
 
 def groups_of(pid: int | None = None) -> dict[str, str]:
-    """This or another process's group per controller, below `ROOT`; the key "" is version 2."""
+    """The group of this or another process per controller, below `ROOT`; the key "" is version 2."""
     paths: dict[str, str] = {}
     for line in kernel_files.read(f"/proc/{pid or 'self'}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

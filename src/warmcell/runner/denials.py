@@ -1,18 +1,20 @@
-"""What a run was refused, told from facts, with the rule and the remedy. Pure but for the collector."""
+"""What a run was denied, from facts, with the rule and the remedy. Pure except for the collector."""
 
 from __future__ import annotations
 
 from warmcell.core.types import Denial, EffectiveLimits
+from warmcell.policy.gpu import is_gpu_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.runner.outcome import Exit, KernelUsage
 
 MOST_DENIALS = 64
+_OF_TRACERS = ("ptrace", "process_vm_readv", "process_vm_writev")
 
 
 class DenialCollector:
-    """What a run was refused: each thing once, and not more of them than anybody reads. For any number of threads."""
+    """Denials of a run, each once and at most 64. Thread-safe."""
 
     def __init__(self) -> None:
         self._denials: dict[Denial, None] = {}
@@ -26,13 +28,16 @@ class DenialCollector:
 
 
 def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
-    """Everything the cage noted, in the words of the policy."""
-    is_told = end.denials or end.verdict or end.cut_short or end.limits_met
-    if not (is_told or kernel.memory_kills or kernel.process_refusals):
+    """Everything the cage noted, in terms of the policy."""
+    has_notes = end.denials or end.verdict or end.cut_short or end.limits_met
+    if not (has_notes or kernel.memory_kills or kernel.process_refusals):
         return []  # as nearly always
-    found = refused(end.denials, allowed_targets)
+    found = denials_from(end.denials, allowed_targets)
     if end.verdict == "memory" or kernel.memory_kills:
         found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
+    if end.verdict == "gpu memory":
+        what = f"more than {limits.gpu_memory_mb} MB on one device"
+        found.append(_limit("gpu memory", what, "gpuMemoryMb", "gpu_memory_mb"))
     if end.is_over_cpu:
         found.append(_limit("cpu", f"more than {limits.cpu_seconds:g} s of cpu time", "cpuSeconds", "cpu_seconds"))
     if end.verdict == "disk" or "disk" in end.limits_met:
@@ -45,11 +50,11 @@ def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_tar
     return found
 
 
-def refused(noted: list[list[str]], allowed_targets: tuple[str, ...]) -> list[Denial]:
-    """What the cage noted as kinds and words; files that the policy shows were refused by nobody but themselves."""
-    found = [_refused(kind, what) for kind, what in noted if kind != "path"]
+def denials_from(noted: list[list[str]], allowed_targets: tuple[str, ...]) -> list[Denial]:
+    """Denials from the kinds and objects that the cage noted, without files that the policy allows."""
+    found = [_denial(kind, what) for kind, what in noted if kind != "path"]
     return found + [
-        _refused("path", what)
+        _denial("path", what)
         for kind, what in noted
         if kind == "path" and what.startswith("/") and not _is_covered(what, allowed_targets)
     ]
@@ -59,13 +64,18 @@ def _is_covered(path: str, targets: tuple[str, ...]) -> bool:
     return any(path == target or path.startswith(target.rstrip("/") + "/") for target in targets)
 
 
-def _refused(kind: str, what: str) -> Denial:
+def _denial(kind: str, what: str) -> Denial:
     if kind == "network":
         hint = "allow it with allow_domain(name, ports); allowed names are reached through the proxy in HTTPS_PROXY"
         return Denial(kind, what, "networkRules", hint)
     if kind == "process":
         hint = "a policy allows new processes only if it says so: allow_process_spawn()"
         return Denial(kind, what, "allowProcessSpawn", hint)
+    if what in _OF_TRACERS:
+        return Denial(kind, what, "allowTracing", "a policy allows debuggers only if it says so: allow_tracing()")
+    if kind == "path" and is_gpu_node(what):
+        hint = "allow it with allow_gpu(), Sandbox(gpus=...) or `warmcell run --gpu`"
+        return Denial("gpu", what, "gpus", hint)
     if kind == "path":
         return Denial(kind, what, "allowedPaths", f"allow it with allow_read({what!r}) or allow_read_write({what!r})")
     return Denial(kind, what, "system calls", "no policy allows this call; the program must do without it")

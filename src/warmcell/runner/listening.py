@@ -1,4 +1,4 @@
-"""Listening: output goes to somebody while the run goes on, and no faster than they take it."""
+"""Listening: output is delivered while the run goes on, no faster than the listener takes it."""
 
 from __future__ import annotations
 
@@ -21,55 +21,55 @@ STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 
 class Listener(Protocol):
-    """Called in the thread of the run. What it raises ends the run and reaches who asked for it; no `OSError`, which
-    would be taken for one of the run's own.
+    """Called in the thread of the run. An exception ends the run and is raised to its caller. It must not be an
+    `OSError`, which would be mistaken for one of the run's own.
     """
 
     def deliver(self, stream: Stream, data: bytes) -> None:
-        """Takes it, whatever `behind` says: what the pipes held when the guest ended comes at once."""
+        """Takes the data, whatever `behind` says: when the guest ends, all that the pipes hold is delivered at once."""
         ...
 
     def behind(self) -> tuple[int, int] | None:
-        """What to poll for, a descriptor and its events, before more is read; None: it keeps up."""
+        """A descriptor and events to poll for before more is read. None if it keeps up."""
         ...
 
     def catch_up(self) -> None:
-        """What `behind` named is ready."""
+        """Called when the descriptor of `behind` is ready."""
         ...
 
 
-class HeardCapture(Capture):
-    """A capture that passes on what it keeps: in the end exactly the bytes that the result has."""
+class DeliveringCapture(Capture):
+    """A capture that delivers what it keeps: in the end exactly the bytes of the result."""
 
-    __slots__ = ("_listener", "_stream", "told")
+    __slots__ = ("_listener", "_stream", "delivered")
 
     def __init__(self, cap: int, listener: Listener, stream: Stream) -> None:
         super().__init__(cap)
         self._listener = listener
         self._stream: Stream = stream
-        #: How many bytes were passed on.
-        self.told = 0
+        #: How many bytes were delivered.
+        self.delivered = 0
 
     def add(self, chunk: bytes) -> None:
         super().add(chunk)
-        # At the cap a character may be incomplete for good, and is then not in the result: see `text_of`.
+        # At the cap a character may stay incomplete, and is then not in the result: see `text_of`.
         tail = bytes(self.kept[-4:]) if len(self.kept) == self.cap else b""
-        self._tell(len(self.kept) - len(tail) + len(cut_at_character(tail)))
+        self._deliver(len(self.kept) - len(tail) + len(cut_at_character(tail)))
 
     def finish(self) -> None:
         """No more will come."""
         if self.total <= self.cap:
-            self._tell(len(self.kept))
+            self._deliver(len(self.kept))
 
-    def _tell(self, end: int) -> None:
-        if end > self.told:
-            piece = bytes(memoryview(self.kept)[self.told : end])
-            self.told = end
+    def _deliver(self, end: int) -> None:
+        if end > self.delivered:
+            piece = bytes(memoryview(self.kept)[self.delivered : end])
+            self.delivered = end
             self._listener.deliver(self._stream, piece)
 
 
 class Pace:
-    """Outputs are polled while the listener keeps up. While it does not, the guest waits in its own write."""
+    """Outputs are polled while the listener keeps up. While it does not, the guest blocks in write."""
 
     def __init__(self, listener: Listener, outputs: Iterable[int], poll: select.poll) -> None:
         self._listener = listener
@@ -77,22 +77,22 @@ class Pace:
         self._poll = poll
         self._awaited = -1
 
-    def ended(self, output: int) -> None:
+    def close_output(self, output: int) -> None:
         self._open.discard(output)
 
     def take(self, descriptor: int) -> bool:
-        """Whether it was the one that the listener waited for."""
+        """Whether the listener waited for this descriptor."""
         if descriptor != self._awaited:
             return False
         self._listener.catch_up()
         return True
 
-    def keep(self) -> None:
-        """Call it after every round of poll."""
+    def keep(self) -> bool:
+        """Call it after every round of poll. Returns whether the listener has just caught up."""
         behind = self._listener.behind()
         awaited = -1 if behind is None else behind[0]
         if awaited == self._awaited:
-            return
+            return False
         if self._awaited >= 0:
             self._poll.unregister(self._awaited)
         for output in self._open:
@@ -103,9 +103,10 @@ class Pace:
         if behind is not None:
             self._poll.register(*behind)
         self._awaited = awaited
+        return behind is None
 
     def end(self) -> None:
-        """For a poll that others use after us: as it was."""
+        """Restores the poll object for later users."""
         if self._awaited >= 0:
             self._poll.unregister(self._awaited)
             self._awaited = -1
@@ -113,8 +114,8 @@ class Pace:
                 self._poll.register(output, select.POLLIN)
 
 
-def tell_whole(listener: Listener | None, result: ExecResult | None) -> None:
-    """For who listens to something that was not heard while it ran."""
+def deliver_result(listener: Listener | None, result: ExecResult | None) -> None:
+    """Delivers the output of a run that had no listener while it ran."""
     if listener is not None and result is not None:
         for stream, data in zip(STREAMS, (result.stdout_bytes, result.stderr_bytes), strict=True):
             if data:

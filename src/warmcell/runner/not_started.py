@@ -1,15 +1,17 @@
-"""Runs that came to nothing: none of the guest's code ran, and none will."""
+"""Runs that did not start: none of the guest's code ran, and none will. Also the typed errors for them."""
 
 from __future__ import annotations
 
-from warmcell.core.errors import ExecutionFailed
+import errno
+
+from warmcell.core.errors import CommandNotFound, ExecutionFailed, InvalidRequest, SandboxError
 
 #: As a failure to start, in the words of `Exit.start_failure`.
 JOB_UNREAD = "0 its process ended before it had read its job"
 
 
 class NotStarted(ExecutionFailed):
-    """`errno` is what exec said, or 0 where it never came to that."""
+    """`errno` is that of exec, or 0 if exec was not reached."""
 
     def __init__(self, errno: int, reason: str) -> None:
         super().__init__(f"could not start the program: {reason}")
@@ -17,4 +19,21 @@ class NotStarted(ExecutionFailed):
 
 
 class JobUnread(NotStarted):
-    """Somebody ended the cell while it waited: another one can take its place."""
+    """The cell was killed while it waited: another one can take its place."""
+
+
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+def command_refusal(command: str, failure: NotStarted) -> SandboxError:
+    """The typed error for an errno of exec."""
+    if failure.errno in _NOT_THERE:
+        return CommandNotFound(command)
+    if failure.errno == errno.EACCES:
+        return CommandNotFound(command, "is not executable: permission denied", hint="chmod +x, or name what reads it")
+    if failure.errno == errno.ENOEXEC:
+        hint = "begin it with a line such as #!/bin/sh, or name what reads it"
+        return CommandNotFound(command, "is not executable: the kernel does not know its format", hint=hint)
+    if failure.errno == errno.E2BIG:
+        return InvalidRequest("argument list too long", field="args", hint="use stdin or a file")
+    return failure

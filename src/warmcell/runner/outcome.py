@@ -1,4 +1,4 @@
-"""Judges how a run ended: facts in, `ExecResult` or the error that a limit calls for out. Pure module."""
+"""Judges how a run ended: from facts to `ExecResult`, or to the error of the limit that ended it. Pure module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
-from warmcell.core.records import dataclass, field
+from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import ENOUGH_OPEN_FILES, Denial, Enforced, ExecResult, Usage
 from warmcell.runner.cgroups import KernelUsage as KernelUsage
 from warmcell.runner.not_started import JOB_UNREAD, JobUnread, NotStarted
@@ -19,7 +19,46 @@ if TYPE_CHECKING:
 else:  # their halves in C: the rest takes longer to load
     import _signal as signal
 
-_SIGNAL_BASE = 128
+_SIGNAL_BASE, _CANNOT_EXECUTE = 128, 126
+#: What execve says of a file that is not a program that it can load: malformed, or with such an interpreter.
+_BAD_PROGRAM = frozenset(
+    (errno.ENOEXEC, errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ELIBBAD, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePages:
+    """How many bytes of files such a program may have mapped: if it was never looked at, and since the last look."""
+
+    usual: int
+    new: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What the kernel reports at the end of a guest whose peak of resident memory was over its limit, in bytes.
+
+    The peak is an upper bound of what the guest took. It includes pages shared with the process that it was forked
+    from, and pages of files, which belong to the page cache.
+    """
+
+    peak: int
+    #: With the process that it was forked from: anonymous memory, and file pages if it was never looked at.
+    shared: int
+    #: The most file pages that one of its processes had mapped, as the watcher saw it; -1 if it never looked.
+    files: int
+
+    def own_at_least(self, mapped: FilePages) -> int:
+        """What was certainly its own, and not the page cache's."""
+        return self.peak - self.shared - (mapped.usual if self.files < 0 else self.files + mapped.new)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """The most memory that the guest had on one device, in bytes; and for how long its kernels executed, or -1."""
+
+    peak: int
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -28,35 +67,47 @@ class Exit:
 
     stdout: Capture
     stderr: Capture
-    #: By the monotonic clock, when the guest's code could run; and for how long it then did.
+    #: On the monotonic clock, when the guest's code could run; and for how long it ran.
     began: float
     duration: float
-    #: Why we ended it: "timeout", "cpu", "cancelled", "never began"; "" where we did not.
+    #: Why we ended it: "timeout", "cpu", "output", "cancelled", "never began", "starved"; "" if we did not.
     cut_short: str = ""
-    #: The wait status that init saw, or None when init never told.
+    #: The wait status of the guest, or None if it was never reported.
     status: int | None = None
-    #: The limit at which init ended it: "memory", "cpu", "disk".
+    #: The limit at which the watcher ended it: "memory", "cpu", "disk", "gpu memory"; "gpu unreadable" if it could not
+    #: be measured.
     verdict: str = ""
     cpu_time: float = 0.0
     peak_memory: int = 0
     denials: list[list[str]] = field(default_factory=list)
-    #: Limits that the kernel keeps by refusing, which the run was seen to have met: "processes", "disk".
+    #: Limits that the kernel enforces by an error, and that the run met: "processes", "disk".
     limits_met: list[str] = field(default_factory=list)
-    #: exec's errno, or 0 where it never came to that; a blank; what and why.
+    resident: Resident | None = None
+    #: exec's errno, or 0 if exec was not reached; a blank; the program and the reason.
     start_failure: str = ""
+    #: None if the guest had no GPU, or ended before the watcher looked.
+    gpu: GpuUsage | None = None
 
     @property
-    def ended_by_itself(self) -> bool:
-        """It did, at the last moment, even if we had already decided to end it: we only ever kill."""
+    def is_own_end(self) -> bool:
+        """Whether it ended by itself, even if we had decided to end it: we end guests only by SIGKILL."""
         return self.status is not None and self.status != signal.SIGKILL
+
+    def is_over_memory(self, limit: int, mapped: FilePages) -> bool:
+        """Whether the peak proves it, though no look came in time to end the run."""
+        return self.resident is not None and self.resident.own_at_least(mapped) > limit
 
     @property
     def is_timeout(self) -> bool:
-        return self.cut_short == "timeout" and not self.ended_by_itself
+        return self.cut_short == "timeout" and not self.is_own_end
+
+    @property
+    def is_over_output(self) -> bool:
+        return self.cut_short == "output" and not self.is_own_end
 
     @property
     def is_over_cpu(self) -> bool:
-        return "cpu" in (self.cut_short, self.verdict) and not self.ended_by_itself
+        return "cpu" in (self.cut_short, self.verdict) and not self.is_own_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +118,15 @@ class Terms:
     memory_mb: int
     enforced: Enforced
     cpu_seconds: float | None = None
-    #: By the monotonic clock, when the caller asked for it.
+    #: On the monotonic clock, when the caller asked for it.
     asked: float = 0.0
     phase: Literal["run", "build"] = "run"
-    #: A wrapper such as bwrap stood between us and the guest and made 128 + n of its signals, as shells do.
+    #: A wrapper such as bwrap stands between us and the guest and turns signal n into status 128 + n, as shells do.
     is_wrapped: bool = False
+    #: The program itself was compiled from the guest's code, so it is the guest's fault if the kernel refuses it.
+    is_guest_program: bool = False
     open_files: int = ENOUGH_OPEN_FILES
+    gpu_memory_mb: int | None = None
 
 
 def _not_started(failure: str, terms: Terms) -> SandboxError:
@@ -85,22 +139,38 @@ def _not_started(failure: str, terms: Terms) -> SandboxError:
     return (JobUnread if is_unread else NotStarted)(int(number), reason)
 
 
+def _as_cannot_execute(end: Exit) -> Exit:
+    """The result that a shell gives."""
+    stderr = Capture(end.stderr.cap)
+    stderr.add(f"cannot execute {end.start_failure.partition(' ')[2]}\n".encode())
+    return replace(end, stderr=stderr, status=_CANNOT_EXECUTE << 8, start_failure="")
+
+
 def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
     """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0
     if end.start_failure and not is_memory:
-        raise _not_started(end.start_failure, terms)
-    if end.cut_short == "never began" and not end.ended_by_itself:
-        raise ExecutionFailed("the guest had its job and never began: this host has no time for it")
+        if not (terms.is_guest_program and int(end.start_failure.partition(" ")[0]) in _BAD_PROGRAM):
+            raise _not_started(end.start_failure, terms)
+        end = _as_cannot_execute(end)
+    if end.verdict == "gpu unreadable":
+        reason = "the driver does not report the memory of GPUs, so that gpu_memory_mb cannot be enforced"
+        raise ExecutionFailed(reason, hint="leave Limits(gpu_memory_mb=...) out; `warmcell doctor` tries it")
+    if end.cut_short == "never began" and not end.is_own_end:
+        raise ExecutionFailed("the guest had its job and never started: this host is overloaded")
+    if end.cut_short == "starved" and not end.is_own_end and not is_memory:
+        raise ExecutionFailed(f"the guest had no processor for most of {end.duration:.0f} s: this host is overloaded")
     is_over_cpu = end.is_over_cpu
     was_cut_short = is_over_cpu or end.is_timeout
-    if end.status is None and not (was_cut_short or is_memory):
+    if end.status is None and not (was_cut_short or is_memory or end.is_over_output):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
     if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
         raise ExecutionFailed("the guest was killed because memory around Warmcell ran out, not its own limit")
     result = _result(end, terms, kernel, denials, is_over_cpu)
     if is_memory:
         raise MemoryExceeded(terms.memory_mb, result)
+    if end.verdict == "gpu memory":
+        raise MemoryExceeded(terms.gpu_memory_mb or 0, result, is_gpu=True)
     if is_over_cpu:
         raise ExecutionTimeout(terms.cpu_seconds or 0.0, result, phase=terms.phase, clock="cpu")
     if was_cut_short:
@@ -123,10 +193,12 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial],
         stdout_truncated=end.stdout.total > end.stdout.cap,
         stderr_truncated=end.stderr.total > end.stderr.cap,
         usage=Usage(
-            # A wrapper's own init reaps the guest, and init then never hears what was used beyond the limit.
+            # A wrapper's own init reaps the guest, so that what was used beyond the limit is not reported.
             cpu_time=max(kernel.cpu_time or end.cpu_time, (is_over_cpu and terms.cpu_seconds) or 0.0),
             wall_time=end.duration,
             peak_memory_bytes=max(kernel.peak_memory, 0) or end.peak_memory,
+            gpu_time=end.gpu.seconds if end.gpu is not None and end.gpu.seconds >= 0 else None,
+            gpu_peak_memory_bytes=None if end.gpu is None else end.gpu.peak,
         ),
         enforced=terms.enforced,
         denials=denials,
@@ -137,7 +209,7 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial],
 def _exit_code(end: Exit, is_wrapped: bool, is_over_cpu: bool) -> tuple[int, int | None]:
     if is_over_cpu:
         return _SIGNAL_BASE + signal.SIGXCPU, int(signal.SIGXCPU)
-    if end.verdict == "disk":
+    if end.verdict == "disk" or end.is_over_output:
         return _SIGNAL_BASE + signal.SIGXFSZ, int(signal.SIGXFSZ)
     status = signal.SIGKILL if end.status is None else end.status
     if os.WIFSIGNALED(status):
@@ -148,13 +220,11 @@ def _exit_code(end: Exit, is_wrapped: bool, is_over_cpu: bool) -> tuple[int, int
 
 
 def text_of(capture: Capture) -> tuple[str, bytes]:
-    """What a caller reads, and the bytes of it; a cut is announced, and never splits a character."""
+    """The guest's output as text and as bytes. Truncated output ends at a character boundary."""
     kept = bytes(capture.kept)
-    if capture.total <= capture.cap:
-        return kept.decode("utf-8", "replace"), kept
-    kept = cut_at_character(kept)
-    left_out = capture.total - len(kept)
-    return f"{kept.decode('utf-8', 'replace')}\n... (truncated, {left_out} bytes left out)", kept
+    if capture.total > capture.cap:
+        kept = cut_at_character(kept)
+    return kept.decode("utf-8", "replace"), kept
 
 
 def cut_at_character(data: bytes) -> bytes:
