@@ -1,4 +1,4 @@
-"""Cleanup: what goes with the end of a run."""
+"""Cleanup: callbacks for the end of a run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class Cleanup:
-    """An `ExitStack` that knows nothing but calls, for every run: the other one takes several times as long.
+    """An `ExitStack` for plain calls, several times as fast.
 
-    The latest comes first, each whatever becomes of the others, and each once. For one thread at a time.
+    Calls run in reverse order, each once and even if another raises. For one thread at a time.
     """
 
     __slots__ = ("_calls",)

@@ -1,4 +1,4 @@
-"""Descriptors with one owner: each is closed once, in every way that the owner can end."""
+"""Descriptors with one owner, each closed exactly once; and the limit on how many the process may open."""
 
 from __future__ import annotations
 
@@ -6,62 +6,68 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
-from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.cage.sockets import blocking
+from warmcell.core.errors import BackendBusy, ExecutionFailed, SandboxError
+from warmcell.lifetime import short_calls
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-else:  # their halves in C: the rest takes longer to load
+    from typing import TypeVar
+
+    T = TypeVar("T")
+else:  # the C module, which loads faster
     import _socket as socket
 
 
 class Descriptors:
-    """A set that belongs to one object, which opens through it, gives away or closes single ones, and closes the rest.
+    """The descriptors of one object, which opens them here, gives away or closes single ones, and closes the rest.
 
-    For one thread at a time. A fork of the process closes its copies of them. Use it as a context manager around the
-    making of an object: what was opened before a failure is closed again.
+    For one thread at a time. A fork of the process closes its copies. As a context manager around the construction of
+    an object it closes what was opened before a failure.
     """
 
     def __init__(self) -> None:
-        #: With the socket that was made of a descriptor, which must be the one to close it.
+        #: With the socket object of a descriptor, if there is one: it must be the one to close it.
         self._open: dict[int, socket.socket | None] = {}
         own(self)
 
     def pipe(self) -> tuple[int, int]:
         """The reading and the writing end."""
         with undisturbed_by_forks:
-            reader, writer = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+            reader, writer = _open_with_limit(short_calls.make_pipe)
             self._open |= {reader: None, writer: None}
         return reader, writer
 
     def socketpair(self, kind: socket.SocketKind) -> tuple[socket.socket, int]:
-        """Two connected local sockets: ours, and the descriptor of the one that is for somebody else."""
+        """Two connected local sockets: ours, and the descriptor of the peer's."""
         with undisturbed_by_forks:
-            ours, other = socket.socketpair(socket.AF_UNIX, kind)
-            theirs = other.detach()
+            ours, theirs = _open_with_limit(lambda: short_calls.make_socket_pair(kind))
             self._open |= {ours.fileno(): ours, theirs: None}
         return ours, theirs
 
-    def opened(self, opening: Callable[[], int]) -> int:
-        """What `opening` returns, now ours. It must not block: forks wait for it."""
+    def open(self, opener: Callable[[], int]) -> int:
+        """The descriptor that `opener` returns, now ours. It must not block: forks wait for it."""
         with undisturbed_by_forks:
-            descriptor = opening()
+            descriptor = _open_with_limit(opener)
+            if descriptor >= _many:
+                raise_limit()
             self._open[descriptor] = None
         return descriptor
 
     def take(self, descriptors: Iterable[int]) -> None:
-        """From somebody who had them, who must not close them any more."""
+        """Takes ownership: the previous owner must not close them."""
         self._open.update(dict.fromkeys(descriptors))
 
     def take_socket(self, descriptor: int, kind: type[socket.socket] = socket.socket) -> socket.socket:
-        """The same, as the socket that it is; of a class of the caller's where that of the C half is too little."""
-        made = kind(fileno=descriptor)
+        """The same for a socket, as an object of class `kind`."""
+        made = blocking(kind(fileno=descriptor))
         self._open[descriptor] = made
         return made
 
     def give(self, descriptor: int) -> int:
-        """To somebody who closes it from now on."""
+        """Passes ownership to the caller, which closes it from now on."""
         del self._open[descriptor]
         return descriptor
 
@@ -69,15 +75,14 @@ class Descriptors:
         self.close_only(*self._open)
 
     def close_only(self, *descriptors: int) -> None:
-        """Those of them that are still ours."""
+        """Closes those of them that are still ours."""
         for descriptor in descriptors:
             if descriptor not in self._open:
                 continue
-            made_of_it = self._open.pop(descriptor)  # first: a number must never be closed twice, whatever close() says
-            if made_of_it is not None:
-                made_of_it.close()
-            else:
-                os.close(descriptor)
+            owner = self._open.pop(descriptor)  # before close(), which may raise: a number must never be closed twice
+            if owner is not None:
+                owner.detach()
+            short_calls.close(descriptor)
 
     abandon = close
 
@@ -92,60 +97,121 @@ class Descriptors:
             self.close()
 
 
-class DescriptorsExhausted(ExecutionFailed):
-    """There are none left, here or on the host. Worth another attempt when something was closed."""
+#: A descriptor of this number shows that the program has many open, and its soft limit is raised before it runs out.
+_MANY_OPEN = 256
+_many = _MANY_OPEN
+
+
+def _open_with_limit(opener: Callable[[], T]) -> T:
+    """What `opener` returns; tried again if the soft limit was in the way and could be raised."""
+    try:
+        return opener()
+    except OSError as error:
+        if error.errno != errno.EMFILE or not raise_limit():
+            raise
+        return opener()
+
+
+def raise_limit() -> bool:
+    """Raises this process's soft limit on descriptors to the hard one; whether it was lower.
+
+    Guests get a limit of their own from their plan. A program that uses select() loses nothing: without the higher
+    limit it would not have descriptors of such numbers at all.
+    """
+    global _many
+    _many = 1 << 62
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == hard or soft == resource.RLIM_INFINITY:
+            return False
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ImportError, OSError, ValueError):  # Windows, or a kernel that allows less than the hard limit says
+        return False
+    return True
+
+
+class DescriptorsExhausted(BackendBusy):
+    """No descriptors are left, in this process or on the host. Retry when something was closed."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        SandboxError.__init__(self, message, hint=hint)
+        self.waited = 0.0
 
 
 def is_exhaustion(error: OSError) -> bool:
-    """Whether descriptors ran out, which says nothing about what was tried."""
+    """Whether descriptors ran out, which says nothing about the call itself."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether the same call may well work a moment later."""
+    """Whether the same call may succeed a moment later."""
     return is_exhaustion(error) or error.errno in (errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 
 
 def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxError:
-    """The typed error for a call of the kernel's that failed on our side; never the guest's fault."""
-    known = _EXHAUSTED.get(error.errno or 0)
+    """The typed error for a system call that failed on our side. It is never the guest's fault."""
+    known = (_full_group() if error.errno == errno.EAGAIN else None) or _EXHAUSTED.get(error.errno or 0)
     if known is not None:
         what, limit, hint = known
-        kind = DescriptorsExhausted if is_exhaustion(error) else ExecutionFailed
-        return kind(f"could not {doing}: {what}{_soft_limit(limit)}", hint=hint)
+        message = f"could not {doing}: {what}{_soft_limit(limit)}"
+        return (DescriptorsExhausted if is_exhaustion(error) else ExecutionFailed)(message, hint=hint)
     what = f" ({error.filename})" if error.filename else ""
-    return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}", hint=_HINTS.get(error.errno or 0))
+    remedy = _REINSTALL if _is_own_file(error) else _HINTS.get(error.errno or 0)
+    return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}", hint=remedy)
 
 
-def told_shortage(last_words: str, doing: str) -> SandboxError | None:
-    """The typed error for what a process of ours said when it died, where it died for want of what can run out."""
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_REINSTALL = f"Warmcell's own files in {_PACKAGE} are gone: was its environment removed? Reinstall it and restart"
+
+
+def _is_own_file(error: OSError) -> bool:
+    if error.errno != errno.ENOENT:
+        return False
+    return str(error.filename or "").startswith(_PACKAGE + os.sep) or not os.path.exists(_PACKAGE)
+
+
+def shortage_from_message(last_words: str, doing: str) -> SandboxError | None:
+    """The typed error if a process of ours died because a resource ran out, by what it wrote last."""
     for number in _EXHAUSTED:
         if os.strerror(number) in last_words:
             return host_failure(OSError(number, os.strerror(number)), doing)
     return None
 
 
+def _full_group() -> tuple[str, str, str] | None:
+    """The kernel gives the same error for a cgroup's limit as for the user's."""
+    from warmcell.lifetime.pids_limit import full_group
+
+    group = full_group()
+    if group is None:
+        return None
+    what = f"the cgroup {group[0]} has as many processes and threads as its pids.max of {group[1]} allows"
+    return what, "", "raise it (systemd: TasksMax=, containers: --pids-limit), or run less at once"
+
+
 _MORE_DESCRIPTORS = (
-    "this process has as many open descriptors as its limit allows",
+    "too many open descriptors in this process",
     "RLIMIT_NOFILE",
     "raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run less at once",
 )
-#: What ran out, the limit that says how much there is, and what to do.
+#: What ran out, which limit bounds it, and what to do.
 _EXHAUSTED = {
     errno.EMFILE: _MORE_DESCRIPTORS,
-    errno.ETOOMANYREFS: _MORE_DESCRIPTORS,  # sent and not received yet
+    errno.ETOOMANYREFS: _MORE_DESCRIPTORS,  # in flight: sent over a socket and not yet received
     errno.ENFILE: (
-        "this host has as many open files as fs.file-max allows",
+        "too many open files on this host",
         "",
         "raise it: `sudo sysctl -w fs.file-max=...`",
     ),
     errno.EAGAIN: (
-        "this user has as many processes and threads as it may have",
+        "too many processes and threads for this user",
         "RLIMIT_NPROC",
         "raise it (`ulimit -u`, or pids.max of the cgroup), or run less at once",
     ),
-    errno.ENOMEM: ("there is no memory for it", "RLIMIT_AS", "free some, or raise `ulimit -v`"),
-    errno.EFBIG: ("files may not be as large as it needs", "RLIMIT_FSIZE", "raise it (`ulimit -f unlimited`)"),
+    errno.ENOMEM: ("out of memory", "RLIMIT_AS", "free some, or raise `ulimit -v`"),
+    errno.EFBIG: ("the limit on file size is too small", "RLIMIT_FSIZE", "raise it (`ulimit -f unlimited`)"),
 }
 _HINTS = {
     errno.ENOSPC: "make room there, or set TMPDIR to a directory with room",
@@ -164,3 +230,21 @@ def _soft_limit(name: str) -> str:
         return ""
     soft = resource.getrlimit(getattr(resource, name))[0]
     return f" ({name} is {soft})" if soft != resource.RLIM_INFINITY else ""
+
+
+def open_memory_file(content: bytes) -> int:
+    """A descriptor to read the content from. Sealed: a guest that reopens it in /proc cannot grow the host's memory."""
+    import fcntl
+
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    descriptor = os.memfd_create("warmcell", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

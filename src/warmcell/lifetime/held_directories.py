@@ -1,7 +1,7 @@
-"""Directories that belong to a living process. One that nobody holds was left by a process that was killed.
+"""Directories that belong to a living process. One that is not held was left by a process that was killed.
 
-A directory is held by a lock on it, which the kernel lets go of however its holder ends. So whoever can take the lock
-knows that nobody needs the directory any more; no clock and no process id has to be believed.
+A directory is held by a lock on it, which the kernel releases however its holder ends. A process that can take the lock
+knows that the directory is not in use; no clock and no process id is involved.
 """
 
 from __future__ import annotations
@@ -14,50 +14,53 @@ import sys
 from collections.abc import Iterator
 
 from warmcell.lifetime.descriptors import is_shortage
+from warmcell.lifetime.own_modes import make_directories, make_directory
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
-#: What this package makes in the directory for temporary files is called `warmcell-<kind>-<random>`.
-_KINDS = ("bench", "builds", "doctor", "go", "packages", "probe", "run", "snapshots", "tmp", "work")
+#: Our temporary directories are named `warmcell-<kind>-<random>`.
+_KINDS = ("bench", "builds", "doctor", "go", "packages", "probe", "run", "serve", "snapshots", "tmp", "work")
 UNFINISHED_BUILDS = (".build-", ".keep-")
 UNFINISHED_LIBRARIES = (".go-",)
+#: Layers of images that are being unpacked or removed.
+UNFINISHED_LAYERS = (".unpack-",)
 PREFIXES = tuple(f"warmcell-{kind}-" for kind in _KINDS)
 
 
 class HeldDirectory:
-    """A directory and the lock on it. To a fork of the process it is somebody else's."""
+    """A directory and the lock on it. In a fork it belongs to the original."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
         self._lock = lock
-        #: Whether it is this process's to remove: a fork that ends must not take it away from the one that goes on.
+        #: Whether this process may remove it: a fork that exits must not remove the original's.
         self.is_ours = True
         own(self)
 
     def abandon(self) -> None:
-        """The lock belongs to the open directory: that a fork closes its copy does not give it up."""
+        """The lock belongs to the open file description: closing a fork's copy does not release it."""
         self.is_ours = False
         self.let_go()
 
     def share(self) -> None:
-        """From now on others may hold it too."""
+        """Lets others hold it too."""
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def let_go(self) -> None:
-        """Whoever comes next may remove it, or has nothing to remove. May be called twice."""
+        """Releases the lock; another process may now remove the directory. May be called twice."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
 
 
 def temporary_place() -> str:
-    """As `tempfile` finds it first, without loading that module."""
+    """The first directory that `tempfile` would try, without importing it."""
     return next((os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "/tmp")
 
 
 def writable_place() -> str | None:
-    """For small files that are soon gone again; there is one also where all disks are full, or read-only."""
+    """A directory for short-lived small files, even where all disks are full or read-only."""
     import tempfile
 
     try:
@@ -67,19 +70,19 @@ def writable_place() -> str | None:
 
 
 def cache_place() -> str:
-    """What is kept for the runs of one user."""
+    """The cache directory of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "warmcell")
 
 
 def make_cache(path: str) -> None:
-    """Makes a directory of the cache, and the one above it, for this user alone whatever the umask says."""
+    """Creates a directory of the cache and its parent, for this user alone, whatever the umask."""
     for place in (os.path.dirname(path), path):
-        os.makedirs(place, mode=0o700, exist_ok=True)  # the mode is for the last one only
+        make_directories(place)
 
 
-def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
-    """A new directory for this user alone, held from the beginning."""
+def create_held_directory(prefix: str, parent: str | None = None) -> HeldDirectory:
+    """A new directory for this user alone, held from the start."""
     for _ in range(_ATTEMPTS):
         path = _new_directory(prefix, parent)
         try:
@@ -87,39 +90,47 @@ def make_held(prefix: str, parent: str | None = None) -> HeldDirectory:
         except OSError:
             os.rmdir(path)
             raise
-        if held is not None:  # between the two steps somebody's sweep may have taken it for abandoned
+        if held is not None:  # another process's sweep may have removed it between the two steps
             return held
-    raise FileExistsError(f"something removes each directory that is made in {parent or temporary_place()}")
+    raise FileExistsError(f"another program removes every directory created in {parent or temporary_place()}")
 
 
 def _new_directory(prefix: str, parent: str | None) -> str:
-    """As `tempfile` makes it. That module is loaded where the first place will not do: it knows others. And where a
-    program has it loaded, it may have told it a place.
+    """Like `tempfile.mkdtemp`, which is imported only if the first place does not work; a program that has imported it
+    may have set its own place.
     """
     if (loaded := sys.modules.get("tempfile")) is not None:
-        return str(loaded.mkdtemp(prefix=prefix, dir=parent))
+        return _usable(str(loaded.mkdtemp(prefix=prefix, dir=parent)))
     path = os.path.abspath(os.path.join(parent or temporary_place(), prefix + os.urandom(8).hex()))
     try:
-        os.mkdir(path, 0o700)
+        make_directory(path)
     except OSError as error:
         if is_shortage(error):
             raise
         import tempfile
 
-        return tempfile.mkdtemp(prefix=prefix, dir=parent)
+        return _usable(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    return path
+
+
+def _usable(path: str) -> str:
+    try:  # noqa: SIM105 - contextlib takes long to load
+        os.chmod(path, 0o700)  # undo the umask
+    except FileNotFoundError:
+        pass  # another process's sweep has removed it: `hold` will notice
     return path
 
 
 def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:
-    """Takes the lock, or None where the directory is gone, not this user's, or held by somebody else.
+    """Takes the lock. None if the directory is gone, belongs to another user, or is held.
 
-    Raises `OSError` for what is no answer to that question, such as having no descriptor left.
+    Raises `OSError` for failures that do not answer the question, such as a lack of descriptors.
     """
     with undisturbed_by_forks:
-        return _locked(path, is_shared)
+        return _lock_directory(path, is_shared)
 
 
-def _locked(path: str, is_shared: bool) -> HeldDirectory | None:
+def _lock_directory(path: str, is_shared: bool) -> HeldDirectory | None:
     try:
         lock = os.open(path, _OPEN)
     except OSError as error:
@@ -130,12 +141,24 @@ def _locked(path: str, is_shared: bool) -> HeldDirectory | None:
         fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if _is_still_there(path, lock):
             return HeldDirectory(path, lock)
-    except OSError as error:  # held by somebody else, or gone meanwhile
+    except OSError as error:  # held by another process, or removed
         if is_shortage(error) and error.errno != errno.EWOULDBLOCK:
             os.close(lock)
             raise
     os.close(lock)
     return None
+
+
+def find_holder(path: str) -> int | None:
+    """The process that holds the directory alone, by the kernel's list of locks; None if there is none."""
+    try:
+        identity = os.stat(path)
+        with open("/proc/locks", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return None
+    at = f"{os.major(identity.st_dev):02x}:{os.minor(identity.st_dev):02x}:{identity.st_ino}"
+    return next((int(line[4]) for line in lines if line[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and line[5] == at), None)
 
 
 def _is_still_there(path: str, lock: int) -> bool:
@@ -144,25 +167,30 @@ def _is_still_there(path: str, lock: int) -> bool:
 
 
 def swept_places() -> list[tuple[str, tuple[str, ...]]]:
-    """Where held directories are made, and what they are called there."""
-    builds, go = (os.path.join(cache_place(), name) for name in ("builds", "go"))
-    return [(temporary_place(), PREFIXES), (builds, UNFINISHED_BUILDS), (go, UNFINISHED_LIBRARIES)]
+    """Where held directories are created, and their prefixes there."""
+    builds, go, layers = (os.path.join(cache_place(), name) for name in ("builds", "go", "images/layers"))
+    return [
+        (temporary_place(), PREFIXES),
+        (builds, UNFINISHED_BUILDS),
+        (go, UNFINISHED_LIBRARIES),
+        (layers, UNFINISHED_LAYERS),
+    ]
 
 
 def has_abandoned() -> bool:
-    """Whether a sweep would find anything: those that other programs hold are theirs."""
+    """Whether a sweep would find anything."""
     for parent, prefixes in swept_places():
-        for _ in abandoned(parent, prefixes):
+        for _ in find_abandoned(parent, prefixes):
             return True
     return False
 
 
-def abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:
-    """This user's directories of these names that nobody holds, each held by us while the caller removes it."""
+def find_abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:
+    """This user's directories with these prefixes that are not held; each is held by us while the caller removes it."""
     for name in _names(parent, prefixes):
         try:
             held = hold(os.path.join(parent, name))
-        except OSError:  # whoever has no descriptor to spare sweeps another time
+        except OSError:  # no descriptor left: sweep another time
             return
         if held is not None:
             try:

@@ -1,7 +1,7 @@
-"""The program that Warmcell is a part of: what it must be for us to start processes and wait for them.
+"""Checks on the program that Warmcell is part of, before anything is started.
 
-Looked at before anything is started: a frozen program started in an interpreter's place would run itself, again and
-again, and primitives that somebody replaced lose output or never wake up.
+A frozen program that is started as an interpreter would run itself again and again, and monkey-patched primitives lose
+output or never wake up.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
 
     from warmcell.core.errors import BackendUnavailable
 
-#: What such a child says last.
-NOT_AN_INTERPRETER = "this program is no Python interpreter, and was started as one by Warmcell"
+#: The last message of such a child.
+NOT_AN_INTERPRETER = "this program is not a Python interpreter, but Warmcell started it as one"
 
 _INTERPRETERS = ("python", "pypy", "graalpy")
 _ASK_FOR_PATH = (
     "name one: ProcessConfig(python_path='/usr/bin/python3'), or `python -m warmcell` of an installed Python"
 )
-#: Modules that our threads, sockets and children rely on, by the names that monkey patches have for them.
+#: Modules that our threads, sockets and children rely on, by their names in monkey patches.
 _RELIED_ON = ("socket", "select", "threading", "thread", "os", "subprocess", "signal", "queue", "time")
 
 
 def _refusal(message: str, hint: str) -> BackendUnavailable:
-    from warmcell.core.errors import BackendUnavailable  # only then: this is loaded before all the rest
+    from warmcell.core.errors import BackendUnavailable  # imported late: this module is loaded before all others
 
     return BackendUnavailable(message, hint=hint)
 
 
 def base_interpreter() -> str:
-    """The interpreter that runs this program, or that its virtual environment was made from. Not a resolved path."""
-    return _known(getattr(sys, "_base_executable", None) or sys.executable or "")
+    """The interpreter that runs this program, or that its virtual environment was created from. Not resolved."""
+    return _check_interpreter(getattr(sys, "_base_executable", None) or sys.executable or "")
 
 
 def own_interpreter() -> str:
     """The interpreter that runs this program, with the packages that it sees."""
-    return _known(sys.executable or "")
+    return _check_interpreter(sys.executable or "")
 
 
-def _known(path: str) -> str:
-    """By what the program says of itself and by its name; it is never started to find out."""
+def _check_interpreter(path: str) -> str:
+    """Decides by what the program says about itself and by its name; never starts it."""
     if getattr(sys, "frozen", False):
         raise _refusal(
-            f"this is a frozen program: {path} is the program itself and no Python interpreter", hint=_ASK_FOR_PATH
+            f"this is a frozen program: {path} is the program itself, not a Python interpreter", hint=_ASK_FOR_PATH
         )
     if not path:
         raise _refusal("this program does not know its Python interpreter", hint=_ASK_FOR_PATH)
     if not os.path.basename(path).lower().lstrip(".").startswith(_INTERPRETERS):
-        raise _refusal(f"Python is embedded in {path}, which is no interpreter", hint=_ASK_FOR_PATH)
+        raise _refusal(f"Python is embedded in {path}, which is not an interpreter", hint=_ASK_FOR_PATH)
     return path
 
 
 def check() -> None:
-    """Raises where runs would hang or lose output. Costs a few look-ups, and so is asked before every run."""
+    """Raises if runs would hang or lose output. A few look-ups, so that it can be called before every run."""
     modules = sys.modules
     if _archive:
         raise _refusal(
@@ -72,8 +72,20 @@ def check() -> None:
         _refuse_patched("eventlet", modules["eventlet.patcher"].is_monkey_patched)
 
 
+def check_sockets() -> None:
+    """Raises if a tool such as pytest-socket has replaced `socket.socket`, which event loops need."""
+    kind = getattr(sys.modules.get("socket"), "socket", None)
+    where = getattr(kind, "__module__", "socket")
+    if where != "socket":
+        tool = where.partition(".")[0]
+        raise _refusal(
+            f"{tool} has replaced socket.socket in this program, which Warmcell's event loop relies on",
+            hint="allow sockets there (pytest-socket: the `enable_socket` mark), or use run(), which needs none",
+        )
+
+
 def start_daemon(target: Callable[..., object], *args: object, name: str = "warmcell") -> threading.Thread:
-    """A thread that nobody waits for at exit; a typed error where there is none to be had."""
+    """Starts a thread that is not joined at exit. Raises a typed error if there are too many."""
     import threading
 
     from warmcell.core.errors import ExecutionFailed
@@ -90,7 +102,7 @@ def start_daemon(target: Callable[..., object], *args: object, name: str = "warm
 
 
 def subinterpreter_refusal(error: RuntimeError) -> BackendUnavailable | None:
-    """What to say where `error` is that this interpreter is not the main one, and may not start what others may."""
+    """The typed error if `error` means that this is a subinterpreter, which may not start everything."""
     if "subinterpreter" not in str(error).replace("(sub)", "sub"):
         return None
     return _refusal(
@@ -100,7 +112,7 @@ def subinterpreter_refusal(error: RuntimeError) -> BackendUnavailable | None:
 
 
 def _archive_around(path: str) -> str:
-    """The file that stands where a directory above `path` should, if there is one."""
+    """The file that is in the place of a directory above `path`, if there is one."""
     while path and not os.path.exists(path):
         path = os.path.dirname(path)
     return path if os.path.isfile(path) else ""
@@ -109,12 +121,12 @@ def _archive_around(path: str) -> str:
 _archive = "" if os.path.exists(__file__) else _archive_around(__file__)
 
 
-def _refuse_patched(who: str, is_patched: object) -> None:
+def _refuse_patched(tool: str, is_patched: object) -> None:
     assert callable(is_patched)
     patched = [name for name in _RELIED_ON if is_patched(name)]
     if patched:
         raise _refusal(
-            f"{who} has patched {', '.join(patched)} in this program, which Warmcell's threads and sockets rely on",
-            hint=f"run Warmcell in a process without {who}'s patches: `python -m warmcell run --json ...`, or a worker "
-            "of your own",
+            f"{tool} has patched {', '.join(patched)} in this program, which Warmcell's threads and sockets rely on",
+            hint=f"run Warmcell in a process without {tool}'s patches: `python -m warmcell run --json ...`, or a "
+            "worker of your own",
         )

@@ -1,8 +1,8 @@
-"""`site`, where the program in front of the command left it out: for whoever looks for packages beside our own."""
+"""Runs `site` if the program in front of the command left it out, for code that looks for other packages."""
 
 from __future__ import annotations
 
-#: Set by the command. A program that was started without `site` by somebody else's wish stays without.
+#: Set by the command. A program that its caller started without `site` stays without.
 is_due = False
 
 

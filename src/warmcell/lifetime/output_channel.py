@@ -1,4 +1,4 @@
-"""OutputChannel: from the thread of a run to an event loop, with room for so much and no more."""
+"""OutputChannel: a bounded channel from the thread of a run to an event loop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from warmcell.lifetime.descriptors import Descriptors
 
 StreamName = TypeVar("StreamName", bound=str)
 MOST_BYTES = 256 * 1024
-#: What a piece takes beside its bytes: a guest that writes one at a time must not fill the memory either.
+#: The overhead of a piece: a guest that writes single bytes must not fill the memory either.
 _PIECE_BYTES = 256
 
 
 class OutputChannel(Generic[StreamName]):
-    """A `Listener` for the run, and `next` for who reads on the loop that this was made on."""
+    """A `Listener` for the run, and `next` for the reader on the loop that created it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,15 +37,15 @@ class OutputChannel(Generic[StreamName]):
             self._pieces.append((stream, data))
             self._size += len(data) + _PIECE_BYTES
         if is_first:
-            with suppress(RuntimeError):  # the loop was closed, and nobody reads any more
+            with suppress(RuntimeError):  # the loop was closed, and its readers with it
                 self._loop.call_soon_threadsafe(self._changed.set)
 
     def behind(self) -> tuple[int, int] | None:
         with self._lock:
             if self._size <= MOST_BYTES:
                 return None
-            if self._room < 0:  # most readers keep up, and need none
-                self._room = self._owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            if self._room < 0:  # created late: most readers keep up
+                self._room = self._owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             return self._room, select.POLLIN
 
     def catch_up(self) -> None:
@@ -53,7 +53,7 @@ class OutputChannel(Generic[StreamName]):
             os.eventfd_read(self._room)
 
     async def next(self) -> tuple[StreamName, bytes] | None:
-        """The next piece; None: the run is over and everything was read."""
+        """The next piece. None: the run is over and everything was read."""
         while not self._pieces:
             if self._is_over:
                 return None
@@ -68,11 +68,11 @@ class OutputChannel(Generic[StreamName]):
         return piece
 
     def end(self) -> None:
-        """On the loop, when the run has ended: nothing more is delivered."""
+        """Called on the loop when the run has ended: nothing more is delivered."""
         self._is_over = True
         self._changed.set()
 
     def close(self) -> None:
-        """When the run has ended and nobody reads any more."""
+        """Called when the run has ended without a reader."""
         self._owned.close()
         self._room = -1

@@ -1,4 +1,4 @@
-"""What belongs to this process: let go of in forks, closed at exit. The only fork and exit hooks of the house."""
+"""Ownership by this process: abandoned in forks, closed at exit. The only fork and exit hooks of the package."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 else:
-    Protocol = object  # type checkers alone look at these
+    Protocol = object  # for type checkers only
 
 
 class Owned(Protocol):
-    """Something that only the process which made it may use, or end: descriptors, children, threads, held locks."""
+    """Something that only the process that created it may use or end: descriptors, children, threads, held locks."""
 
     def abandon(self) -> None:
         """Called in a forked copy of the owner, where only the forking thread is left.
 
-        It closes the copies of descriptors, makes fresh locks, and forgets the rest without ending any of it: the
-        object afterwards owns nothing. It may then be used like a new one, or stay closed for ever.
+        It closes the copies of descriptors, creates fresh locks, and forgets the rest without ending any of it. The
+        object then owns nothing: it may be used like a new one, or stays closed.
         """
         ...
 
@@ -34,7 +34,7 @@ class ClosedAtExit(Owned, Protocol):
     """Something that outlives its runs."""
 
     def close(self) -> None:
-        """Called when the process ends, the latest made first; may have been called before."""
+        """Called at exit, latest first; may have been called before."""
         ...
 
 
@@ -45,27 +45,27 @@ _numbers = count()
 _owned: WeakValueDictionary[int, Owned] = WeakValueDictionary()
 _closed_at_exit: WeakValueDictionary[int, ClosedAtExit] = WeakValueDictionary()
 
-#: Held while descriptors are opened and told to their owner, so that no fork happens between the two: the copy would
-#: keep them for as long as it lives, and a guest would wait for an end of file that never comes. Reentrant, because a
-#: signal's handler may fork.
+#: Held while descriptors are opened and registered with their owner, so that no fork happens between the two: the copy
+#: would keep them open, and a guest would wait for an end of file that never comes. Reentrant, because a signal handler
+#: may fork.
 undisturbed_by_forks = threading.RLock()
 
 
 def own(thing: O) -> O:
-    """Remembers, weakly, that `thing` is this process's: forks abandon it."""
+    """Registers `thing`, weakly, as owned by this process: forks abandon it."""
     _owned[next(_numbers)] = thing
     return thing
 
 
 def own_until_exit(thing: C) -> C:
-    """`own`, and closed at exit. Closing must not need anything that was made later."""
+    """`own`, and close it at exit. Closing must not need anything that was created later."""
     own(thing)
     _closed_at_exit[next(_numbers)] = thing
     return thing
 
 
 class Lock:
-    """A lock that a fork finds free, whoever held it: what it guards must be whole at any moment, or be owned."""
+    """A lock that is free in a fork even if another thread held it: what it guards must be consistent at any moment."""
 
     def __init__(self) -> None:
         own(self)
@@ -88,7 +88,7 @@ def _newest_first(things: WeakValueDictionary[int, O]) -> Iterator[O]:
 def _abandon_all() -> None:
     undisturbed_by_forks.release()
     for thing in _newest_first(_owned):
-        with suppress(OSError):  # a descriptor that somebody closed behind our back must not keep the others open
+        with suppress(OSError):  # a descriptor that other code has closed must not keep the others open
             thing.abandon()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -20,14 +21,14 @@ T = TypeVar("T")
 
 
 class Visits:
-    """Functions that a coroutine wants called by the thread that waits for it. They may block, and call the portal."""
+    """Functions that a coroutine has called by the thread that waits for it. They may block, and call the portal."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
 
     def lift(self, function: Callable[P, object]) -> Callable[P, Coroutine[Any, Any, None]]:
-        """For the coroutine: returns when the function has. Cancelled meanwhile, it does not wait for it: the function
-        may be what waits for the cancellation.
+        """For the coroutine: returns when the function has. If cancelled, it does not wait for the function, which may
+        itself wait for the cancellation.
         """
 
         async def call(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -53,7 +54,7 @@ class Visits:
 class Portal:
     """Runs coroutines on its own loop and waits for them. Any number of threads may call at the same time.
 
-    The thread starts with the first call. A fork has no such thread, so its first call starts one.
+    The thread starts with the first call, also in a fork.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Portal:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The coroutine's result. When the wait is interrupted (Ctrl-C), it is cancelled and cleaned up first."""
+        """The coroutine's result. If the wait is interrupted (Ctrl-C), it is cancelled and cleaned up first."""
         return self.call_visited(None, function, *args, **kwargs)
 
     def call_visited(
@@ -76,11 +77,11 @@ class Portal:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """The same; meanwhile this thread does what the coroutine asks of it. What that raises is raised here."""
+        """The same; meanwhile this thread runs the visits, and raises what they raise."""
         host_program.check()
-        loop = self._started()
+        loop = self._get_loop()
         if threading.current_thread() is self._thread:
-            raise InvalidRequest("a blocking call was made from the portal's own loop", hint="use AsyncSandbox there")
+            raise InvalidRequest("a blocking call was made on Warmcell's own event loop", hint="use AsyncSandbox there")
         outcome, cancel = self._begin(loop, lambda: function(*args, **kwargs))
         try:
             if visits is not None:
@@ -94,9 +95,9 @@ class Portal:
             raise
 
     async def reach(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same from another event loop, which goes on meanwhile. When cancelled, it is cleaned up first, too."""
+        """The same from another event loop, which goes on meanwhile. If cancelled, it is cleaned up first, too."""
         host_program.check()
-        loop = self._started()
+        loop = self._get_loop()
         if loop is asyncio.get_running_loop():
             return await function(*args, **kwargs)
         outcome, cancel = self._begin(loop, lambda: function(*args, **kwargs))
@@ -104,15 +105,26 @@ class Portal:
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            cancel()
-            await asyncio.gather(done, return_exceptions=True)
+            if not outcome.done():
+                cancel()
+            while not done.done():
+                with suppress(asyncio.CancelledError):  # however often we are cancelled meanwhile
+                    await asyncio.wait([done])
+            if not done.cancelled():
+                done.exception()  # retrieved, so that asyncio does not log it
             raise
+
+    def post(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Starts it on the portal's loop and does not wait. From any thread, and from destructors."""
+        loop = self._loop
+        if loop is not None:
+            self._begin(loop, function)
 
     @staticmethod
     def _begin(
         loop: asyncio.AbstractEventLoop, function: Callable[[], Coroutine[Any, Any, T]]
     ) -> tuple[Future[T], Callable[[], object]]:
-        """Starts it on the portal's loop: what comes of it, and how to cancel it."""
+        """Starts it on the portal's loop; returns the future of its result, and how to cancel it."""
         outcome: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -121,14 +133,15 @@ class Portal:
 
         def begin() -> None:
             tasks.append(loop.create_task(call()))
-            tasks[0].add_done_callback(partial(_tell, outcome))
+            tasks[0].add_done_callback(partial(_settle, outcome))
 
         loop.call_soon_threadsafe(begin)
         return outcome, lambda: loop.call_soon_threadsafe(lambda: tasks[0].cancel())
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
+                host_program.check_sockets()
                 loop = asyncio.new_event_loop()
                 try:
                     self._thread = start_daemon(self._serve, loop)
@@ -144,8 +157,8 @@ class Portal:
         loop.run_forever()
 
 
-def _tell(outcome: Future[T], task: asyncio.Task[T]) -> None:
-    """Also of one that was cancelled before its first step, in which nothing could have said so."""
+def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:
+    """Handles a task that was cancelled before its first step, too."""
     if task.cancelled():
         outcome.set_exception(CancelledError())
     elif (error := task.exception()) is not None:

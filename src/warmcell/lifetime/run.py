@@ -1,4 +1,4 @@
-"""Run: one run as its caller holds it: since when it waits, and whether it was given up."""
+"""Run: a run as its caller holds it: when it was requested, and whether it was cancelled."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from warmcell.lifetime.descriptors import Descriptors
 
 
 class RunCancelled(Exception):
-    """The caller gave the run up. Raised by `check` in the run's own thread, never seen by a caller."""
+    """The caller cancelled the run. Raised by `check` in the run's own thread; callers never see it."""
 
 
 class Run:
-    """Made by `Runs` for the thread that carries the run out; `cancel` is for any other thread, at any moment.
+    """Created by `Runs` for the thread that carries the run out; `cancel` is for other threads, at any moment.
 
-    Whoever carries it out says, for every stretch of it, what would end that stretch (`on_cancel`, `descriptor`), and
-    looks between them (`check`). What has ended is never ended again: a cancellation that comes late finds nothing.
+    That thread registers, for every stretch of the run, what would end it (`on_cancel`, `descriptor`), and calls
+    `check` in between. A late cancellation never hits what comes next.
     """
 
     def __init__(self) -> None:
-        #: When the caller asked, by the monotonic clock.
+        #: When the caller requested it, by the monotonic clock.
         self.asked = time.monotonic()
         self.is_cancelled = False
         self._lock = threading.Lock()
@@ -38,14 +38,14 @@ class Run:
         if self.is_cancelled:
             raise RunCancelled
 
-    def on_cancel(self, end: Callable[[], object]) -> _Ending:
-        """While inside, cancelling calls `end`, at once if it came before. When this is left, `end` is not running and
-        will not run: what it ends may be used for something else. It must be quick and must not call us back.
+    def on_cancel(self, end: Callable[[], object]) -> _CancelHook:
+        """While inside, cancelling calls `end`, at once if the run was cancelled before. After the `with`, `end` is not
+        running and will not run, so its target may be reused. It must be quick and must not call back.
         """
-        return _Ending(self, end)
+        return _CancelHook(self, end)
 
     def add_end(self, end: Callable[[], object]) -> None:
-        """What entering `on_cancel` does, for who keeps books of its own."""
+        """What entering `on_cancel` does, for callers that do their own bookkeeping."""
         with self._lock:
             self._ends.append(end)
             if self.is_cancelled:
@@ -55,13 +55,13 @@ class Run:
         with self._lock:
             self._ends.remove(end)
 
-    def descriptor(self) -> _Descriptor:
-        """`on_cancel` for who waits with poll: a descriptor that is readable once the run was cancelled (Linux)."""
-        return _Descriptor(self)
+    def descriptor(self) -> _CancelDescriptor:
+        """`on_cancel` for poll: a descriptor that becomes readable when the run is cancelled (Linux)."""
+        return _CancelDescriptor(self)
 
 
-class _Ending:
-    """`with run.on_cancel(...)`: a generator's context manager would take three times as long, in every cell."""
+class _CancelHook:
+    """`with run.on_cancel(...)`: a generator-based context manager would take three times as long."""
 
     __slots__ = ("_end", "_run")
 
@@ -75,7 +75,7 @@ class _Ending:
         self._run.remove_end(self._end)
 
 
-class _Descriptor:
+class _CancelDescriptor:
     """`with run.descriptor() as cancelled`, for the same reason."""
 
     __slots__ = ("_eventfd", "_owned", "_run")
@@ -86,9 +86,9 @@ class _Descriptor:
         self._eventfd = -1
 
     def __enter__(self) -> int:
-        self._eventfd = self._owned.opened(_new_eventfd)
+        self._eventfd = self._owned.open(_new_eventfd)
         try:
-            self._run.add_end(self._tell)
+            self._run.add_end(self._notify)
         except BaseException:
             self._owned.close()
             raise
@@ -96,11 +96,11 @@ class _Descriptor:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._run.remove_end(self._tell)
+            self._run.remove_end(self._notify)
         finally:
             self._owned.close()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         os.eventfd_write(self._eventfd, 1)
 
 

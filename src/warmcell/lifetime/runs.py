@@ -1,4 +1,4 @@
-"""Runs: what a backend has under way. Everything that it runs goes through here, from threads and from event loops."""
+"""Runs: the runs in progress of a backend. All of its runs go through here, from threads and from event loops."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime import host_program
-from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.lifetime.descriptor_pressure import descriptor_pressure
+from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.interrupts import Interrupts
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
-from warmcell.lifetime.scarcity import scarcity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """One per backend, which makes it after all that its runs use: at exit the latest made is closed first.
+    """One per backend, created after everything that its runs use: at exit the latest is closed first.
 
-    `most` runs go on at a time; the rest wait in order for `queue_timeout` seconds, then `BackendBusy`. In a fork
-    nothing is under way.
+    `most` runs go on at a time; the others wait in order for `queue_timeout` seconds, then raise `BackendBusy`. A fork
+    starts with none.
     """
 
     def __init__(self, name: str, most: int, queue_timeout: float, *, opens_descriptors: bool = True) -> None:
         self._name = name
-        #: Whether others who lack descriptors may hope for the end of a run.
+        #: Whether the end of a run frees descriptors for others.
         self._opens_descriptors = opens_descriptors
         self._queue_timeout = queue_timeout
-        self._queue = FairQueue(most)
+        self._queue = FairSemaphore(most)
         self._is_closed = False
         self.abandon()
         own_until_exit(self)
@@ -43,31 +43,33 @@ class Runs:
         self._changed = threading.Condition(self._lock)
         self._under_way: set[Run] = set()
 
-    async def run(self, work: Callable[[Run], T]) -> T:
-        """Carries out `work` in a thread. Cancelling the task cancels the run and waits for its real end."""
-        from warmcell.lifetime.threads import in_thread  # the blocking way does without it
+    async def run(self, work: Callable[[Run], T], discard: Callable[[T], object] | None = None) -> T:
+        """Carries out `work` in a thread. Cancelling the task cancels the run and waits until it has ended; `discard`
+        ends what it created nevertheless.
+        """
+        from warmcell.lifetime.threads import in_thread  # not needed by blocking runs
 
         self._check_open()
         run = Run()
-        await self._queue.enter_async(self._queue_timeout)
+        await self._queue.acquire_async(self._queue_timeout)
         try:
-            return await in_thread(lambda: self._carry_out(run, work), run.cancel)
+            return await in_thread(lambda: self._carry_out(run, work), run.cancel, discard)
         finally:
-            self._queue.leave()
+            self._queue.release()
 
     def run_blocking(self, work: Callable[[Run], T]) -> T:
         """Carries out `work` in the calling thread."""
         self._check_open()
         run = Run()
         with Interrupts(run):
-            self._queue.enter(run, self._queue_timeout)
+            self._queue.acquire(run, self._queue_timeout)
             try:
                 return self._carry_out(run, work)
             finally:
-                self._queue.leave()
+                self._queue.release()
 
     def close(self) -> None:
-        """Refuses new runs, cancels those under way and waits until they have ended."""
+        """Refuses new runs, cancels those in progress and waits until they have ended."""
         with self._changed:
             self._is_closed = True
             under_way = tuple(self._under_way)
@@ -86,7 +88,7 @@ class Runs:
                 events.emit("run.started", subject, {})
             return work(run)
         except RunCancelled:
-            # A caller who cancelled sees its own cancellation; any other one can only have met `close`.
+            # A caller that cancelled sees its own cancellation; for any other it was `close`.
             raise BackendUnavailable(f"the {self._name} backend was closed during the run") from None
         except RuntimeError as error:
             refusal = host_program.subinterpreter_refusal(error)
@@ -102,11 +104,11 @@ class Runs:
                 self._refuse()
             self._under_way.add(run)
         if self._opens_descriptors:
-            scarcity.begun()
+            descriptor_pressure.run_started()
 
     def _end(self, run: Run) -> None:
         if self._opens_descriptors:
-            scarcity.ended()
+            descriptor_pressure.run_ended()
         with self._lock:
             self._under_way.discard(run)
             if self._is_closed:

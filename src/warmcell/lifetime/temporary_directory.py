@@ -1,4 +1,4 @@
-"""Directories for what no guest writes to."""
+"""Temporary directories that guests do not write to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from warmcell.lifetime.held_directories import make_held, writable_place
+from warmcell.lifetime.held_directories import create_held_directory, writable_place
 
 
 @contextmanager
 def temporary_directory(kind: str) -> Iterator[str]:
-    """A held one, gone at the end of the block."""
-    held = make_held(f"warmcell-{kind}-", writable_place())
+    """A held directory, removed at the end of the block."""
+    held = create_held_directory(f"warmcell-{kind}-", writable_place())
     try:
         yield held.path
     finally:

@@ -1,4 +1,4 @@
-"""The one bridge from event loops to blocking work: threads that are reused, waiting that no cancel cuts short."""
+"""The bridge from event loops to blocking work: reused threads, and waits that cancellation does not cut short."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from warmcell.lifetime.ownership import own
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 _IDLE_SECONDS = 10.0
@@ -25,11 +26,11 @@ async def in_thread(
     on_cancel: Callable[[], object] | None = None,
     discard: Callable[[T], object] | None = None,
 ) -> T:
-    """Runs blocking work in a thread and returns, raises or is cancelled only when that work has really ended.
+    """Runs blocking work in a thread and returns, raises or is cancelled only after that work has ended.
 
-    It holds descriptors and processes: going on while it runs would let them be closed, and their numbers reused,
-    under it. So a cancelled caller waits, however often it is cancelled; `on_cancel` makes that short. `discard` ends
-    what was made for a caller who was cancelled meanwhile, in a thread too.
+    The work holds descriptors and processes: if the caller went on, they could be closed, and their numbers reused,
+    under it. A cancelled caller therefore waits, however often it is cancelled; `on_cancel` makes that short. `discard`
+    ends what was created for a caller that was cancelled meanwhile, also in a thread.
     """
     import asyncio
 
@@ -45,28 +46,28 @@ async def in_thread(
         while not outcome.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([outcome])
-        # Looked at, so that asyncio does not complain that nobody did.
+        # Retrieved, so that asyncio does not log an unretrieved exception.
         if outcome.exception() is None and discard is not None:
             await in_thread(lambda: discard(outcome.result()))
         raise
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of who awaits; an error that says what to do where it is none of asyncio's."""
+    """The running event loop. Raises an error that says what to do if it is not asyncio's."""
     import asyncio
 
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise InvalidRequest(
-            "there is no asyncio event loop here, and no other kind will do",
+            "no asyncio event loop is running here, and other kinds are not supported",
             hint="under trio, call the blocking form in a thread: `await trio.to_thread.run_sync("
             "backend.execute_blocking, request)`, or `Sandbox` in place of `AsyncSandbox`",
         ) from None
 
 
 def _delivery(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work: Callable[[], T]) -> Callable[[], None]:
-    """Carries the work out; what is left is to tell the loop."""
+    """Carries out the work; returns the call that reports its end to the loop."""
     settle: Callable[[Any], None]
     try:
         value: Any = work()
@@ -74,17 +75,17 @@ def _delivery(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work:
     except BaseException as error:
         value, settle = error, outcome.set_exception
 
-    def tell() -> None:
-        with suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits any more
+    def report() -> None:
+        with suppress(RuntimeError):  # the loop was closed, and its waiters with it
             loop.call_soon_threadsafe(settle, value)
 
-    return tell
+    return report
 
 
 class _Threads:
-    """Daemons, as many as there is work at once: how many that may be is for `FairQueue` to say.
+    """Daemon threads, one per piece of work at a time; `FairSemaphore` bounds how many that are.
 
-    Not `concurrent.futures`, whose threads the interpreter waits for at exit before anybody can end their runs.
+    Not `concurrent.futures`, whose threads the interpreter joins at exit before their runs can be ended.
     """
 
     def __init__(self) -> None:
@@ -92,13 +93,15 @@ class _Threads:
         own(self)
 
     def abandon(self) -> None:
-        """In a fork there are none."""
+        """A fork starts with none."""
         self._lock = threading.Lock()
         self._work: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
-        self._idle = 0  # how many wait for work that is not theirs yet
+        self._idle = 0  # idle threads without work assigned
 
     def start(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Work returns how to tell its end: whoever is told, and starts the next, finds this thread idle."""
+        """`work` returns the call that reports its end: the caller that is notified, and starts the next work, then
+        finds this thread idle.
+        """
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -118,13 +121,34 @@ class _Threads:
                     if self._idle:
                         self._idle -= 1
                         return
-                continue  # there is work for every thread that waits
-            tell = work()
-            del work  # it holds results
+                continue  # every idle thread has work
+            report = work()
+            del work  # do not keep results alive
             with self._lock:
                 self._idle += 1
-            tell()
-            del tell
+            report()
+            del report
 
 
 _threads = _Threads()
+
+
+async def wait_for_future(future: Future[Any], seconds: float) -> None:
+    """Waits for the future or the timeout. Cancelling the wait does not cancel the future, which others wait for."""
+    loop = running_loop()
+    waiting: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiting.done():
+            waiting.set_result(None)
+
+    def report(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the event loop was closed, and nothing waits any more
+            loop.call_soon_threadsafe(wake)
+
+    patience = loop.call_later(seconds, wake)
+    future.add_done_callback(report)
+    try:
+        await waiting
+    finally:
+        patience.cancel()

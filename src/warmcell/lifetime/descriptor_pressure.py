@@ -1,4 +1,4 @@
-"""When descriptors run out: what waits unused is let go of, and who cannot be served now waits for others to end."""
+"""What to do when descriptors run out: close unused ones, then wait for another run to end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from warmcell.core.errors import SandboxError
-from warmcell.lifetime.descriptors import DescriptorsExhausted, host_failure, is_exhaustion
+from warmcell.lifetime.descriptors import DescriptorsExhausted, host_failure, is_exhaustion, raise_limit
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 else:
-    Protocol = object  # type checkers alone look at these
+    Protocol = object  # for type checkers only
 
 
 class Holder(Protocol):
     """Something that keeps descriptors open for runs that may never come."""
 
     def shed(self) -> bool:
-        """Lets go of what nobody uses; whether there was anything. Called from any thread."""
+        """Closes what is unused; whether there was anything. Called from any thread."""
         ...
 
 
-class Scarcity:
-    """One for the program, because its descriptors are. In a fork nothing is under way."""
+class DescriptorPressure:
+    """One per program, because its descriptors are shared. A fork starts with no runs in progress."""
 
     def __init__(self) -> None:
         self._holders: WeakSet[Holder] = WeakSet()
@@ -42,27 +42,27 @@ class Scarcity:
         self._changed = threading.Condition(self._lock)
         self._under_way = self._waiting = self._ends = 0
 
-    def hold(self, holder: Holder) -> None:
-        """It is asked to shed when somebody has none left."""
+    def register(self, holder: Holder) -> None:
+        """Makes `holder` shed when descriptors run out."""
         self._holders.add(holder)
 
-    def begun(self) -> None:
+    def run_started(self) -> None:
         with self._lock:
             self._under_way += 1
 
-    def ended(self) -> None:
+    def run_ended(self) -> None:
         with self._lock:
             self._under_way = max(0, self._under_way - 1)
             self._ends += 1
             if self._waiting:
                 self._changed.notify_all()
 
-    def retried(self, attempt: Callable[[], T], run: Run, seconds: float, own: Holder | None = None) -> T:
-        """What `attempt` returns. It must leave nothing behind when it fails, and have begun nothing of the guest's.
+    def retry(self, attempt: Callable[[], T], run: Run, seconds: float, own: Holder | None = None) -> T:
+        """What `attempt` returns. If it fails it must leave nothing open, and must not have started the guest.
 
-        Where descriptors are missing it is tried again: at once after something was let go of, else when another run
-        has ended. The error names the limit when nobody is left to wait for, or after so many seconds. `own`: what it
-        needs itself, and so keeps.
+        When descriptors run out it is tried again: at once if the limit was raised or something was closed, else when
+        another run has ended. After `seconds`, or if no other run is in progress, raises the error that names the
+        limit. `own`: the holder that the attempt itself needs, which is not asked to shed.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -76,7 +76,7 @@ class Scarcity:
                 if not is_exhaustion(error):
                     raise
                 failure = host_failure(error)
-            if not self._shed(own) and not self._await_end(seen, run, deadline):
+            if not raise_limit() and not self._shed(own) and not self._await_end(seen, run, deadline):
                 raise failure
             run.check()
 
@@ -84,7 +84,7 @@ class Scarcity:
         return any(holder.shed() for holder in tuple(self._holders) if holder is not own)
 
     def _await_end(self, seen: int, run: Run, deadline: float) -> bool:
-        """Whether a run has ended since then. Those that wait here themselves are not waited for."""
+        """Whether a run has ended since `seen`. Runs that wait here themselves do not count."""
         with run.on_cancel(self._wake), self._changed:
             self._waiting += 1
             try:
@@ -98,10 +98,12 @@ class Scarcity:
                 self._waiting -= 1
 
     def _wake(self) -> None:
-        """By who cancels, who may hold any lock: the one that waits looks by itself every second if this is taken."""
+        """Called by the canceller, which may hold any lock: if this one is taken, the waiter looks by itself every
+        second.
+        """
         if self._changed.acquire(blocking=False):
             self._changed.notify_all()
             self._changed.release()
 
 
-scarcity = Scarcity()
+descriptor_pressure = DescriptorPressure()

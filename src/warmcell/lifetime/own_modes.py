@@ -1,0 +1,37 @@
+"""New directories and files that their owner can use, whatever the umask of the host program.
+
+The umask belongs to the whole process and its threads, so we never change it.
+"""
+
+from __future__ import annotations
+
+import os
+
+_OWNER = 0o700
+
+
+def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
+    """`os.mkdir`, and then whatever owner's permissions the umask took away."""
+    os.mkdir(path, mode, dir_fd=dir_fd)
+    made = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    if made & _OWNER != mode & _OWNER:
+        os.chmod(path, made & 0o777 | mode & _OWNER, dir_fd=dir_fd)
+
+
+def make_directories(path: str, mode: int = 0o700) -> None:
+    """The same for `path` and every missing directory above it; one that exists stays as it is."""
+    above = os.path.dirname(path)
+    if above and not os.path.isdir(above):
+        make_directories(above, mode)
+    try:
+        make_directory(path, mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def grant_owner(descriptor: int) -> None:
+    """What the umask took from the owner of a file that was just created."""
+    made = os.fstat(descriptor).st_mode
+    if made & _OWNER != 0o600:
+        os.fchmod(descriptor, made & 0o777 | 0o600)
