@@ -1,4 +1,4 @@
-"""Program: what `build` gives: built once, run as often as wanted, each run in a cage of its own."""
+"""Program: the result of `build`. Built once, run many times, each run in a cage of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from warmcell.lifetime.runs import Runs
     from warmcell.runner.listening import Listener
 
-#: Carries out one run of it, which somebody may hear.
+#: Carries out one run, with an optional listener.
 Work = Callable[["ExecRequest", "Run", "Listener | None"], "ExecResult"]
 
 
@@ -47,9 +47,10 @@ class Program:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
     ) -> ExecResult:
-        """One run. What is not said is as in `request`.
+        """One run. Arguments that are not given are as in `request`.
 
-        `on_stdout` and `on_stderr` get text as it comes; they may be coroutine functions. One that raises ends the run.
+        `on_stdout` and `on_stderr` get text as it arrives; they may be coroutine functions. One that raises ends the
+        run.
         """
         if on_stdout is None and on_stderr is None:
             return await self._run(self._request(stdin, args, timeout, limits), None)
@@ -70,7 +71,7 @@ class Program:
         *,
         limits: Limits | None = None,
     ) -> AsyncIterator[StreamEvent]:
-        """One run, by `OutputEvent`s as it writes, last a `ResultEvent`. Leaving it ends the run."""
+        """One run as `OutputEvent`s as it writes, then a `ResultEvent`. Closing the iterator ends the run."""
         from warmcell.backends.streaming import stream
 
         request = self._request(stdin, args, timeout, limits)
@@ -99,13 +100,15 @@ class Program:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
     ) -> ExecResult:
-        """`run` in the calling thread, which also calls what is to be called."""
+        """`run` in the calling thread, which also calls the callbacks."""
         if on_stdout is not None or on_stderr is not None:
-            from warmcell.backends.output_callbacks import call_heard
+            from warmcell.backends.output_callbacks import call_with_output
 
             callbacks = {"on_stdout": on_stdout, "on_stderr": on_stderr}
-            return call_heard(self.run, callbacks, stdin, args, timeout, limits=limits)
-        request = self._request(stdin, args, timeout, limits)
+            return call_with_output(self.run, callbacks, stdin, args, timeout, limits=limits)
+        return self._run_blocking(self._request(stdin, args, timeout, limits))
+
+    def _run_blocking(self, request: ExecRequest) -> ExecResult:
         with RunRecord(self._backend, request) as record:
             record.result = self._runs.run_blocking(lambda run: self._work(request, run, None))
             return record.result
@@ -125,7 +128,7 @@ class Program:
         )
 
     def close(self) -> None:
-        """Lets go of what was built. Runs that are under way end by themselves."""
+        """Releases the artefact. Runs in progress end by themselves."""
         if not self._is_closed:
             self._is_closed = True
             self._release()

@@ -1,26 +1,28 @@
-"""Many requests through one backend: as they finish, so many at a time, and never more in memory than that."""
+"""Many requests through one backend: a bounded number at a time and in memory, outcomes as they finish."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from typing import TypeVar
 
-from warmcell.core.errors import BackendBusy, ExecutionFailed, InvalidRequest, SandboxError
+from warmcell.core.errors import BackendBusy, ExecutionFailed, InvalidRequest, NodeLost, SandboxError
 from warmcell.core.outcomes import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
 
 T = TypeVar("T")
 Requests = Iterable[ExecRequest] | AsyncIterable[ExecRequest]
-#: How often a request asks for a place again, each time for as long as the backend's queue lets it wait.
+#: How often a request queues again after the backend's queue timed out.
 _MOST_WAITS = 10
 Execute = Callable[[ExecRequest], Awaitable[ExecResult]]
+#: Called with the number of requests done, and how many there are if that is known.
+OnProgress = Callable[[int, int | None], object]
 
 
 def default_concurrency() -> int:
-    """Twice the processors: while one run is being made or ended, another computes."""
+    """Twice the processors: while one run starts or ends, another computes."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 2 * processors
 
@@ -33,33 +35,40 @@ def check_concurrency(value: object) -> int:
     return value
 
 
-async def run_many(execute: Execute, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
-    """The outcomes, as they come. Requests are drawn when there is a place for them, one that was drawn is carried out.
+async def run_many(
+    execute: Execute, requests: Requests, concurrency: int | None = None, on_progress: OnProgress | None = None
+) -> AsyncIterator[Outcome]:
+    """Outcomes as they finish. A request is taken from the iterable when there is a place for it.
 
-    Who reads slowly slows the runs down: beside those under way at most as many outcomes wait to be read. When the
-    iteration is left or cancelled, what is under way is ended first. What the iterable of requests raises is raised.
+    A slow reader slows the runs down: at most `concurrency` outcomes wait to be read. When the iteration is left or
+    cancelled, running requests are ended first. Exceptions of the iterable of requests are raised here.
     """
-    line = _Line(execute, requests, check_concurrency(concurrency))
+    workers = _Workers(execute, requests, check_concurrency(concurrency))
+    total = len(requests) if isinstance(requests, Sized) else None
+    done = 0
     try:
-        while (outcome := await line.next()) is not None:
+        while (outcome := await workers.next()) is not None:
+            done += 1
+            if on_progress is not None:
+                on_progress(done, total)
             yield outcome
     finally:
-        await line.end()
+        await workers.end()
 
 
-class _Line:
-    """Workers that draw requests and put outcomes into a queue, which holds as many as there are workers."""
+class _Workers:
+    """Tasks that take requests and put outcomes into a queue, which holds as many as there are tasks."""
 
     def __init__(self, execute: Execute, requests: Requests, concurrency: int) -> None:
         self._execute = execute
-        self._source = _numbered(requests)
-        self._drawing = asyncio.Lock()
+        self._source = _enumerate(requests)
+        self._source_lock = asyncio.Lock()
         self._done: asyncio.Queue[Outcome | BaseException | None] = asyncio.Queue(concurrency)
-        self._workers = [asyncio.create_task(self._work()) for _ in range(concurrency)]
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(concurrency)]
         self._busy = concurrency
 
     async def next(self) -> Outcome | None:
-        """None: all is done."""
+        """None when there are no more."""
         while self._busy or not self._done.empty():
             item = await self._done.get()
             if isinstance(item, Outcome):
@@ -70,35 +79,35 @@ class _Line:
         return None
 
     async def end(self) -> None:
-        """Cancels what is under way and waits until it has really ended, however often we are cancelled meanwhile."""
-        for worker in self._workers:
-            worker.cancel()
-        while any(not worker.done() for worker in self._workers):
+        """Cancels the tasks and waits until they have really ended, however often we are cancelled meanwhile."""
+        for task in self._tasks:
+            task.cancel()
+        while any(not task.done() for task in self._tasks):
             with suppress(asyncio.CancelledError):
-                await asyncio.wait(self._workers)
+                await asyncio.wait(self._tasks)
 
     async def _work(self) -> None:
         problem: BaseException | None = None
         try:
-            while (drawn := await self._draw()) is not None:
-                await self._done.put(await attempt(self._execute, *drawn))
-        except Exception as error:  # the caller's iterable failed: theirs to see
+            while (taken := await self._take()) is not None:
+                await self._done.put(await attempt(self._execute, *taken))
+        except Exception as error:  # the caller's iterable failed, and the caller gets it
             problem = error
         await self._done.put(problem)
 
-    async def _draw(self) -> tuple[int, ExecRequest] | None:
-        async with self._drawing:  # an iterator can be asked by one at a time
+    async def _take(self) -> tuple[int, ExecRequest] | None:
+        async with self._source_lock:  # an iterator serves one caller at a time
             return await anext(self._source, None)
 
 
 async def attempt(execute: Execute, index: int, request: ExecRequest) -> Outcome:
-    """One request. What the host failed at may work in another cell: it is tried once more, then told as it is.
+    """One request. A failure of the host may not repeat in another cell, so there is a second attempt.
 
-    To be kept waiting is no failure: the guest never started, and whoever has many requests has the time to ask again.
+    A queue that timed out is not a failure: the guest never started, and a batch has time to queue again.
     """
     if not isinstance(request, ExecRequest):
-        refused = InvalidRequest(f"must be ExecRequest, not {type(request).__name__}", field=f"requests[{index}]")
-        return Outcome(index, error=refused)
+        refusal = InvalidRequest(f"must be ExecRequest, not {type(request).__name__}", field=f"requests[{index}]")
+        return Outcome(index, error=refusal)
     failures = waits = 0
     while True:
         try:
@@ -110,14 +119,16 @@ async def attempt(execute: Execute, index: int, request: ExecRequest) -> Outcome
         except Exception as error:
             failures += 1
             if failures > 1 or not _is_worth_another(error):
-                return Outcome(index, error=_typed(error))
+                return Outcome(index, error=_as_sandbox_error(error))
 
 
 def _is_worth_another(error: Exception) -> bool:
+    if isinstance(error, NodeLost):
+        return False  # its backend has repeated it as often as the caller allows
     return not isinstance(error, SandboxError) or (error.fault == "host" and error.retryable)
 
 
-def _typed(error: Exception) -> SandboxError:
+def _as_sandbox_error(error: Exception) -> SandboxError:
     if isinstance(error, SandboxError):
         return error
     failure = ExecutionFailed(f"the backend failed: {type(error).__name__}: {error}")
@@ -125,7 +136,7 @@ def _typed(error: Exception) -> SandboxError:
     return failure
 
 
-async def _numbered(requests: Requests) -> AsyncIterator[tuple[int, ExecRequest]]:
+async def _enumerate(requests: Requests) -> AsyncIterator[tuple[int, ExecRequest]]:
     index = 0
     if isinstance(requests, AsyncIterable):
         async for request in requests:
@@ -138,16 +149,16 @@ async def _numbered(requests: Requests) -> AsyncIterator[tuple[int, ExecRequest]
 
 
 def in_step(items: AsyncIterator[T]) -> Iterator[T]:
-    """An asynchronous generator for blocking code, carried out on the portal's loop."""
+    """An asynchronous generator for blocking code, run on the portal's loop."""
     from warmcell.lifetime.portal import portal
 
-    async def following() -> list[T]:
+    async def take_one() -> list[T]:
         async for item in items:
             return [item]
         return []
 
     try:
-        while found := portal.call(following):
+        while found := portal.call(take_one):
             yield found[0]
     finally:
         close = getattr(items, "aclose", None)

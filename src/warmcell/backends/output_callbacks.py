@@ -1,4 +1,4 @@
-"""`on_stdout` and `on_stderr`: what a run writes, as text, while it comes."""
+"""`on_stdout` and `on_stderr`: the output of a run as text, as it arrives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.types import ExecResult
 
 T = TypeVar("T")
-#: May return an awaitable, which is awaited before more is read.
+#: May return an awaitable, which is awaited before the next piece.
 OnText = Callable[[str], object]
-#: Goes through the events of a run to its result.
+#: Consumes the events of a run and returns its result.
 Follow = Callable[[AsyncIterator[StreamEvent]], Awaitable[ExecResult]]
 
 
 def following(on_stdout: OnText | None, on_stderr: OnText | None) -> Follow | None:
-    """None where nobody wants to hear anything: such a run costs what it always did."""
+    """None if there are no callbacks: such a run costs nothing more."""
     if on_stdout is None and on_stderr is None:
         return None
     texts = Texts(on_stdout, on_stderr)
@@ -29,23 +29,23 @@ def following(on_stdout: OnText | None, on_stderr: OnText | None) -> Follow | No
 
 
 async def follow(events: AsyncIterator[StreamEvent], on_stdout: OnText | None, on_stderr: OnText | None) -> ExecResult:
-    """The result of a run that somebody hears."""
+    """The result of a run with callbacks."""
     return await _follow(Texts(on_stdout, on_stderr), events)
 
 
 async def _follow(texts: Texts, events: AsyncIterator[StreamEvent]) -> ExecResult:
-    async with aclosing(cast("AsyncGenerator[StreamEvent]", events)):  # left early, it ends the run
+    async with aclosing(cast("AsyncGenerator[StreamEvent]", events)):  # closing it early ends the run
         while True:
             event = await _next(events, texts)
             if isinstance(event, ResultEvent):
                 return event.result
-            await texts.hear(event)
+            await texts.deliver(event)
 
 
-def call_heard(
+def call_with_output(
     function: Callable[..., Coroutine[Any, Any, T]], callbacks: Mapping[str, OnText | None], *args: Any, **others: Any
 ) -> T:
-    """The result of a coroutine function, for blocking code: the calling thread calls what the run wants called."""
+    """The result of a coroutine function, for blocking code: the calling thread calls the callbacks."""
     from warmcell.lifetime.portal import Visits, portal
 
     visits, lifted = Visits(), dict[str, Any](callbacks)
@@ -62,7 +62,7 @@ def refuse_coroutine(name: str, callback: object) -> None:
 
 
 async def _next(events: AsyncIterator[StreamEvent], texts: Texts) -> StreamEvent:
-    """Before the last event, and before what a limit calls for is raised, the rest of the text is told."""
+    """Delivers the rest of the text before the last event, and before an error is raised."""
     try:
         event = await anext(events)
     except SandboxError:
@@ -74,21 +74,21 @@ async def _next(events: AsyncIterator[StreamEvent], texts: Texts) -> StreamEvent
 
 
 class Texts:
-    """Both streams of one run, and who hears them."""
+    """Both streams of one run, and their callbacks."""
 
     def __init__(self, on_stdout: OnText | None, on_stderr: OnText | None) -> None:
         self._texts = {"stdout": _Text(on_stdout, "on_stdout"), "stderr": _Text(on_stderr, "on_stderr")}
 
-    async def hear(self, event: OutputEvent) -> None:
-        await self._texts[event.stream].hear(event.data)
+    async def deliver(self, event: OutputEvent) -> None:
+        await self._texts[event.stream].deliver(event.data)
 
     async def finish(self) -> None:
         for text in self._texts.values():
-            await text.hear(b"", is_last=True)
+            await text.deliver(b"", is_last=True)
 
 
 class _Text:
-    """One stream. A character that is split over two pieces is one; what is no UTF-8 is replaced, as in results."""
+    """One stream. Joins a character that is split between two pieces; invalid UTF-8 is replaced, as in results."""
 
     def __init__(self, callback: OnText | None, name: str) -> None:
         if callback is not None and not callable(callback):
@@ -96,7 +96,7 @@ class _Text:
         self._callback = callback
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    async def hear(self, data: bytes, is_last: bool = False) -> None:
+    async def deliver(self, data: bytes, is_last: bool = False) -> None:
         if self._callback is None:
             return
         text = self._decoder.decode(data, is_last)

@@ -1,4 +1,4 @@
-"""Backends by name: our own, and those that other packages bring through the entry point group below."""
+"""Backends by name: our own, and those of other packages through the entry point group below."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.platform_support import explain_platform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,17 +20,18 @@ BUILT_IN = {
     "process": "warmcell.backends.process.backend:ProcessBackend",
     "wasm": "warmcell.backends.wasm.backend:WasmBackend",
     "fake": "warmcell.backends.fake:FakeBackend",
+    "ray": "warmcell.backends.ray.backend:RayBackend",
 }
 
 
 def backend_names() -> tuple[str, ...]:
-    """Every name that `get_backend` knows, ours first."""
-    others = {entry.name for entry in _installed()} - set(BUILT_IN)
+    """Every name that `get_backend` accepts, ours first."""
+    others = {entry.name for entry in _find_installed()} - set(BUILT_IN)
     return (*BUILT_IN, *sorted(others))
 
 
-def _installed() -> list[EntryPoint]:
-    """Importing the metadata machinery takes longer than most runs, so it is left to those who need it."""
+def _find_installed() -> list[EntryPoint]:
+    """Importing the metadata machinery takes longer than most runs, so this is called only if needed."""
     from importlib.metadata import entry_points
 
     return list(entry_points(group=GROUP))
@@ -58,7 +60,7 @@ def get_backend(name: str, /, **options: Any) -> SandboxBackend:
 
 
 def _check_options(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
-    """What a factory does not take is told in our words: its own TypeError would look like a fault in the backend."""
+    """Reports options that a factory does not take: its own TypeError would look like a bug in the backend."""
     if not options:
         return
     from inspect import signature
@@ -76,8 +78,11 @@ def _load(name: str) -> Callable[..., Any]:
         raise InvalidRequest(f"must be text, not {type(name).__name__}", field="backend")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
-    found = [entry for entry in _installed() if entry.name == name]
+        try:
+            return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+        except (ImportError, AttributeError) as error:
+            raise (explain_platform(error) or error) from None
+    found = [entry for entry in _find_installed() if entry.name == name]
     if not found:
         known = ", ".join(backend_names())
         raise InvalidRequest(f"unknown backend {name[:40]!r}", field="backend", hint=f"one of {known}")
@@ -90,5 +95,5 @@ def _load_entry(entry: EntryPoint) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise BackendUnavailable(
             f"backend {entry.name!r} ({entry.value}) could not be imported: {error}",
-            hint="reinstall the package that brings it",
+            hint="reinstall its package",
         ) from error

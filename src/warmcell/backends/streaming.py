@@ -1,29 +1,31 @@
-"""Output as it comes: one run as an asynchronous iteration over what it writes, and last its result."""
+"""Output as it arrives: one run as an asynchronous iterator over its output, then its result."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
-from warmcell.core.types import ExecResult
+from warmcell.core.records import replace
+from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.output_channel import OutputChannel
 from warmcell.runner.listening import Listener
 
 if TYPE_CHECKING:
     from warmcell.runner.listening import Stream
 
-#: Carries a run out while somebody listens. Cancelled, it ends the run before it ends itself.
-Heard = Callable[[Listener], Coroutine[Any, Any, ExecResult]]
+#: Carries out a run with a listener. If cancelled, it ends the run before it returns.
+ExecuteWithListener = Callable[[Listener], Coroutine[Any, Any, ExecResult]]
 
 
-async def stream(execute: Heard) -> AsyncIterator[StreamEvent]:
-    """The run begins with the iteration and ends with it, whoever leaves first.
+async def stream(execute: ExecuteWithListener) -> AsyncIterator[StreamEvent]:
+    """The run starts and ends with the iteration.
 
-    Who reads slowly makes the guest wait, on its own time. What `execute` raises is raised when all was read.
+    A slow reader makes the guest wait, on its own time. What `execute` raises is raised after all output was read.
     """
     channel: OutputChannel[Stream] = OutputChannel()
     run = asyncio.create_task(execute(channel))
@@ -38,20 +40,28 @@ async def stream(execute: Heard) -> AsyncIterator[StreamEvent]:
 
 
 def refuse_descriptor(backend: str, stdin: int) -> None:
-    """For backends whose guests have all of their input when they begin."""
+    """For backends whose guests get all of their input at the start."""
     if stdin >= 0:
         raise InvalidRequest(
-            f"the {backend} backend takes no descriptor: its guests have all of their input when they begin",
+            f"the {backend} backend does not accept a descriptor: its guests get all of their input at the start",
             field="stdin",
             hint="give it as ExecRequest(stdin=...), or use ProcessBackend, which passes it on as it comes",
         )
 
 
+def read_descriptor(request: ExecRequest, stdin: int) -> ExecRequest:
+    """For the same backends, in blocking calls: the request with all of the descriptor's data, if one is given."""
+    if stdin < 0:
+        return request
+    with os.fdopen(os.dup(stdin), "rb") as source:
+        return replace(request, stdin=source.read())
+
+
 async def _end(run: asyncio.Task[ExecResult]) -> None:
-    """Waits until it has really ended, however often we are cancelled meanwhile."""
+    """Waits until the run has ended, however often we are cancelled meanwhile."""
     run.cancel()
     while not run.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([run])
     if not run.cancelled():
-        run.exception()  # looked at, so that asyncio does not complain that nobody did
+        run.exception()  # retrieved, so that asyncio does not log an unretrieved exception

@@ -3,29 +3,27 @@
     backend = FakeBackend(["42\\n", FakeGuest(stdout="so far", seconds=60)])
     await backend.execute(request)      # ExecResult(stdout="42\\n")
     await backend.execute(request)      # raises ExecutionTimeout with the partial output, after the request's timeout
-    backend.requests                    # what was asked for
+    backend.requests                    # every request so far
 
-It keeps the whole contract of `SandboxBackend`: typed errors, limits, capped output, a queue, cancellation, closing.
-`tests/contract` holds it to that beside the real ones.
+It implements the whole contract of `SandboxBackend`: typed errors, limits, capped output, a queue, cancellation,
+closing. `tests/contract` runs against it as against the real backends.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
+from warmcell.backends.base import BackendBase
 from warmcell.backends.built import Program
-from warmcell.backends.fake.script import Answer, Ending, Reply, ending
-from warmcell.backends.many import Requests, in_step, run_many
-from warmcell.backends.streaming import refuse_descriptor, stream
+from warmcell.backends.fake.script import Answer, FakeOutcome, Reply, resolve_reply
+from warmcell.backends.streaming import read_descriptor, refuse_descriptor, stream
 from warmcell.core.errors import BackendUnavailable, BuildFailed, ExecutionFailed, InvalidRequest
-from warmcell.core.outcomes import Outcome
 from warmcell.core.output_events import StreamEvent
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
@@ -34,7 +32,7 @@ from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.runner.listening import Listener, tell_whole
+from warmcell.runner.listening import Listener, deliver_result
 from warmcell.workspace.run_directory import check_room
 
 
@@ -51,12 +49,12 @@ class _Rule:
         return self.code is None or self.code.search(text) is not None
 
 
-class FakeBackend:
-    """Answers by rule (`when`), else from the queue, else by the callable; an exhausted script is an error.
+class FakeBackend(BackendBase):
+    """Answers by rule (`when`), then from the queue, then by the callable; an exhausted script is an error.
 
-    Without any script every request succeeds and prints nothing. `limits` caps what requests may ask for, as a policy's
-    do; `max_concurrency` and `queue_timeout` are those of `ProcessConfig`. `capabilities` says honestly that nothing is
-    enforced, because nothing runs; pass your own to test how your code reacts to a stronger or weaker host.
+    Without a script every request succeeds and prints nothing. `limits` caps what requests may ask for, like those of
+    a policy; `max_concurrency` and `queue_timeout` are as in `ProcessConfig`. By default `capabilities` reports that
+    nothing is enforced; pass your own to test how your code reacts to a stronger or weaker host.
     """
 
     def __init__(
@@ -96,45 +94,40 @@ class FakeBackend:
         return self._capabilities
 
     def reply(self, *replies: Reply) -> FakeBackend:
-        """Adds to the queue."""
+        """Adds replies to the queue."""
         self._queue.extend(replies)
         self._is_scripted = True
         return self
 
     def when(self, reply: Reply, *, language: str | None = None, code: str | None = None) -> FakeBackend:
-        """Answers with `reply` whenever the language is this one and the regular expression `code` is found."""
+        """Answers with `reply` if the language matches and the code contains the regular expression `code`."""
         pattern = None if code is None else re.compile(code)
         self._rules.append(_Rule(None if language is None else canonical(language), pattern, reply))
         return self
 
     async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
-        end = self._decide(request)
+        outcome = self._decide(request)
         with RunRecord(self.name, request, self._policy) as record:
-            record.result = await self._runs.run(lambda run: _play(end, run, listener))
+            record.result = await self._runs.run(lambda run: _play(outcome, run, listener))
             return record.result
 
     def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]:
-        """As of the real ones: what the guest prints comes at once, then it goes on for its seconds."""
+        """Delivers the guest's output at once; the result follows after the guest's `seconds`."""
         refuse_descriptor(self.name, stdin)
         return stream(lambda listener: self.execute(request, listener=listener))
-
-    def stream_blocking(self, request: ExecRequest, *, stdin: int = -1) -> Iterator[StreamEvent]:
-        return in_step(self.stream(request, stdin=stdin))
 
     def execute_blocking(
         self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
     ) -> ExecResult:
-        """The same without an event loop, as `ProcessBackend` has it. What comes on `stdin` is recorded as given."""
-        if stdin >= 0:
-            with os.fdopen(os.dup(stdin), "rb") as source:
-                request = replace(request, stdin=source.read())
-        end = self._decide(request)
+        """Like `execute`, without an event loop. Input from the descriptor `stdin` is recorded in the request."""
+        request = read_descriptor(request, stdin)
+        outcome = self._decide(request)
         with RunRecord(self.name, request, self._policy) as record:
-            record.result = self._runs.run_blocking(lambda run: _play(end, run, listener))
+            record.result = self._runs.run_blocking(lambda run: _play(outcome, run, listener))
             return record.result
 
     async def build(self, request: ExecRequest) -> Program:
-        """Raises the script's reply to the request if that is a `BuildFailed`; each run of the program asks it anew."""
+        """Raises the script's reply if it is a `BuildFailed`. Each run of the program takes its own reply."""
         return self.build_blocking(request)
 
     def build_blocking(self, request: ExecRequest) -> Program:
@@ -146,34 +139,22 @@ class FakeBackend:
             self._name, request, self._runs, lambda asked, run, listener: _play(self._decide(asked), run, listener)
         )
 
-    def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
-        """As of the real ones."""
-        return run_many(self.execute, requests, concurrency)
-
-    def run_many_blocking(self, requests: Iterable[ExecRequest], concurrency: int | None = None) -> Iterator[Outcome]:
-        return in_step(self.run_many(requests, concurrency))
-
-    async def aclose(self) -> None:
-        from warmcell.lifetime.threads import in_thread
-
-        await in_thread(self.close)
-
     def close(self) -> None:
-        """Ends what is under way with `BackendUnavailable`."""
+        """Ends runs in progress with `BackendUnavailable`."""
         self._is_closed = True
         self._runs.close()
 
-    def _decide(self, request: ExecRequest) -> Ending:
-        """Before anybody waits, so that concurrent requests get the script's answers in the order of their calls."""
+    def _decide(self, request: ExecRequest) -> FakeOutcome:
+        """Takes the reply before queueing, so that concurrent requests get the replies in the order of their calls."""
         self._check(request)
         self.requests.append(request)
         limits = effective_limits(self._policy, request.limits, request.memory_limit_mb)
         check_room(cast("Mapping[str, bytes]", request.files), limits.disk_mb)
-        return ending(self._next_reply(request), request, limits, self._latency)
+        return resolve_reply(self._next_reply(request), request, limits, self._latency)
 
     def _check(self, request: ExecRequest) -> None:
         if self._is_closed:
-            raise BackendUnavailable(f"the {self._name} backend was closed", hint="make a new FakeBackend")
+            raise BackendUnavailable(f"the {self._name} backend is closed", hint="create a new FakeBackend")
         if canonical(request.language) not in self._capabilities.supported_languages:
             raise InvalidRequest(
                 f"{self._name} does not run {request.language}", field="language", hint="name it in languages=[...]"
@@ -189,20 +170,20 @@ class FakeBackend:
             return self._answer
         if self._is_scripted or self._rules:
             raise ExecutionFailed(
-                f"{self._name}: no reply is left for request {len(self.requests)} ({request.language})",
+                f"{self._name}: no reply left for request {len(self.requests)} ({request.language})",
                 hint="add one with reply(...) or when(...)",
             )
         return ""
 
 
-def _play(end: Ending, run: Run, listener: Listener | None = None) -> ExecResult:
-    """Takes as long as the guest would have, which printed everything when it began."""
+def _play(outcome: FakeOutcome, run: Run, listener: Listener | None = None) -> ExecResult:
+    """Waits as long as the guest would run. All of its output comes at the start."""
     queued = time.monotonic() - run.asked
-    tell_whole(listener, end.printed)
-    over = threading.Event()
-    with run.on_cancel(over.set):
-        over.wait(end.delay)
+    deliver_result(listener, outcome.output)
+    is_cancelled = threading.Event()
+    with run.on_cancel(is_cancelled.set):
+        is_cancelled.wait(outcome.delay)
     run.check()
-    if isinstance(end.verdict, BaseException):
-        raise end.verdict
-    return end.verdict if end.is_scripted else replace(end.verdict, queued=queued)
+    if isinstance(outcome.verdict, BaseException):
+        raise outcome.verdict
+    return outcome.verdict if outcome.is_scripted else replace(outcome.verdict, queued=queued)

@@ -1,4 +1,4 @@
-"""What a script of the fake may say, and what each answer means for a request. Pure module."""
+"""The replies that a fake's script may contain, and their outcome for a request. Pure module."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ENFORCED = Enforced(isolation_class="fake")
 
 @dataclass(frozen=True, slots=True)
 class FakeGuest:
-    """A program by what it does: prints, goes on for so many `seconds`, uses what it uses, leaves `files`, and exits.
+    """A program that prints, runs for `seconds`, uses memory and processor time, leaves `files`, and exits.
 
-    The limits of the request hold for it as they would for a real one: whichever it meets first ends it.
+    The limits of the request apply as to a real guest: the first one that it exceeds ends it.
     """
 
     stdout: str | bytes = b""
@@ -33,7 +33,7 @@ class FakeGuest:
 
 @dataclass(frozen=True, slots=True)
 class FakeTimeout:
-    """The guest overstays: after the request's timeout (or at once) `ExecutionTimeout` is raised."""
+    """The guest exceeds the timeout: raises `ExecutionTimeout`, after the timeout if `wait`, otherwise at once."""
 
     stdout: str = ""
     stderr: str = ""
@@ -51,77 +51,77 @@ class FakeMemoryExceeded:
 
 @dataclass(frozen=True, slots=True)
 class FakeDelay:
-    """Answers with `reply` after `seconds`; a delay past the request's timeout becomes `ExecutionTimeout`."""
+    """Answers with `reply` after `seconds`. A delay past the request's timeout becomes `ExecutionTimeout`."""
 
     seconds: float
     reply: Reply = ""
 
 
-#: What a script may hold. Text is a successful run that printed it.
+#: What a script may contain. A string is a successful run that printed it.
 Answer = str | ExecResult | BaseException | FakeGuest | FakeTimeout | FakeMemoryExceeded | FakeDelay
 Reply = Answer | Callable[[ExecRequest], Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """What a request ends with, and after how long. `is_scripted`: in the script's own words."""
+class FakeOutcome:
+    """The result or error of a request, and the delay before it. `is_scripted`: returned as the script has it."""
 
     delay: float
     verdict: ExecResult | BaseException
     is_scripted: bool = True
 
     @property
-    def printed(self) -> ExecResult | None:
-        """The result, or the partial one of what a limit ended."""
+    def output(self) -> ExecResult | None:
+        """The result, or the partial result of an error."""
         found = self.verdict if isinstance(self.verdict, ExecResult) else getattr(self.verdict, "result", None)
         return found if isinstance(found, ExecResult) else None
 
 
-def ending(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: float = 0.0) -> Ending:
-    """What a reply of the script comes to under these limits, `delay` seconds late."""
+def resolve_reply(reply: Reply, request: ExecRequest, limits: EffectiveLimits, delay: float = 0.0) -> FakeOutcome:
+    """The outcome of a reply under these limits, `delay` seconds late."""
     answer = reply(request) if callable(reply) else reply
     if isinstance(answer, FakeDelay):
-        return ending(answer.reply, request, limits, delay + answer.seconds)
+        return resolve_reply(answer.reply, request, limits, delay + answer.seconds)
     if delay >= request.timeout:
         answer, delay = FakeTimeout(), request.timeout
     match answer:
         case str():
-            return _played(FakeGuest(answer, seconds=delay), request, limits)
+            return _run_guest(FakeGuest(answer, seconds=delay), request, limits)
         case FakeGuest():
-            return _played(replace(answer, seconds=answer.seconds + delay), request, limits)
+            return _run_guest(replace(answer, seconds=answer.seconds + delay), request, limits)
         case FakeTimeout():
-            partial = _killed(FakeGuest(answer.stdout, answer.stderr), request.timeout, limits)
-            return Ending(request.timeout if answer.wait else delay, ExecutionTimeout(request.timeout, partial))
+            partial = _partial_result(FakeGuest(answer.stdout, answer.stderr), request.timeout, limits)
+            return FakeOutcome(request.timeout if answer.wait else delay, ExecutionTimeout(request.timeout, partial))
         case FakeMemoryExceeded():
             limit = request.memory_limit_mb or answer.limit_mb
-            partial = _killed(FakeGuest(answer.stdout, answer.stderr), delay, limits)
-            return Ending(delay, MemoryExceeded(limit, partial))
+            partial = _partial_result(FakeGuest(answer.stdout, answer.stderr), delay, limits)
+            return FakeOutcome(delay, MemoryExceeded(limit, partial))
         case ExecResult():
-            return Ending(delay, _capped(answer, limits.output_bytes))
+            return FakeOutcome(delay, _cap_output(answer, limits.output_bytes))
         case BaseException():
-            return Ending(delay, answer)
+            return FakeOutcome(delay, answer)
     raise TypeError(f"a FakeBackend cannot answer with {type(answer).__name__}")
 
 
-def _played(guest: FakeGuest, request: ExecRequest, limits: EffectiveLimits) -> Ending:
-    """As a real guest would end: by itself, or by the first limit that it meets."""
-    there: dict[str, Any] = {**request.files, **guest.files}
-    guest = replace(guest, files={path: there[path] for path in request.fetch_files if path in there})
+def _run_guest(guest: FakeGuest, request: ExecRequest, limits: EffectiveLimits) -> FakeOutcome:
+    """Ends like a real guest: by itself, or by the first limit that it exceeds."""
+    files: dict[str, Any] = {**request.files, **guest.files}
+    guest = replace(guest, files={path: files[path] for path in request.fetch_files if path in files})
     ends: list[tuple[float, SandboxError]] = []
     if guest.memory_mb > limits.memory_mb:
-        ends.append((0.0, MemoryExceeded(limits.memory_mb, _killed(guest, 0.0, limits))))
+        ends.append((0.0, MemoryExceeded(limits.memory_mb, _partial_result(guest, 0.0, limits))))
     if limits.cpu_seconds is not None and guest.cpu_seconds > limits.cpu_seconds:
-        partial = _killed(guest, limits.cpu_seconds, limits)
+        partial = _partial_result(guest, limits.cpu_seconds, limits)
         ends.append((limits.cpu_seconds, ExecutionTimeout(limits.cpu_seconds, partial, clock="cpu")))
     if guest.seconds >= request.timeout:
-        partial = _killed(guest, request.timeout, limits)
+        partial = _partial_result(guest, request.timeout, limits)
         ends.append((request.timeout, ExecutionTimeout(request.timeout, partial)))
     if ends:
-        return Ending(*min(ends, key=lambda end: end[0]))
-    return Ending(guest.seconds, _result(guest, guest.seconds, limits, guest.exit_code), is_scripted=False)
+        return FakeOutcome(*min(ends, key=lambda end: end[0]))
+    return FakeOutcome(guest.seconds, _result(guest, guest.seconds, limits, guest.exit_code), is_scripted=False)
 
 
-def _killed(guest: FakeGuest, seconds: float, limits: EffectiveLimits) -> ExecResult:
+def _partial_result(guest: FakeGuest, seconds: float, limits: EffectiveLimits) -> ExecResult:
     return replace(_result(guest, seconds, limits, _KILLED), signal=9)
 
 
@@ -131,7 +131,7 @@ def _result(guest: FakeGuest, seconds: float, limits: EffectiveLimits, exit_code
         for item in (guest.stdout, guest.stderr)
     )
     memory = min(guest.memory_mb, limits.memory_mb) * MIB
-    made = ExecResult(
+    result = ExecResult(
         stdout=stdout.decode("utf-8", "replace"),
         stderr=stderr.decode("utf-8", "replace"),
         stdout_bytes=stdout,
@@ -142,10 +142,10 @@ def _result(guest: FakeGuest, seconds: float, limits: EffectiveLimits, exit_code
         enforced=_ENFORCED,
         files=guest.files,
     )
-    return _capped(made, limits.output_bytes)
+    return _cap_output(result, limits.output_bytes)
 
 
-def _capped(result: ExecResult, most: int) -> ExecResult:
+def _cap_output(result: ExecResult, most: int) -> ExecResult:
     for name in ("stdout", "stderr"):
         capture = Capture(most)
         capture.add(getattr(result, f"{name}_bytes"))

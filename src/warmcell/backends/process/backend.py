@@ -2,55 +2,64 @@
 
 from __future__ import annotations
 
-import errno
 import weakref
 from functools import partial
 
-from warmcell.backends.process.job import Launch
+from warmcell.backends.base import BackendBase
+from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
-from warmcell.core.errors import BuildFailed, CommandNotFound, InvalidRequest, SandboxError
+from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
-from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
+from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Program
+from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.interrupts import Interrupts
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR
-from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits
-from warmcell.runner.not_started import NotStarted
+from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits, limits_in_force
+from warmcell.runner.not_started import NotStarted, command_refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from typing import Any
 
     from warmcell.backends import built
-    from warmcell.backends.many import Requests
+    from warmcell.backends.process.egress import Egress
+    from warmcell.backends.process.image import OpenImage
     from warmcell.backends.process.live import LiveCage
     from warmcell.backends.process.live_program import LiveProgram
-    from warmcell.core.contracts import SandboxEnforcer
-    from warmcell.core.outcomes import Outcome
+    from warmcell.backends.supervisors import Recipe
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Limits
+    from warmcell.enforcers.contract import SandboxEnforcer
+    from warmcell.images import Image
     from warmcell.languages.host_tools import HostTools
     from warmcell.languages.runtime import LanguageRuntime
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
+    from warmcell.pool.pool import Overlay
     from warmcell.runner.listening import Listener
 
 
-class ProcessBackend:
+class ProcessBackend(BackendBase):
     """Isolation class `process+sandbox`, or `process` with `enforcer=None`, which isolates nothing but the environment.
 
-    `enforcer="auto"` takes the best one that works on this host and fails closed when there is none. Others go by name,
-    or are given as an object: what `get_enforcer()` returns, or any `SandboxEnforcer` of another package.
+    `enforcer="auto"` uses the best one that works on this host and fails closed if there is none. Others go by name, or
+    are given as an object: what `get_enforcer()` returns, or any `SandboxEnforcer` of another package.
+    `allow_weaker="landlock"` lets "auto" use Landlock, seccomp and rlimits where no cage can be built, as in default
+    containers; `result.enforced` and `capabilities()` then say so.
     `policy=None`: no network, no host paths, a private workspace, processes allowed. A built policy means what it says.
     `fetch_policy` is the other way to name what guests may reach: the rules of `Sandbox.fetch`, credentials included.
     `audit` gets one line of JSON for each decision about a guest's connections.
-    `work_path` is where guests begin: /work, or another place at which the policy shows a directory. With
+    `image` is the guests' root instead of the host's system: a name in the image store, or an `Image`. `user` is the
+    user in it, by name or number: "root", say. None: the one that the image names.
+    `overlay` is mounted at the work path in place of the directory that the policy shows there.
+    `work_path` is the guests' working directory: /work, or another place at which the policy shows a directory. With
     `has_tools` programs find the host's toolchains on their PATH.
     Safe to use from many threads and event loops; close it when done.
     """
@@ -67,16 +76,31 @@ class ProcessBackend:
         audit: Callable[[str], None] | None = None,
         work_path: str = WORK_DIR,
         has_tools: bool = False,
+        allow_weaker: str | None = None,
+        image: str | Image | None = None,
+        user: str | None = None,
+        overlay: Overlay | None = None,
     ) -> None:
         self._config = config or ProcessConfig()
+        self._is_bound = audit is not None or overlay is not None
+        others: dict[str, Any] = {"fetch_policy": fetch_policy, "work_path": work_path, "has_tools": has_tools}
+        others["allow_weaker"] = self.allow_weaker = allow_weaker
+        others |= {"image": image, "user": user}
+        self._recipe = partial(ProcessBackend, config, enforcer, policy, **others)
         self._policy = policy or DEFAULT_POLICY
-        self._has_tools = has_tools
+        self._has_tools = has_tools and image is None
         self._tools: HostTools | None = None
-        #: Looked up once: looking takes longer than the rest of preparing a program.
+        #: Cached: the look-up takes longer than the rest of preparing a program.
         self._runtimes: dict[str, LanguageRuntime] = {}
         self._enforcer = enforcer
         _check_work_path(work_path, self._policy)
-        self._launcher = Launcher(self._config, enforcer, self._policy, fetch_policy, audit, work_path)
+        #: As given to the constructor.
+        self.image, self.user = image, user
+        self._image = _open_image(image, user)
+        root = self._image.root if self._image is not None else None
+        self._launcher = Launcher(
+            self._config, enforcer, self._policy, fetch_policy, audit, work_path, allow_weaker, root, overlay
+        )
         self._cages: weakref.WeakSet[LiveCage] = weakref.WeakSet()
         self._runs = Runs(self.name, self._config.most_at_once, self._config.queue_timeout)
 
@@ -87,11 +111,11 @@ class ProcessBackend:
         enforcer: str | SandboxEnforcer = "auto",
         policy: SandboxPolicy | None = None,
     ) -> ProcessBackend:
-        """Never the bare class: raises at once when the enforcer does not work here."""
+        """Never the bare class: raises at once if the enforcer does not work here."""
         if enforcer is None:
-            raise InvalidRequest("names the sandbox to use; None is the bare class", field="enforcer")
+            raise InvalidRequest("must name an enforcer; None is the bare class", field="enforcer")
         backend = cls(config, enforcer, policy)
-        backend._launcher.enforcer  # noqa: B018  # resolved now, so that a missing one is told now
+        backend._launcher.resolver.enforcer  # noqa: B018  # resolved now, so that a missing one is reported now
         return backend
 
     @property
@@ -104,38 +128,35 @@ class ProcessBackend:
 
     @property
     def enforcer(self) -> str | SandboxEnforcer | None:
-        """As it was asked for."""
+        """As given to the constructor."""
         return self._enforcer
 
     def capabilities(self) -> BackendCapabilities:
-        """What really holds on this host, measured."""
-        enforced = self._launcher.describe()
-        limits = EnforcedLimits(
-            timeout=True,
-            memory=enforced.memory is not None,
-            network_isolation=enforced.network is not None,
-            filesystem_read_isolation=enforced.filesystem_read is not None,
-            filesystem_write_isolation=enforced.filesystem_write is not None,
-            environment_isolation=enforced.environment is not None,
-            process_limit=enforced.processes is not None,
-            disk_limit=enforced.disk is not None,
-            output_limit=True,
-            cpu=enforced.cpu is not None,
-        )
+        """What this host enforces, as measured."""
+        enforced = self._launcher.resolver.resolve(EffectiveLimits()).enforced
         from warmcell.languages.registry import LanguageVersions, available_languages
 
-        languages = available_languages(self._config)
+        languages = available_languages(self._config) if self._image is None else self._image.languages
         return BackendCapabilities(
             supported_languages=languages,
             isolation_class=enforced.isolation_class,
-            enforced_limits=limits,
+            enforced_limits=limits_in_force(enforced),
             network=self._launcher.egress.destinations,
             versions=LanguageVersions(languages, self._config),
         )
 
+    def image_program(self, language: Language) -> str | None:
+        """The path of the language's program in the image; None without an image."""
+        return None if self._image is None else self._image.find_program_of(language)
+
+    @property
+    def image_session_languages(self) -> tuple[Language, ...]:
+        """The languages that the image has programs for sessions for."""
+        return () if self._image is None else self._image.session_languages
+
     @property
     def ready_cells(self) -> int:
-        """How many warm cells wait now."""
+        """How many warm cells there are now."""
         return self._launcher.pool.ready_count()
 
     @property
@@ -148,34 +169,29 @@ class ProcessBackend:
     ) -> ExecResult:
         """Runs the request in the calling thread.
 
-        `stdin` is a descriptor whose data the guest reads as it comes, in place of the request's; `listener` hears what
-        it writes, in this thread.
+        `stdin` is a descriptor whose data the guest reads as it arrives, in place of the request's; `listener` gets the
+        output as it arrives, in this thread.
         """
         with RunRecord(self.name, request, self._policy) as record:
             record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin, listener))
             return record.result
 
     async def execute(self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
-        """Runs the request in a thread of its own. Cancelling the task ends the run before the cancellation is seen."""
+        """Runs the request in a thread. Cancelling the task ends the run before the cancellation is raised."""
         with RunRecord(self.name, request, self._policy) as record:
             record.result = await self._runs.run(lambda run: self._execute(request, run, stdin, listener))
             return record.result
 
     def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]:
-        """`OutputEvent`s as the guest writes, last a `ResultEvent`; see `backends.streaming`. Leaving it ends the run.
+        """`OutputEvent`s as the guest writes, then a `ResultEvent`; see `backends.streaming`. Closing the iterator ends
+        the run.
 
-        While somebody listens, warm Python is line-buffered as on a terminal; other programs see a pipe, as ever.
-        `stdin` is a descriptor, to be kept open until the end, whose data the guest reads as it comes.
+        While it is read, warm Python is line-buffered as on a terminal; other programs write to a pipe as usual.
+        `stdin` is a descriptor whose data the guest reads as it arrives; keep it open until the end.
         """
         from warmcell.backends.streaming import stream
 
         return stream(lambda listener: self.execute(request, stdin=stdin, listener=listener))
-
-    def stream_blocking(self, request: ExecRequest, *, stdin: int = -1) -> Iterator[StreamEvent]:
-        """The same for code without an event loop."""
-        from warmcell.backends.many import in_step
-
-        return in_step(self.stream(request, stdin=stdin))
 
     def stream_command(self, argv: Sequence[str], cwd: str, request: ExecRequest) -> AsyncIterator[StreamEvent]:
         """`stream` for `execute_command`."""
@@ -186,51 +202,65 @@ class ProcessBackend:
     async def execute_command(
         self, argv: Sequence[str], cwd: str, request: ExecRequest, *, listener: Listener | None = None
     ) -> ExecResult:
-        """Runs a program with its arguments, no shell in between, with what the request says beside its code.
+        """Runs a program with its arguments, without a shell, under the request's limits, environment and files.
 
-        `CommandNotFound` is what exec said before any of the guest's code ran; no guest can make it up. Not for
-        enforcers that put a program of their own around the guest: see `takes_commands`.
+        `CommandNotFound` reports what exec returned before any guest code ran; a guest cannot forge it. Not for
+        enforcers that wrap the guest in a program of their own: see `takes_commands`.
         """
-        program = Program(tuple(argv), {}, "", cwd=cwd)
+        program = ProgramSpec(tuple(argv), {}, "", cwd=cwd)
         with RunRecord(self.name, request, self._policy) as record:
             record.result = await self._runs.run(lambda run: self._execute_command(program, request, run, listener))
             return record.result
 
+    def execute_entrypoint_blocking(
+        self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
+    ) -> ExecResult:
+        """Runs what the image names: its ENTRYPOINT, with the request's arguments or, if there are none, with CMD.
+
+        The request's code is for records of the run only.
+        """
+        if self._image is None:
+            raise InvalidRequest("the backend has no image, and so no default command", field="image")
+        argv = self._image.default_command(tuple(request.args))
+        program = ProgramSpec(argv, {}, "", cwd=self._image.root.work_dir or WORK_DIR)
+        asked = replace(request, args=())
+        with RunRecord(self.name, request, self._policy) as record:
+            record.result = self._runs.run_blocking(
+                lambda run: self._execute_command(program, asked, run, listener, stdin)
+            )
+            return record.result
+
     def takes_commands(self) -> bool:
-        """Whether `execute_command` can be used with this enforcer. Looks for the enforcer the first time."""
-        return not self._launcher.has_wrapper
+        """Whether `execute_command` works with this enforcer. Probes the enforcer the first time."""
+        return not self._launcher.resolver.has_wrapper
 
     def _execute_command(
-        self, program: Program, request: ExecRequest, run: Run, listener: Listener | None
+        self, program: ProgramSpec, request: ExecRequest, run: Run, listener: Listener | None, stdin: int = -1
     ) -> ExecResult:
         try:
-            return self._launcher.run(self._planned(program, request, run, listener=listener))
+            return self._launcher.run(self._make_launch(program, request, run, stdin, listener))
         except NotStarted as failure:
             raise command_refusal(program.argv[0], failure) from None
 
     def _execute(self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
-        return self._launcher.run(self._planned(self._prepared(request), request, run, stdin, listener))
+        return self._launcher.run(self._make_launch(self._prepare(request), request, run, stdin, listener))
 
-    def _prepared(self, request: ExecRequest) -> Program:
-        runtime = self._runtimes.get(request.language) or self._find_runtime(request.language)
-        assert isinstance(request.code, str)  # bytes are for wasm, which has just been refused
+    def _prepare(self, request: ExecRequest) -> ProgramSpec:
+        if self._image is not None and isinstance(request.code, str):
+            return self._image.prepare(request.language, request.code)
+        runtime = self._runtimes.get(request.language)
+        if runtime is None:
+            from warmcell.languages.registry import language_runtime
+
+            runtime = self._runtimes.setdefault(request.language, language_runtime(request.language))
+        assert isinstance(request.code, str)  # bytes are for wasm, which was refused above
         try:
             return runtime.prepare(request.code, self._config)
         except OSError as error:
             raise host_failure(error, f"prepare {request.language}") from error
 
-    def _find_runtime(self, language: str) -> LanguageRuntime:
-        from warmcell.languages.registry import language_runtime
-
-        return self._runtimes.setdefault(language, language_runtime(language))
-
-    def _planned(
-        self,
-        program: Program,
-        request: ExecRequest,
-        run: Run,
-        stdin: int = -1,
-        listener: Listener | None = None,
+    def _make_launch(
+        self, program: ProgramSpec, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None
     ) -> Launch:
         return Launch(
             program=self._with_tools(program) if self._has_tools else program,
@@ -243,15 +273,16 @@ class ProcessBackend:
             files=request.files,  # type: ignore[arg-type]  # text has become bytes when it was checked
             fetch_files=tuple(request.fetch_files),
             listener=listener,
+            ends_at_output_limit=request.ends_at_output_limit,
         )
 
-    def _with_tools(self, program: Program) -> Program:
-        """Looked for by the first run: what the caller configured may have to be asked."""
+    def _with_tools(self, program: ProgramSpec) -> ProgramSpec:
+        """Finds the host's toolchains at the first run: configured ones may have to be started."""
         if self._tools is None:
             from warmcell.languages.host_tools import host_tools
 
             self._tools = host_tools(self._config).without(allowed.target for allowed in self._policy.allowed_paths)
-        return program.beside(self._tools.shown, self._tools.path)
+        return program.with_tools(self._tools.shown, self._tools.path)
 
     async def live_cage(
         self,
@@ -265,29 +296,28 @@ class ProcessBackend:
 
         Without programs it ends by itself after `idle_timeout` seconds.
         """
-        from warmcell.backends.process.live_making import LiveTerms
+        from warmcell.backends.process.live_start import LiveOptions
 
         effective = effective_limits(self._policy, limits, memory_limit_mb)
-        program = self._with_tools(Program((), {}, "")) if self._has_tools else Program((), {}, "")
+        program = self._with_tools(ProgramSpec((), {}, "")) if self._has_tools else ProgramSpec((), {}, "")
         given = {**program.env, **self._policy.env, **(env or {})}
-        terms = LiveTerms(given, idle_timeout, program.runtime_paths)
-        cage = await self._runs.run(lambda run: self._launcher.live_cage(effective, terms, run))
+        terms = LiveOptions(given, idle_timeout, program.runtime_paths)
+        make = partial(self._launcher.live_cage, effective, terms)
+        cage = await self._runs.run(make, discard=lambda cage: cage.close())
         self._cages.add(cage)
         return cage
 
     async def live_program(self, request: ExecRequest) -> LiveProgram | ExecResult:
-        """What `execute` would run, to be started in a live cage; or the result, where it does not compile."""
-        plan = self._planned
-        return await self._runs.run(
-            lambda run: self._launcher.live_program(plan(self._prepared(request), request, run))
-        )
+        """The program that `execute` would run, to be started in a live cage; or the result if it does not compile."""
+        plan = self._make_launch
+        return await self._runs.run(lambda run: self._launcher.live_program(plan(self._prepare(request), request, run)))
 
     async def build(self, request: ExecRequest) -> built.Program:
-        """Compiles the program, or checks its syntax, once. Raises `BuildFailed` with what the compiler said.
+        """Compiles the program, or checks its syntax, once. Raises `BuildFailed` with the compiler's output.
 
-        A build has `ProcessConfig.build_timeout` and `build_limits`; the request's are for each run.
+        A build has `ProcessConfig.build_timeout` and `build_limits`; the request's apply to each run.
         """
-        return await self._runs.run(lambda run: self._build(request, run))
+        return await self._runs.run(partial(self._build, request), discard=lambda program: program.close())
 
     def build_blocking(self, request: ExecRequest) -> built.Program:
         """The same in the calling thread."""
@@ -298,82 +328,67 @@ class ProcessBackend:
 
         from warmcell.backends.built import Program as BuiltProgram
 
-        asked = replace(self._planned(self._prepared(request), request, run), timeout=self._config.build_timeout)
+        asked = replace(self._make_launch(self._prepare(request), request, run), timeout=self._config.build_timeout)
         with ExitStack() as cleanup:
             ready = self._launcher.build(asked, cleanup)
             if isinstance(ready, ExecResult):
                 raise BuildFailed(ready)
             release = cleanup.pop_all().close
-        return BuiltProgram(self.name, request, self._runs, partial(self._run_built, ready), release)
+        return BuiltProgram(self.name, request, self._runs, partial(self._run_again, ready), release)
 
-    def _run_built(self, ready: Launch, request: ExecRequest, run: Run, listener: Listener | None) -> ExecResult:
-        asked = self._planned(ready.program, request, run, listener=listener)
+    def _run_again(self, ready: Launch, request: ExecRequest, run: Run, listener: Listener | None) -> ExecResult:
+        asked = self._make_launch(ready.program, request, run, listener=listener)
         return self._launcher.run(replace(asked, artefact=ready.artefact))
 
-    def run_many(self, requests: Requests, concurrency: int | None = None) -> AsyncIterator[Outcome]:
-        """Outcomes as they finish, `concurrency` runs at a time (None: from the processors). See `backends.many`."""
-        from warmcell.backends.many import run_many
-
-        return run_many(self.execute, requests, concurrency)
-
-    def run_many_blocking(self, requests: Iterable[ExecRequest], concurrency: int | None = None) -> Iterator[Outcome]:
-        """The same for code without an event loop."""
-        from warmcell.backends.many import in_step
-
-        return in_step(self.run_many(requests, concurrency))
+    @property
+    def recipe(self) -> Recipe | None:
+        """How another process makes such a backend; None if it has something that only this process has."""
+        return None if self._is_bound else self._recipe
 
     def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
         """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""
         from warmcell.net.rules.fetch_policy import FetchPolicy
 
+        self._is_bound = True
         self._launcher.egress.set_rules(rules if isinstance(rules, FetchPolicy) else tuple(rules))
 
-    def close(self) -> None:
-        """Ends the runs that are under way, which raise `BackendUnavailable`, then waiting cells and zygotes.
+    @property
+    def egress(self) -> Egress | None:
+        """The way out of guests, for the sandbox that owns this backend; None if there is no proxy."""
+        egress = self._launcher.egress
+        return egress if egress.has_rules and not self._policy.allow_network else None
 
-        A zygote that other backends of this program use goes on for them.
+    def close(self) -> None:
+        """Ends the runs in progress, which raise `BackendUnavailable`, then warm cells and zygotes.
+
+        A zygote that other backends of this program use stays for them.
         """
-        with Interrupts(Run()):  # half of it done would leave the other half to nobody
+        with Interrupts(Run()):  # an interrupt half-way would leave the rest open
             self._runs.close()
             for cage in tuple(self._cages):
                 cage.close()
             self._launcher.close()
+            if self._image is not None:
+                self._image.close()
 
-    async def aclose(self) -> None:
-        from warmcell.lifetime.threads import in_thread
+    def __repr__(self) -> str:
+        enforcer = self._enforcer if isinstance(self._enforcer, str | None) else self._enforcer.name
+        grants = self._policy
+        network = "all" if grants.allow_network else ",".join(rule.domain for rule in grants.network_rules) or "none"
+        processes = "allowed" if grants.allow_process_spawn else "denied"
+        return f"<ProcessBackend enforcer={enforcer} network={network} processes={processes}>"
 
-        await in_thread(self.close)
 
-    def __enter__(self) -> ProcessBackend:
-        return self
+def _open_image(image: str | Image | None, user: str | None) -> OpenImage | None:
+    if image is None:
+        if user is not None:
+            raise InvalidRequest("needs an image", field="user", hint="name an image, or leave it out")
+        return None
+    from warmcell.backends.process.image import OpenImage
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> ProcessBackend:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+    return OpenImage(image, user)
 
 
 def _check_work_path(work_path: str, policy: SandboxPolicy) -> None:
     if work_path != WORK_DIR and all(allowed.target != work_path for allowed in policy.allowed_paths):
         raise InvalidRequest(f"the policy shows nothing at {work_path!r}", field="work_path", hint="allow that path")
-
-
-_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
-
-
-def command_refusal(command: str, failure: NotStarted) -> SandboxError:
-    """What exec's errno means to who named the command."""
-    if failure.errno in _NOT_THERE:
-        return CommandNotFound(command)
-    if failure.errno == errno.EACCES:
-        return CommandNotFound(command, "is no program: it may not be executed", hint="chmod +x, or name what reads it")
-    if failure.errno == errno.ENOEXEC:
-        hint = "begin it with a line such as #!/bin/sh, or name what reads it"
-        return CommandNotFound(command, "is no program: the kernel does not know its format", hint=hint)
-    if failure.errno == errno.E2BIG:
-        return InvalidRequest("longer than the kernel passes to a program", field="args", hint="use stdin or a file")
-    return failure

@@ -1,4 +1,4 @@
-"""Egress: the proxy behind a cell's only way out, one per run, all under rules that can change while runs go on."""
+"""Egress: the proxies through which guests reach the network, one per run, under rules that can change meanwhile."""
 
 from __future__ import annotations
 
@@ -20,35 +20,41 @@ if TYPE_CHECKING:
     from typing import Any
 
     from warmcell.lifetime.cleanup import Cleanup
+    from warmcell.net.connect.connection_log import ConnectionLog
     from warmcell.net.connect.rate_limiter import RateLimiter
     from warmcell.net.proxy.certificate_authority import SandboxAuthority
     from warmcell.net.proxy.egress_proxy import EgressProxy
     from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
+    from warmcell.net.rules.rule_book import Narrowing, RuleBook
 
 _BUNDLE, _CERTIFICATE = "ca-bundle.pem", "ca.pem"
 
 
 @dataclass(frozen=True, slots=True)
-class WayOut:
-    """What the guest must be given to use it: variables, and the sandbox's own root certificate where there is one."""
+class EgressHandle:
+    """What the guest needs to use the proxy: variables, and the sandbox's root certificate if there is one."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-_NO_WAY_OUT = WayOut()
+_NO_EGRESS = EgressHandle()
 
 
 class Egress:
-    """Belongs to a backend. Imports the networking code only when a run really has a way out."""
+    """Belongs to a backend. Imports the networking code only when a run has network access."""
 
     def __init__(
         self, rules: FetchPolicy | tuple[NetworkRule, ...], audit: Callable[[str], None] | None = None
     ) -> None:
         self._rules = rules
+        #: Whether guests have a proxy at all, whatever the rules are later.
+        self.has_rules = not isinstance(rules, tuple) or bool(rules)
         self._audit = audit
         self._limiter: RateLimiter | None = None
         self._authority: SandboxAuthority | None = None
+        self._log: ConnectionLog | None = None
+        self._narrowing: Narrowing | None = None
         self.abandon()
         own(self)
 
@@ -59,31 +65,55 @@ class Egress:
 
     @property
     def destinations(self) -> tuple[str, ...]:
-        """What the rules name, as a caller would write it."""
+        """The destinations that the rules name, as a caller would write them."""
         rules = self._rules if isinstance(self._rules, tuple) else self._rules.rules
         names = () if isinstance(self._rules, tuple) else self._rules.allowed_domains
-        return (*names, *(rule.written() for rule in rules))
+        return (*names, *(rule.as_text() for rule in rules))
 
     def set_rules(self, rules: FetchPolicy | tuple[NetworkRule, ...]) -> None:
-        """From the next connection on, in runs that are under way as well.
+        """Changes the rules from the next connection on, also for runs in progress.
 
-        Encrypted hosts that are newly given credentials get them from the next run on: the certificate that makes it
-        possible is handed to a guest when it starts.
+        Encrypted hosts that newly get credentials get them from the next run on: the guest receives the certificate for
+        that when it starts.
         """
         with self._lock:
-            if _injected(rules) != _injected(self._rules):
+            if _hosts_with_credentials(rules) != _hosts_with_credentials(self._rules):
                 self._authority = None
             if _rate(rules) != _rate(self._rules):
                 self._limiter = None
             self._rules = rules
-            for proxy in self._open:
-                proxy.set_rules(rules)
+            self._apply()
 
-    def open(self, cell: Cell, on_denial: Callable[[Denial], Any], cleanup: ExitStack | Cleanup) -> WayOut:
-        """Starts the proxy on the listener that the cell opened in its own network; it ends with `cleanup`."""
+    def narrow(self, narrowing: Narrowing | None) -> None:
+        """From now on guests also need this narrowing's consent. Open connections are in the log, to be cut."""
+        with self._lock:
+            self._narrowing = narrowing
+            self._apply()
+
+    def use_log(self, log: ConnectionLog) -> None:
+        """Connections of runs that start from now on are in this log."""
+        self._log = log
+
+    def rule_book(self) -> RuleBook:
+        """What the rules allow, before it is narrowed."""
+        from warmcell.net.rules.rule_book import compile_rules
+
+        return compile_rules(self._rules)
+
+    def _current_book(self) -> RuleBook:
+        from dataclasses import replace
+
+        return replace(self.rule_book(), narrowing=self._narrowing)
+
+    def _apply(self) -> None:
+        for proxy in self._open:
+            proxy.set_rules(self._current_book())
+
+    def open(self, cell: Cell, on_denial: Callable[[Denial], Any], cleanup: ExitStack | Cleanup) -> EgressHandle:
+        """Starts the proxy on the listener that the cell opened in its own network; `cleanup` closes it."""
         listener = cell.give_listener()
         if listener is None:
-            return _NO_WAY_OUT
+            return _NO_EGRESS
         from warmcell.net.proxy.egress_proxy import EgressProxy
         from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
 
@@ -91,19 +121,25 @@ class Egress:
             authority = self._certificate_authority()
             limiter = self._shared_limiter()
             proxy = EgressProxy(
-                listener, self._rules, on_denial=on_denial, audit=self._audit, authority=authority, limiter=limiter
+                listener,
+                self._current_book(),
+                on_denial=on_denial,
+                audit=self._audit,
+                authority=authority,
+                limiter=limiter,
+                log=self._log,
             )
             self._open.add(proxy)
         cleanup.callback(proxy.close)
         proxy.start()
         env = proxy_environment(PROXY_PORT)
         if authority is None:
-            return WayOut(env)
+            return EgressHandle(env)
         env |= authority_environment(f"{CODE_DIR}/{_BUNDLE}", f"{CODE_DIR}/{_CERTIFICATE}")
-        return WayOut(env, {_BUNDLE: authority.bundle_pem(), _CERTIFICATE: authority.certificate_pem})
+        return EgressHandle(env, {_BUNDLE: authority.bundle_pem(), _CERTIFICATE: authority.certificate_pem})
 
     def _shared_limiter(self) -> RateLimiter:
-        """One budget for all runs: a model that makes many of them must not multiply its allowance."""
+        """One budget for all runs: a model that starts many runs must not multiply its allowance."""
         if self._limiter is None:
             from warmcell.net.connect.rate_limiter import RateLimiter
 
@@ -111,8 +147,8 @@ class Egress:
         return self._limiter
 
     def _certificate_authority(self) -> SandboxAuthority | None:
-        """Only where credentials are to be put into encrypted requests, and only for those hosts."""
-        inject = _injected(self._rules)
+        """Only if credentials are injected into encrypted requests, and only for those hosts."""
+        inject = _hosts_with_credentials(self._rules)
         if inject and self._authority is None:
             from warmcell.net.proxy.certificate_authority import SandboxAuthority
 
@@ -120,7 +156,7 @@ class Egress:
         return self._authority if inject else None
 
 
-def _injected(rules: FetchPolicy | tuple[NetworkRule, ...]) -> set[str]:
+def _hosts_with_credentials(rules: FetchPolicy | tuple[NetworkRule, ...]) -> set[str]:
     """The hosts to which credentials are added."""
     return set(getattr(rules, "inject", None) or ())
 

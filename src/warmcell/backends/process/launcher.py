@@ -1,30 +1,29 @@
-"""Launcher: from a program to its result under one enforcer. What is the same for every run is decided once."""
+"""Launcher: carries out runs under one policy and enforcer. What is the same for every run is decided once."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 
+from warmcell.backends.process.cell_template import CellTemplate, TemplateCache, make_template
 from warmcell.backends.process.egress import Egress
-from warmcell.backends.process.job import BUILD_POLICY, MOST_SENT, Launch, job_for, prelude_for, warm_worker
-from warmcell.backends.process.world import PreparedWorld, RememberedWorlds, World, world_for
-from warmcell.core.errors import EnforcerFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, PolicyViolation
-from warmcell.core.records import dataclass, replace
-from warmcell.core.types import MIB, EffectiveLimits, Enforced, ExecResult
-from warmcell.enforcers.pinned import pin, pinned_paths
+from warmcell.backends.process.guest_job import make_job, make_prelude, warm_worker
+from warmcell.backends.process.launch import MAX_SENT_BYTES, Launch
+from warmcell.backends.process.policy_resolver import BUILD_POLICY, PolicyResolver
+from warmcell.core.errors import EnforcerFailed, InvalidRequest, PolicyViolation
+from warmcell.core.records import replace
+from warmcell.core.types import MIB, EffectiveLimits, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.cleanup import Cleanup
+from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import has_abandoned
 from warmcell.lifetime.ownership import Lock
-from warmcell.lifetime.scarcity import scarcity
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR, is_within
-from warmcell.policy.resolve import EffectivePolicy, ResolvedPath, resolve
-from warmcell.pool.pool import CellKind, Pool
+from warmcell.pool.pool import CellKind, Overlay, Pool
 from warmcell.runner.cell import Cell, CellLost
-from warmcell.runner.cgroup_parent import group_parent, host_capabilities
+from warmcell.runner.cgroup_parent import group_parent
 from warmcell.runner.cgroups import GroupLimits
 from warmcell.runner.denials import DenialCollector
 from warmcell.runner.not_started import JobUnread
@@ -33,30 +32,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from warmcell.backends.process.builds import Artefacts
+    from warmcell.backends.process.building import Builder
+    from warmcell.backends.process.gpu_slots import GpuSlots
     from warmcell.backends.process.live import LiveCage
-    from warmcell.backends.process.live_making import LiveTerms
     from warmcell.backends.process.live_program import LiveProgram
-    from warmcell.core.contracts import SandboxEnforcer
+    from warmcell.backends.process.live_start import LiveOptions
+    from warmcell.enforcers.contract import SandboxEnforcer
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
+    from warmcell.policy.resolve import ImageRoot
 
 _ATTEMPTS = 3
-#: What a run needs as soon as it has begun, since its time is measured: a command loads it while its cell is made.
-_load_ending = partial(__import__, "warmcell.backends.process.ending")
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A run whose guest has its job, and what goes with its end."""
-
-    cleanup: Cleanup
-    cell: Cell
-    denials: DenialCollector
+#: Loaded while a cell is made: the guest's time is measured as soon as it has its job.
+_load_run_result = partial(__import__, "warmcell.backends.process.run_result")
 
 
 class Launcher:
-    """Shared by all runs of a backend. Enforcer and paths are settled when the backend is made."""
+    """Shared by all runs of a backend."""
 
     def __init__(
         self,
@@ -66,322 +58,263 @@ class Launcher:
         fetch_policy: FetchPolicy | None,
         audit: Callable[[str], None] | None = None,
         work_path: str = WORK_DIR,
+        allow_weaker: str | None = None,
+        image: ImageRoot | None = None,
+        overlay: Overlay | None = None,
     ) -> None:
-        self._config = config
-        self._work_path = work_path
-        self._asked_for = enforcer
-        self._proved: SandboxEnforcer | None = None
-        self._policy = policy
-        self._paths: tuple[ResolvedPath, ...] | PolicyViolation = _pinned_or_why_not(policy)
-        if self._paths:
-            from warmcell.backends.process.named_programs import check_programs
-
-            check_programs(config, self._paths)
         if fetch_policy is not None and policy.network_rules:
             raise PolicyViolation("both the policy and the fetch policy name domains", hint="put all rules into one")
-        self._has_fetch_policy = fetch_policy is not None
+        self._config = config
+        self._work_path = work_path
+        has_fetch_policy = fetch_policy is not None
+        self._overlay = overlay
+        self.resolver = PolicyResolver(
+            config, enforcer, policy, work_path, has_fetch_policy, allow_weaker, image, overlay
+        )
         self.egress = Egress(fetch_policy or policy.network_rules, audit)
         _sweep_leftovers()
-        self._artefacts: Artefacts | None = None
-        self._unshared = os.urandom(16).hex()
+        self._builder: Builder | None = None
+        self._gpu_slots: GpuSlots | None = None
         self._group_parent = group_parent()
         self.pool = Pool(config.pool_min, config.pool_size, self._group_parent)
         if config.pool_size:
-            _load_ending()  # cells may be ready, and then there is no time for it
-        self._worlds = RememberedWorlds()
+            _load_run_result()  # a ready cell leaves no time for it later
+        self._templates = TemplateCache()
         self._lock = Lock()
 
-    @property
-    def enforcer(self) -> SandboxEnforcer | None:
-        """The one in use; "auto" becomes the best that works here, or an error."""
-        if self._asked_for is None:
-            return None
-        if self._proved is None:  # looked up twice by two threads is better than a lock that a fork finds held
-            from warmcell.enforcers.registry import proved_enforcer
-
-            self._proved = proved_enforcer(self._asked_for)
-        return self._proved
-
-    @property
-    def has_wrapper(self) -> bool:
-        """Whether another program stands around the guest: what exec says then is about that program."""
-        return self.enforcer is not None and self._effective(EffectiveLimits(), ()).isolation == "none"
-
-    def describe(self) -> Enforced:
-        """What would be enforced for a run under this policy."""
-        return self._effective(EffectiveLimits(), ()).enforced
-
-    @property
-    def _enforcer_name(self) -> str | None:
-        return self.enforcer.name if self.enforcer is not None else None
-
-    def _effective(self, limits: EffectiveLimits, extra: tuple[ResolvedPath, ...]) -> EffectivePolicy:
-        if isinstance(self._paths, PolicyViolation):
-            raise self._paths
-        paths = (*self._paths, *extra)
-        host, enforcer = host_capabilities(), self._enforcer_name
-        effective = resolve(self._policy, paths, limits, host, enforcer, self._has_fetch_policy)
-        return effective if self._work_path == WORK_DIR else replace(effective, work=self._work_path)
-
-    def _effective_build(self, limits: EffectiveLimits, out: tuple[ResolvedPath, ...]) -> EffectivePolicy:
-        """Nothing of this backend's policy: what is built here is run by others (see `builds`)."""
-        return resolve(BUILD_POLICY, out, limits, host_capabilities(), self._enforcer_name)
-
-    @property
-    def _world_of_builds(self) -> str | None:
-        """What a compiler sees is known of our own classes; two enforcers of others may share no more than a name."""
-        enforcer = self.enforcer
-        if enforcer is None or type(enforcer).__module__.startswith("warmcell."):
-            return self._enforcer_name
-        return f"{enforcer.name} {self._unshared}"
-
     def run(self, launch: Launch) -> ExecResult:
-        """Builds first where the language needs it, then runs; raises what the end of the run calls for."""
+        """Builds the program if its language needs it, then runs it. Raises if a limit ended it."""
         try:
             if launch.program.build is None:
-                return self._run_once(launch)
-            from contextlib import ExitStack
-
-            with ExitStack() as cleanup:
-                built = self._built_and_told(launch, cleanup)
-                return built if isinstance(built, ExecResult) else self._run_once(built)
+                return self._run_program(launch)
+            with Cleanup() as cleanup:
+                built = self._get_builder(launch.limits).build_and_stream(launch, cleanup)
+                return built if isinstance(built, ExecResult) else self._run_program(built)
         except OSError as error:
             raise host_failure(error) from error
 
-    def _built_and_told(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
-        """Nobody hears a compiler, unless its words turn out to be the outcome."""
-        if launch.listener is None:
-            return self._built(launch, cleanup)
-        from warmcell.runner.listening import tell_whole
+    def _run_program(self, launch: Launch) -> ExecResult:
+        """Puts the artefact and the files of a run in place, and runs it."""
+        if launch.artefact:
+            from warmcell.backends.process.building import attach_artefact
 
+            launch = attach_artefact(launch)
+        if launch.files or launch.fetch_files:
+            return self._run_with_files(launch)
+        return self._run_with_retry(launch)
+
+    def _run_with_retry(self, launch: Launch) -> ExecResult:
+        """Runs a second time if the first cell was killed before it had read its job: nothing has run then."""
         try:
-            built = self._built(launch, cleanup)
-        except (ExecutionTimeout, MemoryExceeded) as ended:
-            tell_whole(launch.listener, ended.result)
-            raise
-        tell_whole(launch.listener, built if isinstance(built, ExecResult) else None)
-        return built
-
-    def build(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
-        """What can be run, many times, until `cleanup`; or the words of the compiler that refused it.
-
-        A language without a compiler looks at the text, as far as it can without running it.
-        """
-        try:
-            launch = replace(launch, program=launch.program.ahead or launch.program)
-            return self._checked(launch) if launch.program.build is None else self._built(launch, cleanup)
-        except OSError as error:
-            raise host_failure(error) from error
-
-    def _checked(self, launch: Launch) -> Launch | ExecResult:
-        self._effective(launch.limits, ())
-        check = launch.program.check
-        if check is None:
-            return launch
-        from warmcell.backends.process.building import bare
-
-        program = check() if callable(check) else check
-        result = self._run_once(replace(bare(launch), program=program, files={}))
-        return launch if result.ok else result
-
-    def _built(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
-        self._effective(launch.limits, ())  # what cannot be had is refused before anything is compiled
-        from warmcell.backends.process.building import compiling
-        from warmcell.backends.process.builds import Artefacts, keyed
-
-        with self._lock:
-            artefacts = self._artefacts = self._artefacts or Artefacts()
-        limits = self._config.limits_of_builds
-        build = keyed(launch.program, self._world_of_builds, limits).beside(launch.files)
-        spent, directory = 0.0, artefacts.find(build, cleanup)
-        if directory is None:
-            with artefacts.workshop() as workshop:
-                result = self._run_once(compiling(replace(launch, limits=limits), build, workshop))
-                if not result.ok:
-                    return result
-                spent, directory = result.duration, artefacts.keep(build, workshop, cleanup)
-            if spent >= launch.timeout:
-                raise ExecutionTimeout(launch.timeout, phase="build")
-        program = replace(launch.program, build=None, files={})
-        return replace(launch, program=program, artefact=os.path.join(directory, build.artefact), spent=spent)
+            return self._run_once(launch)
+        except JobUnread:
+            if isinstance(launch.stdin, int):  # part of the caller's input may have been read
+                raise
+        if launch.program.worker == "image-python":  # it may not start at all, and then it says why
+            launch = replace(launch, program=replace(launch.program, worker=None))
+        return self._run_once(launch)
 
     def _run_once(self, launch: Launch) -> ExecResult:
-        if launch.artefact:
-            from warmcell.backends.process.building import with_artefact
+        """A run in four steps: find its template, acquire a cell, give it the job, await its result."""
+        template = self._find_template(launch)
+        denials = DenialCollector()
+        with Cleanup() as slots, Cleanup() as cleanup:
+            self._acquire_gpus(template, launch.run, slots)
+            start = partial(self._start_guest, launch, template, denials, cleanup)
+            cell = descriptor_pressure.retry(start, launch.run, self._config.queue_timeout, own=self.pool)
+            from warmcell.backends.process.run_result import await_result
 
-            launch = with_artefact(launch)
-        if not launch.files and not launch.fetch_files:
-            return self._run_in_cell(launch)
-        from contextlib import ExitStack
+            return await_result(launch, template, cell, denials, self.pool.on_slow_run)
 
-        from warmcell.workspace.run_directory import RunDirectory, check_room
+    def _acquire_gpus(self, template: CellTemplate, run: Run, release: Cleanup) -> None:
+        if template.effective.gpu is None:
+            return
+        from warmcell.backends.process.gpu_slots import GpuSlots
 
-        self._refuse_taken_work()
-        check_room(launch.files, launch.limits.disk_mb)
-        if not launch.fetch_files and not self._needs_directory(launch.files):
-            return self._run_in_cell(launch)
-        with ExitStack() as cleanup:
-            directory = RunDirectory(launch.files, cleanup)
-            work = pin(directory.path, WORK_DIR, writable=True)
-            launch = replace(launch, files={}, extra_paths=(*launch.extra_paths, work))
-            return directory.around(lambda: self._run_in_cell(launch), launch.fetch_files)
+        with self._lock:
+            if self._gpu_slots is None:
+                self._gpu_slots = GpuSlots(self._config.gpu_concurrency, self._config.queue_timeout)
+        self._gpu_slots.acquire(template.effective.gpu, run, release)
 
-    def _needs_directory(self, files: Mapping[str, bytes]) -> bool:
-        """What is sent goes into any cell that waits; but not through a wrapper, and not as fast as a mount is made."""
-        return sum(map(len, files.values())) > MOST_SENT or self.has_wrapper
-
-    def _refuse_taken_work(self) -> None:
-        """What the policy shows there is the caller's own, and no place for a request to write to."""
-        if any(is_within(path.target, self._work_path) for path in self._policy.allowed_paths):
-            hint = "put them into that directory, or show it at another place"
-            raise InvalidRequest(
-                "the policy shows a directory of its own at the work directory", field="files", hint=hint
-            )
-
-    def _run_in_cell(self, launch: Launch) -> ExecResult:
-        """In another one where somebody ended the first before it had read its job."""
+    def _start_guest(self, launch: Launch, template: CellTemplate, denials: DenialCollector, cleanup: Cleanup) -> Cell:
+        """A cell whose guest has its job. If this fails, everything it opened is closed."""
+        self.pool.begin_lease()
+        cleanup.callback(self.pool.end_lease)
         try:
-            return self._run_in_one_cell(launch)
-        except JobUnread:
-            if isinstance(launch.stdin, int):  # what was read of the caller's is gone
-                raise
-        return self._run_in_one_cell(launch)
-
-    def _run_in_one_cell(self, launch: Launch) -> ExecResult:
-        world = self._world(launch)
-        begin = partial(self._begun, launch, world)
-        begun = scarcity.retried(begin, launch.run, self._config.queue_timeout, own=self.pool)
-        with begun.cleanup:
-            from warmcell.backends.process.ending import result_of
-
-            return result_of(launch, world, begun.cell, begun.denials, self.pool.linger)
-
-    def _begun(self, launch: Launch, world: World) -> _Begun:
-        """All that a run opens; nothing is left open where it fails."""
-        cleanup = Cleanup()
-        self.pool.begin()
-        cleanup.callback(self.pool.done)
-        try:
-            prepared = world.prepare(cleanup)
-            denials = DenialCollector()
-            return _Begun(cleanup, self._started(launch, world, prepared, denials, cleanup), denials)
+            prepared = template.prepare(cleanup)
+            worker = warm_worker(launch, template)
+            kind = self._cell_kind(launch, template, prepared.plan, worker)
+            for _ in range(_ATTEMPTS):
+                cell = self._acquire_cell(kind, launch.run, cleanup)
+                egress = self.egress.open(cell, denials.add, cleanup)
+                try:
+                    cell.start(make_job(launch, template, prepared.directories, egress, worker), launch.run)
+                    return cell
+                except CellLost:  # it died while it waited and has run nothing: take another
+                    continue
+            raise EnforcerFailed(template.zygote.enforcer, "cells die before they can be used")
         except BaseException:
             cleanup.close()
             raise
 
-    def _started(
-        self, launch: Launch, world: World, prepared: PreparedWorld, denials: DenialCollector, cleanup: Cleanup
-    ) -> Cell:
-        """A cell that has its job. One that died while it waited has run nothing, so another takes its place."""
-        kind = self._kind(launch, world, prepared)
-        for _ in range(_ATTEMPTS):
-            cell = self.pool.lease(kind, launch.run, _load_ending)
-            cleanup.callback(cell.close)
-            way_out = self.egress.open(cell, denials.add, cleanup)
-            policy = BUILD_POLICY if launch.is_build else self._policy
-            job = job_for(launch, world, prepared.directories, way_out, policy)
-            try:
-                cell.start(job, launch.run)
-                return cell
-            except CellLost:
-                continue
-        raise EnforcerFailed(world.zygote.enforcer, "cells die before they can be used")
+    def _acquire_cell(self, kind: CellKind, run: Run, cleanup: Cleanup) -> Cell:
+        cell = self.pool.lease(kind, run, _load_run_result)
+        cleanup.callback(cell.close)
+        return cell
 
-    def live_cage(self, limits: EffectiveLimits, terms: LiveTerms, run: Run) -> LiveCage:
-        """A cell that stays, until the caller closes it or it ends by itself."""
-        from warmcell.backends.process.live_making import begun
+    def _find_template(self, launch: Launch) -> CellTemplate:
+        """The template for this kind of run; cached unless it has paths of this run alone."""
+        if launch.extra_paths:
+            return self._make_template(launch)
+        program = launch.program
+        key = (launch.limits, program.runtime_paths, launch.phase, program.worker)
+        return self._templates.find(key) or self._templates.keep(key, self._make_template(launch))
 
-        world = self._live_world(limits, terms.shown)
-        begin = partial(begun, world, self._live_kind(limits, world), self.egress, self.pool, terms, run)
+    def _make_template(self, launch: Launch) -> CellTemplate:
+        """The one place that decides under which policy a phase runs."""
+        resolver = self.resolver
+        is_build = launch.phase == "build"
+        resolve, policy = (resolver.resolve_build, BUILD_POLICY) if is_build else (resolver.resolve, resolver.policy)
+        effective = resolve(launch.limits, launch.extra_paths)
+        return make_template(effective, self._config, launch.program, policy, resolver.enforcer, is_build=is_build)
+
+    def _cell_kind(self, launch: Launch, template: CellTemplate, plan: str, worker: str | None) -> CellKind:
+        """What the pool keeps cells by. Runs in the warm interpreter, which are most, share one per template."""
+        is_python = worker in ("python", "image-python")  # a template is for one of them
+        if is_python and template.python_kind is not None:
+            return template.python_kind
+        limits = launch.limits
+        most_processes = limits.processes + (1 if template.has_keeper else 0)
+        group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._group_parent else None
+        kind = CellKind(
+            template.zygote,
+            plan,
+            group,
+            is_pooled=template.is_shared and not launch.extra_paths,
+            has_keeper=template.has_keeper,
+            execs=worker != "python",
+            is_program=worker is None and "/" in launch.program.argv[0],
+            prelude=make_prelude(worker, launch, template),
+            overlay=self._overlay_of(template),
+        )
+        if is_python and template.is_shared:
+            template.python_kind = kind
+        return kind
+
+    def _run_with_files(self, launch: Launch) -> ExecResult:
+        """Small files are sent with the job into any cell; large or fetched ones need a directory on the host."""
+        from contextlib import ExitStack
+
+        from warmcell.enforcers.pin_paths import pin
+        from warmcell.workspace.run_directory import RunDirectory, check_room
+
+        self._refuse_taken_work_directory()
+        check_room(launch.files, launch.limits.disk_mb)
+        size = sum(map(len, launch.files.values()))
+        if not launch.fetch_files and size <= MAX_SENT_BYTES and not self.resolver.has_wrapper:
+            return self._run_with_retry(launch)
+        with ExitStack() as cleanup:
+            directory = RunDirectory(launch.files, cleanup)
+            work = pin(directory.path, WORK_DIR, writable=True)
+            launch = replace(launch, files={}, extra_paths=(*launch.extra_paths, work))
+            return directory.around(lambda: self._run_with_retry(launch), launch.fetch_files)
+
+    def _refuse_taken_work_directory(self) -> None:
+        if any(is_within(path.target, self._work_path) for path in self.resolver.policy.allowed_paths):
+            raise InvalidRequest(
+                "the policy shows a directory of its own at the work directory",
+                field="files",
+                hint="put them into that directory, or show it at another place",
+            )
+
+    def build(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:
+        """A launch that can be run many times until `cleanup`, or the result of the compiler if it failed.
+
+        A language without a compiler checks the syntax, as far as that is possible without running the program.
+        """
         try:
-            return scarcity.retried(begin, run, self._config.queue_timeout, own=self.pool)
+            launch = replace(launch, program=launch.program.ahead or launch.program)
+            builder = self._get_builder(launch.limits)
+            if launch.program.build is None:
+                return builder.check_syntax(launch)
+            return builder.build(launch, cleanup)
         except OSError as error:
+            raise host_failure(error) from error
+
+    def _get_builder(self, limits: EffectiveLimits) -> Builder:
+        """Refuses what cannot be enforced before anything is compiled."""
+        self.resolver.resolve(limits)
+        from warmcell.backends.process.building import Builder
+
+        with self._lock:
+            if self._builder is None:
+                limits_of_builds = self._config.limits_of_builds
+                self._builder = Builder(self._run_program, self.resolver.build_scope, limits_of_builds)
+            return self._builder
+
+    def live_cage(self, limits: EffectiveLimits, terms: LiveOptions, run: Run) -> LiveCage:
+        """A cell that stays until the caller closes it or it ends by itself."""
+        from warmcell.backends.process.live_start import create_live_cage
+
+        template = self._live_template(limits, terms.shown)
+        begin = partial(
+            create_live_cage, template, self._live_kind(limits, template), self.egress, self.pool, terms, run
+        )
+        slots = Cleanup()
+        try:
+            self._acquire_gpus(template, run, slots)
+            cage = descriptor_pressure.retry(begin, run, self._config.queue_timeout, own=self.pool)
+        except OSError as error:
+            slots.close()
             raise host_failure(error, "start the live cage") from error
+        except BaseException:
+            slots.close()
+            raise
+        cage.ended.add_done_callback(lambda _: slots.close())
+        return cage
 
     def live_program(self, launch: Launch) -> LiveProgram | ExecResult:
-        """What is to be started in a live cage, built first where the language needs it; or the compiler's words."""
+        """A program to start in a live cage, built if its language needs it; or the compiler's result."""
         from warmcell.backends.process.live_program import live_program
 
         try:
             if launch.program.build is None:
                 return live_program(launch)
-            from contextlib import ExitStack
-
-            with ExitStack() as cleanup:
-                built = self._built(launch, cleanup)
+            with Cleanup() as cleanup:
+                built = self._get_builder(launch.limits).build(launch, cleanup)
                 return built if isinstance(built, ExecResult) else live_program(built)
         except OSError as error:
             raise host_failure(error) from error
 
-    def _live_world(self, limits: EffectiveLimits, shown: tuple[str, ...]) -> World:
-        from warmcell.backends.process.live_making import LiveWorld, check
+    def _live_template(self, limits: EffectiveLimits, shown: tuple[str, ...]) -> CellTemplate:
+        from warmcell.backends.process.live_start import LiveTemplate, check
 
-        effective = self._effective(limits, ())
+        effective = self.resolver.resolve(limits)
         check(effective)
-        return LiveWorld(effective, self._config, shown)
+        return LiveTemplate(effective, self._config, shown)
 
-    def _live_kind(self, limits: EffectiveLimits, world: World) -> CellKind:
-        # Without one more for the agent: it is one of them.
+    def _live_kind(self, limits: EffectiveLimits, template: CellTemplate) -> CellKind:
+        # The agent counts as one of the processes.
         group = GroupLimits(limits.memory_mb * MIB, limits.processes, limits.cpus) if self._group_parent else None
         with Cleanup() as cleanup:
-            plan = world.prepare(cleanup).plan
-        return CellKind(world.zygote, plan, group, is_pooled=False, has_keeper=False, execs=False)
+            plan = template.prepare(cleanup).plan
+        overlay = self._overlay_of(template)
+        return CellKind(template.zygote, plan, group, is_pooled=False, has_keeper=False, execs=False, overlay=overlay)
 
-    def _world(self, launch: Launch) -> World:
-        """The world for this kind of run, remembered where it is not for this run alone."""
-        program = launch.program
-        key = (launch.limits, program.runtime_paths, launch.is_build, program.worker)
-        world = None if launch.extra_paths else self._worlds.find(key)
-        if world is None:
-            decide = self._effective_build if launch.is_build else self._effective
-            effective = decide(launch.limits, launch.extra_paths)
-            world = world_for(effective, self._config, program, self.enforcer)
-            if not launch.extra_paths:
-                self._worlds.keep(key, world)
-        return world
-
-    def _kind(self, launch: Launch, world: World, prepared: PreparedWorld) -> CellKind:
-        """Of runs in the warm interpreter, which are most, all have the same where they have the same world."""
-        warm = warm_worker(launch, world)
-        if warm != "python" or not world.is_shared:
-            return self._kind_for(launch, world, prepared, warm)
-        if world.python_kind is None:
-            world.python_kind = self._kind_for(launch, world, prepared, warm)
-        return world.python_kind
-
-    def _kind_for(self, launch: Launch, world: World, prepared: PreparedWorld, warm: str | None) -> CellKind:
-        limits = launch.limits
-        most_processes = limits.processes + (1 if world.has_keeper else 0)
-        group = GroupLimits(limits.memory_mb * MIB, most_processes, limits.cpus) if self._group_parent else None
-        return CellKind(
-            world.zygote,
-            prepared.plan,
-            group,
-            is_pooled=world.is_shared and not launch.extra_paths,
-            has_keeper=world.has_keeper,
-            execs=warm != "python",
-            is_program=warm is None and "/" in launch.program.argv[0],
-            prelude=prelude_for(launch, world) if warm == "node" else None,
-        )
+    def _overlay_of(self, template: CellTemplate) -> Overlay | None:
+        """Builds do not see the work directory."""
+        return self._overlay if any(bind.given for bind in template.visible) else None
 
     def close(self) -> None:
         self.pool.close()
-        if self._artefacts is not None:
-            self._artefacts.close()
+        if self._builder is not None:
+            self._builder.close()
 
 
 @cache
 def _sweep_leftovers() -> None:
-    """What killed programs of this user left. Once in a process; the remover is loaded where there is something."""
+    """Removes what killed programs of this user left behind, once per process."""
     if has_abandoned():
         from warmcell.workspace.private_directory import sweep_once
 
         sweep_once()
-
-
-def _pinned_or_why_not(policy: SandboxPolicy) -> tuple[ResolvedPath, ...] | PolicyViolation:
-    """Settled when the backend is made; told when it is used."""
-    try:
-        return pinned_paths(policy)
-    except PolicyViolation as refused:
-        return refused

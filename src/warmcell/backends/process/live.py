@@ -1,4 +1,4 @@
-"""LiveCage: a cell that stays, whose guest is the agent. Programs come and go; its limits hold for all of them."""
+"""LiveCage: a cell with the agent as its guest, in which programs are started. Its limits hold for all of them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,41 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from warmcell.backends.process.live_denials import LiveDenials
-from warmcell.backends.process.live_ends import IDLE, CageEnd, Ending, end_of, refusal
-from warmcell.backends.process.started_programs import StartedProgram, Starting
-from warmcell.backends.process.world import World
-from warmcell.core.errors import (
-    InvalidRequest,
-    SandboxError,
-    SessionEnded,
+from warmcell.backends.process.cell_template import CellTemplate
+from warmcell.backends.process.live_exit import (
+    IDLE,
+    CageEnd,
+    LiveDenials,
+    ProgramExit,
+    cage_end_from,
+    is_wait_status,
+    start_error,
 )
-from warmcell.lifetime.descriptors import Descriptors
-from warmcell.lifetime.ownership import own_until_exit
-from warmcell.lifetime.threads import in_thread
+from warmcell.backends.process.started_programs import PendingStart, StartedProgram
+from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.types import Denial
+from warmcell.guest.live.frames import FrameTooLong
+from warmcell.lifetime.descriptors import Descriptors, open_memory_file
+from warmcell.lifetime.ownership import Lock, own_until_exit
+from warmcell.lifetime.threads import in_thread, wait_for_future
 from warmcell.policy.places import CODE_DIR, WORK_DIR
 from warmcell.runner.cell import Cell, CellLost
-from warmcell.sessions.conversation import Conversation, ConversationOver, Message
-from warmcell.sessions.frames import FrameTooLong
+from warmcell.sessions.agent_channel import AgentChannel, ChannelClosed, Message
 from warmcell.sessions.loop import READ, Loop
 
-_ANSWER_SECONDS = 60.0
+#: How long the agent may take to start a program, and for any other request. Then its cage is ended from outside.
+_START_SECONDS, _GRACE_SECONDS = 60.0, 5.0
 _LAST_WORDS_MS = 10_000
+#: How long the end of a cage may take: the manager's report and the clean-up.
+_END_SECONDS = 60.0
 _MOST_LAST_WORDS = 4096
 _MOST_PEAK = 1 << 62
-_FORGED = "something in it spoke in the agent's name"
+_FORGED = "its agent sent an impossible message"
+_NO_ANSWER = "its agent did not answer for {:g} s"
 
 
 class LiveCage:
-    """Made by `live_making.begun`. Safe from many threads. `ended` is set, once, when nothing of it is left.
+    """Made by `live_start.create_live_cage`. Safe from many threads. `ended` is set, once, when nothing of it is left.
 
     It ends with `close`, with this process, when its agent does, or at a limit. In a fork it has ended.
     """
@@ -50,19 +58,21 @@ class LiveCage:
         self,
         cell: Cell,
         control: socket.socket,
-        world: World,
+        template: CellTemplate,
         env: Mapping[str, str],
         cleanup: ExitStack,
         denials: LiveDenials,
         idle_timeout: float | None = None,
     ) -> None:
         self._cell = cell
-        #: The agent's own process as this host numbers it, or did.
+        #: The agent's pid on the host.
         self.pid = cell.guest_pid
         self._env = dict(env)
         self._cleanup = cleanup
         self._denials = denials
-        self.world = world
+        #: Held while the cell's status is read, which also callers do.
+        self._status_lock = Lock()
+        self.template = template
         self.ended: Future[CageEnd] = Future()
         self.ended.set_running_or_notify_cancel()
         self._programs: dict[int, StartedProgram] = {}
@@ -71,15 +81,15 @@ class LiveCage:
         self._is_closing = False
         self._is_ready = False
         self._idle_timeout = idle_timeout
-        #: How often it was asked for something: whoever wants to end an idle one looks whether this has changed.
+        #: Number of requests so far: the idle timer ends the cage if it has not changed.
         self._calls = 0
         self.loop = Loop("warmcell-live")
-        self._conversation = Conversation(self.loop, control, self._heard, self._over)
+        self._channel = AgentChannel(self.loop, control, self._on_event, self._on_closed)
         for descriptor in (cell.stdout, cell.stderr):
             self.loop.watch(descriptor, READ, lambda descriptor=descriptor: self._keep_last_words(descriptor))  # type: ignore[misc]
-        self.loop.watch(cell.status.fileno(), READ, self._hear_denials)
-        self.loop.watch(cell.pidfd, READ, lambda: self._conversation.end(""))
-        self._begin_idling()
+        self.loop.watch(cell.status.fileno(), READ, self._receive_denials)
+        self.loop.watch(cell.pidfd, READ, lambda: self._channel.end(""))
+        self._start_idle_timer()
         self.loop.start()
         own_until_exit(self)
 
@@ -93,31 +103,33 @@ class LiveCage:
 
     @property
     def was_idle(self) -> bool:
-        """Whether it has ended for want of anything to do."""
+        """Whether it ended because it was idle."""
         return self.ended.done() and self.ended.result().reason == IDLE
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a program of this cage finds in its environment."""
+        """The environment of a program in this cage."""
         return {**self._env, **(env or {})}
 
     def start(self, argv: Sequence[str] | None = None, **options: Any) -> StartedProgram:
-        """`begin_starting` for who can wait: blocks until it was started."""
-        starting = self.begin_starting(argv, **options)
-        return self._started(starting, self._await(starting.answer))
+        """Starts a program or worker and blocks until it runs."""
+        starting = self.request_start(argv, **options)
+        return self._program_from(starting, self._await(starting.answer, _START_SECONDS))
 
-    async def start_soon(self, argv: Sequence[str], **options: Any) -> StartedProgram:
-        """The same for event loops. Who is cancelled meanwhile leaves nothing running."""
-        starting = self.begin_starting(argv, **options)
+    async def start_async(self, argv: Sequence[str], **options: Any) -> StartedProgram:
+        """`start` for event loops. Cancelling it leaves nothing running."""
+        starting = self.request_start(argv, **options)
         try:
-            await _settled(starting.answer, _ANSWER_SECONDS)
+            await wait_for_future(starting.answer, _START_SECONDS)
         except asyncio.CancelledError:
             starting.answer.add_done_callback(lambda _: starting.kill_soon())
             raise
         if starting.answer.done() and starting.answer.exception() is None:
-            return self._started(starting, starting.answer.result())
-        return self._started(starting, await in_thread(lambda: self._await(starting.answer, 0)))  # which says why
+            return self._program_from(starting, starting.answer.result())
+        return self._program_from(
+            starting, await in_thread(lambda: self._await(starting.answer, 0))
+        )  # raises the reason
 
-    def begin_starting(
+    def request_start(
         self,
         argv: Sequence[str] | None = None,
         *,
@@ -128,7 +140,7 @@ class LiveCage:
         pty: tuple[int, int] | None = None,
         files: Mapping[str, bytes] | None = None,
         code_dir: str = "",
-    ) -> Starting:
+    ) -> PendingStart:
         """A program, or a worker of ours: `guest/live/<worker>.py`, whose `main()` runs in a fork of the agent.
 
         `descriptors` become its 0, 1, 2 and so on: the guest's ends of what the caller made, and keeps or closes. With
@@ -144,18 +156,21 @@ class LiveCage:
             fields.update(files=list(files), code_dir=code_dir)
         started: list[StartedProgram] = []
         with Descriptors() as sent:
-            contents = [sent.opened(partial(_memory_file, content)) for content in (files or {}).values()]
+            contents = [sent.open(partial(open_memory_file, content)) for content in (files or {}).values()]
             answer = self._ask(
-                "start", [*descriptors, *contents], lambda answer: self._begun(answer, mark, began, started), **fields
+                "start",
+                [*descriptors, *contents],
+                lambda answer: self._register(answer, mark, began, started),
+                **fields,
             )
             sent.close()
-        return Starting(answer, started, cwd)
+        return PendingStart(answer, started, cwd)
 
-    def _started(self, starting: Starting, answer: Message) -> StartedProgram:
+    def _program_from(self, starting: PendingStart, answer: Message) -> StartedProgram:
         if "error" in answer:
-            raise refusal(answer, starting.cwd)
+            raise start_error(answer, starting.cwd)
         if not starting.started:
-            raise self._why_over()
+            raise self._end_error()
         return starting.started[0]
 
     def new_code_dir(self) -> str:
@@ -163,37 +178,53 @@ class LiveCage:
         return f"{CODE_DIR}/runs/{next(self._code_dirs)}"
 
     def connect(self, port: int) -> socket.socket:
-        """A connection to that port of the cage's own loopback; `ConnectionError` where nobody takes it."""
+        """Connects to a port on the cage's own loopback; raises `ConnectionRefusedError` if nothing listens there."""
         with Descriptors() as owned:
             ours, theirs = owned.socketpair(socket.SOCK_STREAM)
             answer = self._answer("connect", [theirs], port=port)
             owned.close_only(theirs)
             if "error" in answer:
                 owned.close()
-                raise ConnectionRefusedError(answer.get("errno", 0), f"nobody listens on port {port} in the sandbox")
+                raise ConnectionRefusedError(answer.get("errno", 0), f"nothing listens on port {port} in the sandbox")
             return socket.socket(fileno=owned.give(ours.detach()))
 
-    def begin_connecting(self, port: int) -> tuple[socket.socket, Future[Message]]:
-        """`connect` for who cannot wait: our end, and the answer, which has an "error" where nobody takes it."""
+    def connect_async(self, port: int) -> tuple[socket.socket, Future[Message]]:
+        """`connect` without waiting: returns our end and the answer, which has "error" if nothing listens."""
         self._calls += 1
         with Descriptors() as owned:
             ours, theirs = owned.socketpair(socket.SOCK_STREAM)
-            answer = self._conversation.ask("connect", [theirs], port=port)
+            answer = self._channel.ask("connect", [theirs], port=port)
             owned.close_only(theirs)
             return socket.socket(fileno=owned.give(ours.detach())), answer
 
-    def ask_of(self, pid: int, op: str, **fields: Any) -> None:
-        """Something about a program that may have ended by now."""
+    def request(self, pid: int, op: str, **fields: Any) -> None:
+        """Asks the agent to do something to a program, which may have ended by now, and waits for the answer."""
         self._answer(op, pid=pid, **fields)
 
-    def ask_soon(self, pid: int, op: str, **fields: Any) -> None:
-        """The same without waiting: what comes of it is seen by its end."""
-        self._conversation.ask(op, pid=pid, **fields)
+    async def request_async(self, pid: int, op: str, **fields: Any) -> None:
+        """`request` for event loops: may be cancelled at any moment."""
+        answer = self._ask(op, pid=pid, **fields)
+        await wait_for_future(answer, _GRACE_SECONDS)
+        if not answer.done():
+            self.end_soon(_NO_ANSWER.format(_GRACE_SECONDS))
+            await wait_for_future(self.ended, _GRACE_SECONDS)
+            raise self._end_error()
+        if isinstance(answer.exception(), ChannelClosed):
+            await wait_for_future(self.ended, _GRACE_SECONDS)
+            raise self._end_error()
+
+    def send(self, pid: int, op: str, **fields: Any) -> None:
+        """`request` without waiting for the answer."""
+        self._channel.ask(op, pid=pid, **fields)
+
+    def end_soon(self, reason: str) -> None:
+        """Ends the cage and everything in it from outside, without waiting for it."""
+        self.loop.call(lambda: self._channel.end(reason))
 
     def close(self) -> None:
         """Ends everything in it and waits until it is gone."""
         self._is_closing = True
-        self.loop.call(lambda: self._conversation.end("it was closed"))
+        self.loop.call(lambda: self._channel.end("it was closed"))
         self.loop.join()
 
     def abandon(self) -> None:
@@ -213,41 +244,44 @@ class LiveCage:
     ) -> Future[Message]:
         self._calls += 1
         try:
-            return self._conversation.ask(op, descriptors, on_answer, **fields)
+            return self._channel.ask(op, descriptors, on_answer, **fields)
         except FrameTooLong as error:
             raise InvalidRequest(f"too much for one message: {error}", field="env or args") from None
 
-    def _await(self, answer: Future[Message], seconds: float | None = None) -> Message:
+    def _await(self, answer: Future[Message], seconds: float = _GRACE_SECONDS) -> Message:
+        """The answer. An agent that does not give one in time is ended with its cage."""
         if self.loop.is_own_thread():
             raise RuntimeError("the live cage's own thread cannot wait for it")
         try:
-            return answer.result(_ANSWER_SECONDS if seconds is None else seconds)
-        except ConversationOver:
-            raise self._why_over() from None
+            return answer.result(seconds)
+        except ChannelClosed:
+            raise self._end_error() from None
         except NoAnswer:
-            self.close()
-            raise SessionEnded(f"its agent did not answer for {_ANSWER_SECONDS:g} s") from None
+            reason = _NO_ANSWER.format(seconds or _START_SECONDS)
+            self.end_soon(reason)
+            self.loop.join()
+            raise SessionEnded(reason) from None
 
-    def _why_over(self) -> SandboxError:
-        if self._is_closing and not self.ended.done():
-            return SessionEnded("it was closed")
-        return self.ended.result(_ANSWER_SECONDS).error()
+    def _end_error(self) -> SandboxError:
+        if not self.ended.done() and (self._is_closing or self.loop.is_own_thread()):
+            return SessionEnded(SessionEnded.CLOSED)
+        return self.ended.result(_END_SECONDS).error()
 
     # ---- in the loop's thread ----
 
-    def _begun(self, answer: Message, mark: str, began: float, started: list[StartedProgram]) -> None:
-        """Remembered before its end can be told."""
+    def _register(self, answer: Message, mark: str, began: float, started: list[StartedProgram]) -> None:
+        """Registers the program before its exit can be reported."""
         pid, failure = answer.get("pid"), answer.get("errno")
         if "error" in answer:
             return
         if not isinstance(pid, int) or not isinstance(failure, int) or pid <= 1 or pid in self._programs:
-            self._conversation.end(_FORGED)
+            self._channel.end(_FORGED)
             return
         started.append(StartedProgram(self, pid, failure, mark, began))
         self._programs[pid] = started[0]
 
-    def _begin_idling(self) -> None:
-        """When nothing runs: unless something is asked for meanwhile, it ends after its time."""
+    def _start_idle_timer(self) -> None:
+        """If no program runs: ends the cage after its idle time, unless there are requests meanwhile."""
         if self._idle_timeout is None or self._programs:
             return
         calls = self._calls
@@ -256,43 +290,58 @@ class LiveCage:
             if self._programs:
                 return
             if self._calls == calls:
-                self._conversation.end(IDLE)
+                self._channel.end(IDLE)
             else:
-                self._begin_idling()
+                self._start_idle_timer()
 
         self.loop.call_later(self._idle_timeout, look)
 
-    def _heard(self, message: Message) -> None:
+    def _on_event(self, message: Message) -> None:
         if message == {"event": "ready"} and not self._is_ready:
             self._is_ready = True
-            self._cell.has_begun()
+            self._cell.close_start_channels()
             return
         pid, status, cpu, peak = (message.get(name) for name in ("pid", "status", "cpu", "peak"))
         program = self._programs.pop(pid, None) if isinstance(pid, int) else None
-        is_sound = isinstance(status, int) and isinstance(peak, int) and _is_seconds(cpu)
+        is_sound = is_wait_status(status) and isinstance(peak, int) and _is_seconds(cpu)
         if program is None or not is_sound:
             self._programs.update({program.pid: program} if program else {})
-            self._conversation.end(_FORGED)
+            self._channel.end(_FORGED)
         else:
-            self._begin_idling()
-            self._hear_denials()
+            self._start_idle_timer()
+            self._receive_denials()
             program.denials = self._denials.since(program.began)
-            program.ended.set_result(Ending(status & 0xFFFF, float(cpu), min(max(0, peak), _MOST_PEAK)))  # type: ignore[operator, arg-type, type-var]
+            program.ended.set_result(ProgramExit(status, float(cpu), min(max(0, peak), _MOST_PEAK)))  # type: ignore[arg-type, type-var]
 
-    def _hear_denials(self) -> None:
-        """What was refused is told before the guest goes on, and so before its end is."""
-        status = select.poll()
-        status.register(self._cell.status, select.POLLIN)
+    def _receive_denials(self) -> None:
+        """Denials are sent before the guest continues, and so before its exit is reported."""
         try:
-            while self._cell.report is None and status.poll(0):
-                self._cell.hear()
+            self._read_status()
         except (CellLost, SandboxError, OSError):
             self.loop.forget(self._cell.status.fileno())
         if self._cell.report is not None:
             self.loop.forget(self._cell.status.fileno())
 
+    def _read_status(self) -> None:
+        status = select.poll()
+        with self._status_lock:
+            status.register(self._cell.status, select.POLLIN)
+            while self._cell.report is None and status.poll(0):
+                self._cell.receive_message()
+
+    def memory_kills(self) -> int:
+        """How many of its processes the kernel has killed for the cage's memory limit; 0 without a cgroup."""
+        group = self._cell.group
+        return 0 if group is None else group.usage().memory_kills
+
+    def denials_since(self, moment: float) -> list[Denial]:
+        """What the cage was refused since then. From any thread."""
+        with suppress(CellLost, SandboxError, OSError, ValueError):  # the cage has ended
+            self._read_status()
+        return self._denials.since(moment)
+
     def _keep_last_words(self, descriptor: int) -> None:
-        """The agent says nothing there, unless it fails."""
+        """Keeps the end of the agent's stderr, to which it writes only if it fails."""
         with suppress(BlockingIOError):
             data = os.read(descriptor, _MOST_LAST_WORDS)
             if not data:
@@ -300,8 +349,8 @@ class LiveCage:
             self._last_words += data
             del self._last_words[:-_MOST_LAST_WORDS]
 
-    def _over(self, reason: str) -> None:
-        """Whatever the cause, from here the cell is ended, and everybody is told when it is gone."""
+    def _on_closed(self, reason: str) -> None:
+        """Ends the cell, whatever the reason, then completes everything that waits for it."""
         end = self._end(reason)
         self.ended.set_result(end)
         programs, self._programs = self._programs, {}
@@ -317,56 +366,21 @@ class LiveCage:
         if reason:
             cell.ask_to_stop()
         report = self._report()
-        with suppress(OSError):  # without descriptors it cannot be said what the cell used
+        with suppress(OSError), self._status_lock:  # OSError: no descriptors left, the usage is not read
             cell.close()
         self._cleanup.close()
         if not reason and cell.group_usage is not None and cell.group_usage.memory_kills:
             report = {**report, "verdict": "memory"}
-        return end_of(report, reason, self._last_words.decode("utf-8", "replace").strip())
+        return cage_end_from(report, reason, self._last_words.decode("utf-8", "replace").strip())
 
     def _report(self) -> dict[str, Any]:
-        """Whoever reaped the agent says a moment later how it ended."""
+        """The manager's report on how the agent ended, which arrives shortly after its exit."""
         poll = select.poll()
         poll.register(self._cell.status, select.POLLIN)
-        with suppress(CellLost, SandboxError, OSError):
+        with suppress(CellLost, SandboxError, OSError), self._status_lock:
             while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
-                self._cell.hear()
+                self._cell.receive_message()
         return self._cell.report or {}
-
-
-async def _settled(answer: Future[Message], seconds: float) -> None:
-    """Until it is there, or so long. Cancelling who waits is not told to the answer, which others wait for."""
-    loop = asyncio.get_running_loop()
-    waiting: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not waiting.done():
-            waiting.set_result(None)
-
-    def tell(_: Future[Message]) -> None:
-        with suppress(RuntimeError):  # the event loop is gone, and whoever waited with it
-            loop.call_soon_threadsafe(wake)
-
-    patience = loop.call_later(seconds, wake)
-    answer.add_done_callback(tell)
-    try:
-        await waiting
-    finally:
-        patience.cancel()
-
-
-def _memory_file(content: bytes) -> int:
-    """A descriptor to read it from, which nobody else has."""
-    descriptor = os.memfd_create("warmcell", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _is_seconds(value: object) -> bool:

@@ -1,20 +1,20 @@
-"""A program of any language as a live cage takes it: a command line, the files that it needs, and its variables."""
+"""A program for a live cage: command line, files and environment."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from warmcell.backends.process.job import Launch
+from warmcell.backends.process.launch import Launch
 from warmcell.core.records import dataclass
-from warmcell.languages.program import Program
+from warmcell.languages.program_spec import ProgramSpec
 
 
 @dataclass(frozen=True, slots=True)
 class LiveProgram:
     """`files` are by name, in the directory that the command line is made for."""
 
-    program: Program
+    program: ProgramSpec
     memory_mb: int
     files: Mapping[str, bytes]
 
@@ -23,7 +23,7 @@ class LiveProgram:
 
 
 def live_program(launch: Launch) -> LiveProgram:
-    """With what a build made, if there was one, among its files."""
+    """The launch as a live program, with the artefact of its build among the files."""
     program, files = launch.program, dict(launch.program.files)
     if launch.artefact:
         with open(launch.artefact, "rb") as file:

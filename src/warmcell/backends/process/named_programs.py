@@ -1,4 +1,4 @@
-"""Programs that the caller named: started outside of cages too, so no guest may have a hand in them."""
+"""Checks the programs that the configuration names: they also run outside of cages, so guests must not change them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from warmcell.policy.resolve import ResolvedPath
 
 
 def check_programs(config: ProcessConfig, paths: tuple[ResolvedPath, ...] | PolicyViolation) -> None:
-    """A program that the caller named is started outside too; it must not be one that guests can change."""
+    """Refuses a configured program that a guest could overwrite."""
     if isinstance(paths, PolicyViolation) or not any(path.writable for path in paths):
         return
     if not (config.python_path or config.node_path or config.rustc_path or config.preload):

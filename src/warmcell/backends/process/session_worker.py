@@ -1,4 +1,4 @@
-"""A session's interpreter in a live cage: how each language's is started, and what its end is called."""
+"""The worker of a session in a live cage: how it is started for each language, and why it ended."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from contextlib import suppress
 from typing import Any
 
 from warmcell.backends.process.live import LiveCage
-from warmcell.backends.process.live_ends import Ending
+from warmcell.backends.process.live_exit import ProgramExit
 from warmcell.backends.process.started_programs import StartedProgram
 from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.types import Denial, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.policy.places import CODE_DIR
 
-#: By the language's own name: the worker that the agent forks into. What Node runs is a program of its own.
+#: The worker module by language. The worker of Node is a program of its own.
 _WORKERS = {"python": "python_session", "command": "shell_session"}
 LANGUAGES = ("python", "javascript", "typescript", "command")
 _NODE_SESSION = f"{CODE_DIR}/live/node_session.cjs"
+#: Loads a worker in another Python than the agent's.
+_PYTHON_SESSION = (f"{CODE_DIR}/live/start.py", _WORKERS["python"])
 _REASON_SECONDS = 30.0
 
 
 class CagedWorker:
-    """What `sessions.cell_talk` talks to. Everything about it goes through the cage's agent."""
+    """The worker of `sessions.session_protocol`. It is controlled through the cage's agent."""
 
     def __init__(
         self,
@@ -40,25 +43,31 @@ class CagedWorker:
         self._program = program
         self._owned = owned
         self.control, self.stdout, self.stderr, self.image = control, out, err, image
-        #: As the guest sees it.
+        #: Its pid in the guest.
         self.pid = program.pid
 
     def interrupt(self) -> None:
-        self._program.signal(signal.SIGINT)
+        self._program.signal_soon(signal.SIGINT)
 
     def kill(self) -> None:
-        with suppress(SandboxError):  # the cage has ended, and this with it
-            self._program.kill()
+        with suppress(SandboxError):  # the cage has ended
+            self._program.kill_blocking()
 
     def reason(self) -> str:
         try:
-            return _told(self._program.ended.result(_REASON_SECONDS))
+            return _describe_exit(self._program.ended.result(_REASON_SECONDS))
         except SessionEnded as error:
             return error.reason
         except SandboxError as error:
             return error.message
         except NoAnswer:
             return "it closed its side of the conversation"
+
+    def limit_error(self, result: ExecResult) -> SandboxError | None:
+        return self._program.limit_error(result) if self._program.ended.done() else None
+
+    def denials_since(self, moment: float) -> list[Denial]:
+        return self._program.denials_since(moment)
 
     def close(self) -> None:
         self.kill()
@@ -74,10 +83,12 @@ def start(
     *,
     is_forkable: bool = False,
     image: int | None = None,
+    python: str | None = None,
 ) -> CagedWorker:
-    """Blocks until it was started; it may not be ready yet for a while, which its first cell waits for.
+    """Blocks until the process exists. Its first cell waits until it is ready.
 
-    With `is_forkable` it can write its image; `image` is one that it can begin from, open for reading.
+    With `is_forkable` it can write its image; `image` is a readable descriptor of the image to restore. `python` is the
+    guest path of another Python than the agent's.
     """
     with Descriptors() as owned:
         control, theirs = owned.socketpair(socket.SOCK_STREAM)
@@ -92,9 +103,12 @@ def start(
             os.set_blocking(written, False)
             guests.append(guests_image)
         given = guests if image is None else [*guests, image]
-        how = _how(language, config)
-        if "argv" in how:
-            how["argv"][0] = cage.world.place_of(how["argv"][0])
+        if python is not None and language == "python":
+            how: dict[str, Any] = {"argv": [python, *_PYTHON_SESSION]}
+        else:
+            how = _how(language, config)
+            if "argv" in how:
+                how["argv"][0] = cage.template.place_of(how["argv"][0])
         program = cage.start(**how, cwd=cwd, env=env, descriptors=given)
         owned.close_only(*guests)
         if program.failure:
@@ -110,9 +124,7 @@ def _how(language: str, config: ProcessConfig) -> dict[str, Any]:
         return {"argv": [_node(config), _NODE_SESSION]}
     if language == "typescript":
         return {"argv": [_node_for_types(config), "--disable-warning=ExperimentalWarning", _NODE_SESSION, language]}
-    raise InvalidRequest(
-        f"there are no sessions in {language}", field="language", hint=f"one of {', '.join(LANGUAGES)}"
-    )
+    raise InvalidRequest(f"sessions do not support {language}", field="language", hint=f"one of {', '.join(LANGUAGES)}")
 
 
 def _node(config: ProcessConfig) -> str:
@@ -131,7 +143,7 @@ def _node_for_types(config: ProcessConfig) -> str:
     ).path
 
 
-def _told(ending: Ending) -> str:
+def _describe_exit(ending: ProgramExit) -> str:
     if os.WIFSIGNALED(ending.status):
         number = os.WTERMSIG(ending.status)
         name = signal.strsignal(number) or "unknown"

@@ -1,21 +1,21 @@
-"""Workers inside the native process cage, where the host has one: a bug of the runtime is then still caged."""
+"""Workers inside the native process cage, which contains bugs of the runtime too."""
 
 from __future__ import annotations
 
 import os
 import select
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from warmcell.backends.wasm.run_request import Directories, Directory
+from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.cage.plan import Bind, Watch, encode
-from warmcell.cage.wire import Job
+from warmcell.cage.wire import GuestJob
 from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.enforcers import probe
-from warmcell.enforcers.pinned import pin
+from warmcell.enforcers.pin_paths import pin
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
 from warmcell.lifetime.ownership import Lock
@@ -30,12 +30,12 @@ from warmcell.runner.cgroups import GroupLimits
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-else:  # its half in C: the rest takes longer to load
+else:  # the C half of the module: the rest takes longer to load
     import _signal as signal
 
-#: Where directories of the host appear, by number: their own paths could be where the cage has something else.
+#: Host directories are mounted here by number: the cage may use their own paths for something else.
 _READ_ONLY, _WRITABLE = "/mnt/read", "/mnt/write"
-#: For the worker as a whole, runtime included; what a run may use of it is the runtime's to keep.
+#: For the whole worker with its runtime. The runtime enforces the limits of each run.
 WORKER_LIMITS = EffectiveLimits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
 _READY_SECONDS = 30.0
 _REPORT_MS = 5000
@@ -43,24 +43,22 @@ _ATTEMPTS = 3
 
 
 class CagedProcess:
-    """A worker in a cell of its own, which was ordered and has yet to `begin`. `kill` may be called from any thread,
-    at any time, more than once.
-    """
+    """A worker in its own cell, which was ordered and needs `start`."""
 
     def __init__(self, cell: Cell, zygote: ZygoteProcess) -> None:
         self._cell = cell
         self._zygote = zygote
-        self._places: dict[Directory, str] = {}
+        self._paths: dict[HostDirectory, str] = {}
         self._lock = Lock()
-        self._has_begun = self._is_killed = False
+        self._is_started = self._is_killed = False
         self.is_running = True
         self.pid = 0
 
-    def begin(self) -> None:
-        """`CellLost`: its zygote was dying, and is not asked again."""
+    def start(self) -> None:
+        """Raises `CellLost` if the zygote was dying; the launcher then uses another one."""
         try:
             self._cell.await_ready(_READY_SECONDS)
-            self._cell.start(Job("python", (), {}, "/code", {}))
+            self._cell.start(GuestJob("python", (), {}, "/code", {}))
             self.pid = self._cell.guest_pid
         except BaseException as error:
             self._close()
@@ -68,8 +66,8 @@ class CagedProcess:
                 self._zygote.await_death(DYING_SECONDS)
             raise
         with self._lock:
-            self._has_begun = True
-            if self._is_killed:  # when it was not known yet whom to kill
+            self._is_started = True
+            if self._is_killed:  # before there was a process to kill
                 self._cell.ask_to_stop()
 
     def _close(self) -> None:
@@ -78,56 +76,61 @@ class CagedProcess:
             self._cell.close()
 
     def kill(self) -> None:
-        """Through init, which then still reports how the worker ended if it was dead already."""
+        """Asks init to do it, which still reports the exit status of a worker that was already dead."""
         with self._lock:
             self._is_killed = True
-            if self._has_begun:
+            if self._is_started:
                 self._cell.ask_to_stop()
 
     def wait(self, timeout: float) -> int | None:
-        """The exit status (negative for a signal), or None when it is still there after `timeout` seconds."""
-        if not self._has_begun:
+        """The exit status (negative for a signal), or None if it is still running after `timeout` seconds."""
+        if not self._is_started:
             self._close()
             return -signal.SIGKILL
-        if not self._cell.await_gone(timeout / 2):
+        if not self._cell.await_end(timeout / 2):
             self._cell.kill()
-            if not self._cell.await_gone(timeout / 2):
+            if not self._cell.await_end(timeout / 2):
                 return None
-        # Whoever reaped it says how it ended a moment after it is gone.
+        # The report of the exit status arrives a moment after the process is gone.
         poll = select.poll()
         poll.register(self._cell.status, select.POLLIN)
         with suppress(CellLost, SandboxError, OSError):
             while self._cell.report is None and poll.poll(_REPORT_MS):
-                self._cell.hear()
+                self._cell.receive_message()
         status = (self._cell.report or {}).get("exit", 9)
-        with suppress(OSError):  # without descriptors it cannot be said what the cell used
+        with suppress(OSError):  # out of descriptors: the usage of the cell is not read
             self._close()
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
-    def show(self, directories: Directories) -> None:
-        """Mounted from outside, by the cage, which from then on watches how much is written to them."""
+    def mount(self, directories: Mounts) -> None:
+        """The cage mounts them from outside and from then on watches how much is written to them."""
         for parent, is_writable in ((_READ_ONLY, False), (_WRITABLE, True)):
             chosen = [directory for directory in directories if directory.is_writable == is_writable]
-            self._places.update({directory: f"{parent}/{number}" for number, directory in enumerate(chosen)})
-        binds = [_bind(*item) for item in self._places.items()]
+            self._paths.update({directory: f"{parent}/{number}" for number, directory in enumerate(chosen)})
+        binds = [bind for item in self._paths.items() for bind in _binds(*item)]
         self._zygote.attach(self._cell, binds, WORKER_LIMITS.disk_mb * MIB, _READY_SECONDS)
 
-    def place(self, directory: Directory) -> str:
-        return self._places[directory]
+    def path_of(self, directory: HostDirectory) -> str:
+        return self._paths[directory]
 
     def abandon(self) -> None:
-        """The cell lets go of itself."""
+        """The cell abandons itself."""
         self.is_running = False
 
 
-def _bind(directory: Directory, place: str) -> Bind:
+def _binds(directory: HostDirectory, path: str) -> Iterator[Bind]:
+    """The directory, then what is read-only in it."""
     identity = f"{directory.device}:{directory.inode}"
-    return Bind(directory.host_path, place, directory.is_writable, identity, as_owner=True)
+    yield Bind(directory.host_path, path, directory.is_writable, identity, as_owner=True)
+    for item in directory.read_only:
+        identity = f"{item.device}:{item.inode}"
+        host_path = f"{directory.host_path}/{item.path}"
+        yield Bind(host_path, f"{path}/{item.path}", not item.is_end, identity, as_owner=True)
 
 
 @lru_cache(maxsize=1)
 def has_cage() -> bool:
-    """Whether workers can be caged here; what stands in the way is for `warmcell doctor` to say."""
+    """Whether workers can be caged on this host; `warmcell doctor` reports why not."""
     try:
         resolve(SandboxPolicy(), (), WORKER_LIMITS, host_capabilities(), NATIVE)
     except EnforcerUnavailable:
@@ -136,70 +139,70 @@ def has_cage() -> bool:
 
 
 class CagedLauncher:
-    """One zygote for all workers of this process, which are forks of it, as it has loaded all that they need.
+    """Forks all workers of this program from one zygote that has loaded everything they need.
 
-    It is replaced when it is gone, or when this is a fork of its owner.
+    The zygote is replaced when it is gone, and in a fork of the program.
     """
 
     isolation_class = "wasm+process"
-    confines = True
+    is_confining = True
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._zygote: ZygoteProcess | None = None
-        #: Those that were replaced, which end with their workers.
+        #: Replaced zygotes, which end with their workers.
         self._retired: list[ZygoteProcess] = []
         self._running: weakref.WeakSet[CagedProcess] = weakref.WeakSet()
-        #: How many workers are being made, which nobody may take the zygote from.
-        self._beginning = 0
+        #: How many workers are being launched; the zygote must live meanwhile.
+        self._launching = 0
 
-    def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> CagedProcess:
+    def launch(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> CagedProcess:
         with self._lock:
-            self._beginning += 1
+            self._launching += 1
         try:
-            return self._begun(argv, control, read_only, places)
+            return self._order(argv, control, read_only, mount_slots)
         finally:
             with self._lock:
-                self._beginning -= 1
-            self.rest()  # where it did not begin, or has ended already
+                self._launching -= 1
+            self.release_idle()  # if it failed to launch or has already ended
 
-    def _begun(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> CagedProcess:
-        plan = self._plan(tuple(read_only), places)
+    def _order(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> CagedProcess:
+        plan = self._plan(tuple(read_only), mount_slots)
         parent = group_parent()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
         for _ in range(_ATTEMPTS):
             zygote = self._living_zygote(packages=argv[-1])
             try:
                 cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
-            except CellLost:  # its zygote was dying: another one takes its place
+            except CellLost:  # the zygote was dying: use another one
                 zygote.await_death(DYING_SECONDS)
                 continue
             process = CagedProcess(cell, zygote)
             self._running.add(process)
             return process
-        raise ExecutionFailed("the cages of WASM workers end before they can be used")
+        raise ExecutionFailed(f"{_ATTEMPTS} cages for WASM workers died before they could be used")
 
-    def rest(self) -> None:
-        """Without workers there is nothing to keep a zygote for."""
+    def release_idle(self) -> None:
+        """Ends the zygote if there are no workers."""
         with self._lock:
-            is_used = self._beginning or any(process.is_running for process in self._running)
+            is_used = self._launching or any(process.is_running for process in self._running)
             if is_used or self._zygote is None:
                 return
             for zygote in (self._zygote, *self._retired):
                 zygote.close()
             self._zygote, self._retired = None, []
 
-    def _plan(self, read_only: tuple[str, ...], places: int) -> str:
+    def _plan(self, read_only: tuple[str, ...], mount_slots: int) -> str:
         paths = tuple(pin(os.path.realpath(path), path) for path in dict.fromkeys(read_only))
         policy = resolve(SandboxPolicy(), paths, WORKER_LIMITS, host_capabilities(), NATIVE)
         plan = compile_plan(policy, probe.layout(), find_interpreter(ProcessConfig()).runtime_paths)
-        empty = [f"{parent}/{number}" for parent in (_READ_ONLY, _WRITABLE) for number in range(places)]
+        slots = [f"{parent}/{number}" for parent in (_READ_ONLY, _WRITABLE) for number in range(mount_slots)]
         return encode(
             plan._replace(
-                # Directories on the sealed root, for what the worker will be shown to be mounted on.
-                files=(*plan.files, *((f"{place}/.empty", "") for place in empty)),
+                # Mount points on the sealed root.
+                files=(*plan.files, *((f"{slot}/.empty", "") for slot in slots)),
                 landlock=(*plan.landlock, (_WRITABLE, True)),
-                # The runtime keeps memory limits itself; what is written is watched as soon as there is where to.
+                # The runtime enforces memory limits itself; disk use is watched once something is mounted.
                 watch=Watch(),
             )
         )

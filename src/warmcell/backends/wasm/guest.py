@@ -1,16 +1,17 @@
-"""WasmGuest: how a `Sandbox(backend="wasm")` runs things. Commands are the toolbox's; files are WASI preopens."""
+"""WasmGuest: runs code for a `Sandbox(backend="wasm")`. Commands come from the toolbox; files are WASI preopens."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-from warmcell.backends.wasm.launcher import launcher
+from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest, run_limits
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import MIB, BackendCapabilities, EffectiveLimits, ExecResult, Language
+from warmcell.core.types import BackendCapabilities, ExecResult, Language
+from warmcell.guest.wasm.protocol import RunLimits
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
     from warmcell.core.output_events import StreamEvent
 else:
-    Protocol = object  # type checkers alone look at these
+    Protocol = object  # only type checkers use it
 
 _TEMPORARY = "/tmp"
-_WORLD = {"HOME": WORK, "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": _TEMPORARY, "LANG": "C.UTF-8"}
+_DEFAULT_ENV = {"HOME": WORK, "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": _TEMPORARY, "LANG": "C.UTF-8"}
 _COMMAND_LINES = {
     Language.COMMAND: ("sh", "-c"),
     Language.PYTHON: ("python3", "-c"),
@@ -39,8 +40,8 @@ _COMMAND_LINES = {
 }
 
 
-class GuestConfig(Protocol):
-    """What a sandbox says about itself."""
+class WasmGuestConfig(Protocol):
+    """The settings of a sandbox that matter here."""
 
     @property
     def work_dir(self) -> str: ...
@@ -58,10 +59,11 @@ class GuestConfig(Protocol):
     def policy(self) -> SandboxPolicy | None: ...
     @property
     def fetch(self) -> Callable[[bytes], Awaitable[bytes]] | None: ...
+    def find_protected(self, directory: str) -> tuple[str, ...]: ...
 
 
-class Job(Protocol):
-    """What one run says about itself."""
+class SandboxCall(Protocol):
+    """The settings of one run that matter here."""
 
     @property
     def cwd(self) -> str: ...
@@ -74,11 +76,13 @@ class Job(Protocol):
 
 
 class WasmGuest:
-    """Runs things for one sandbox, many at a time."""
+    """Runs commands and code for one sandbox, concurrently."""
 
-    def __init__(self, config: GuestConfig) -> None:
+    def __init__(self, config: WasmGuestConfig) -> None:
         wasmtime_directory()
         self._config = config
+        #: Found once, as in the process cage: the guest can create such paths later, which `diff` then flags.
+        self._preopens_found: list[Preopen] | None = None
         try:
             self._temporary = PrivateDirectory("tmp")
         except OSError as error:
@@ -87,44 +91,44 @@ class WasmGuest:
         self._toolbox = ToolboxRunner(self._supervisor)
         self._runs = Runs("wasm", DEFAULT_MOST_WORKERS, QUEUE_SECONDS)
 
-    async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
-        """One program with its arguments, no shell in between; `CommandNotFound` when there is no such program."""
-        if job.follow is not None:
+    async def command(self, argv: Sequence[str], call: SandboxCall) -> ExecResult:
+        """Runs one program without a shell. Raises `CommandNotFound`."""
+        if call.follow is not None:
             from warmcell.backends.streaming import stream
 
-            return await job.follow(stream(lambda listener: self._command(argv, job, listener)))
-        return await self._command(argv, job)
+            return await call.follow(stream(lambda listener: self._command(argv, call, listener)))
+        return await self._command(argv, call)
 
-    def script_blocking(self, script: str, job: Job, listener: Listener | None = None) -> ExecResult:
-        """`script` in the calling thread, for programs without an event loop; the listener hears it, in this thread."""
-        return self._runs.run_blocking(lambda run: self._run(("sh", "-c", script), job, None, run, listener))
+    def script_blocking(self, script: str, call: SandboxCall, listener: Listener | None = None) -> ExecResult:
+        """Runs `script` in the calling thread, without an event loop. The listener is called in this thread too."""
+        return self._runs.run_blocking(lambda run: self._run(("sh", "-c", script), call, None, run, listener))
 
-    async def _command(self, argv: Sequence[str], job: Job, listener: Listener | None = None) -> ExecResult:
+    async def _command(self, argv: Sequence[str], call: SandboxCall, listener: Listener | None = None) -> ExecResult:
         if self._config.fetch is None:
-            return await self._runs.run(lambda run: self._run(argv, job, None, run, listener))
+            return await self._runs.run(lambda run: self._run(argv, call, None, run, listener))
         from warmcell.backends.wasm.run_fetches import RunFetches
 
         fetches = RunFetches(self._config.fetch)
         try:
-            return await self._runs.run(lambda run: self._run(argv, job, fetches, run, listener))
+            return await self._runs.run(lambda run: self._run(argv, call, fetches, run, listener))
         finally:
             await fetches.end()
 
-    async def script(self, script: str, job: Job) -> ExecResult:
-        return await self.command(("sh", "-c", script), job)
+    async def script(self, script: str, call: SandboxCall) -> ExecResult:
+        return await self.command(("sh", "-c", script), call)
 
-    async def code(self, code: str | bytes, language: Language | str, job: Job) -> ExecResult:
+    async def code(self, code: str | bytes, language: Language | str, call: SandboxCall) -> ExecResult:
         if language is Language.WASM:
-            if job.follow is not None:
+            if call.follow is not None:
                 from warmcell.backends.streaming import stream
 
-                return await job.follow(stream(lambda listener: self._module(code, job, listener)))
-            return await self._module(code, job)
+                return await call.follow(stream(lambda listener: self._module(code, call, listener)))
+            return await self._module(code, call)
         if language not in _COMMAND_LINES or not isinstance(code, str):
             raise InvalidRequest(
-                f"the wasm sandbox has no {language}", field="language", hint="use Sandbox(backend='process')"
+                f"the wasm sandbox does not run {language}", field="language", hint="use Sandbox(backend='process')"
             )
-        return await self.command((*_COMMAND_LINES[Language(language)], code), job)
+        return await self.command((*_COMMAND_LINES[Language(language)], code), call)
 
     async def tools(self) -> list[str]:
         from warmcell.lifetime.threads import in_thread
@@ -132,12 +136,12 @@ class WasmGuest:
         return await in_thread(present_commands)
 
     def capabilities(self) -> BackendCapabilities:
-        """The module's own language and those that the toolbox has a command for."""
+        """WebAssembly and the languages that the toolbox has a command for."""
         from warmcell.backends.wasm.backend import ENFORCED_LIMITS
 
         present = present_commands()
         languages = [name for name, command in _COMMAND_LINES.items() if command[0] in present]
-        return BackendCapabilities((*languages, Language.WASM), launcher().isolation_class, ENFORCED_LIMITS)
+        return BackendCapabilities((*languages, Language.WASM), worker_launcher().isolation_class, ENFORCED_LIMITS)
 
     async def aclose(self) -> None:
         from warmcell.lifetime.threads import in_thread
@@ -149,59 +153,48 @@ class WasmGuest:
         self._supervisor.close()
         self._temporary.close()
 
-    async def _module(self, code: str | bytes, job: Job, listener: Listener | None = None) -> ExecResult:
-        return await self._runs.run(lambda run: self._run_module(code, job, run, listener))
+    async def _module(self, code: str | bytes, call: SandboxCall, listener: Listener | None = None) -> ExecResult:
+        return await self._runs.run(lambda run: self._run_module(code, call, run, listener))
 
     def _run(
-        self, argv: Sequence[str], job: Job, fetch: Fetch | None, run: Run, listener: Listener | None
+        self, argv: Sequence[str], call: SandboxCall, fetch: Fetch | None, run: Run, listener: Listener | None
     ) -> ExecResult:
-        limits = self._limits()
         return self._toolbox.run_command(
             argv,
-            timeout=job.timeout,
-            env={**_WORLD, **self._config.env},
-            cwd=job.cwd,
-            stdin=_as_bytes(job.stdin),
-            memory_limit_mb=limits.memory_mb,
-            fuel=self._config.fuel,
-            output_bytes=limits.output_bytes,
+            self._limits(call),
+            env={**_DEFAULT_ENV, **self._config.env},
+            cwd=call.cwd,
+            stdin=_as_bytes(call.stdin),
             preopens=self._preopens(),
             fetch=fetch,
-            file_bytes=limits.disk_mb * MIB,
-            cpu_seconds=limits.cpu_seconds,
-            open_files=limits.open_files,
-            run=run,
             listener=listener,
+            run=run,
         )
 
-    def _run_module(self, code: str | bytes, job: Job, run: Run, listener: Listener | None) -> ExecResult:
-        limits = self._limits()
-        request = RunRequest(
-            argv=("main.wasm",),
-            timeout=job.timeout,
-            memory_limit_mb=limits.memory_mb,
-            env={**_WORLD, **self._config.env, "PWD": job.cwd},
-            stdin=_as_bytes(job.stdin),
-            fuel=self._config.fuel,
-            output_bytes=limits.output_bytes,
-            preopens=self._preopens(),
-            file_bytes=limits.disk_mb * MIB,
-            cpu_seconds=limits.cpu_seconds,
-            open_files=limits.open_files,
-            listener=listener,
-        )
+    def _run_module(self, code: str | bytes, call: SandboxCall, run: Run, listener: Listener | None) -> ExecResult:
+        env = {**_DEFAULT_ENV, **self._config.env, "PWD": call.cwd}
+        stdin, preopens = _as_bytes(call.stdin), self._preopens()
+        request = RunRequest(("main.wasm",), self._limits(call), env, stdin, preopens, listener=listener)
         return self._supervisor.run(source_from_code(code), request, run)
 
-    def _limits(self) -> EffectiveLimits:
-        return effective_limits(self._config.policy or SandboxPolicy(), memory_mb=self._config.memory_limit_mb)
+    def _limits(self, call: SandboxCall) -> RunLimits:
+        config = self._config
+        limits = effective_limits(config.policy or SandboxPolicy(), memory_mb=config.memory_limit_mb)
+        return run_limits(call.timeout, limits, config.fuel, has_files=True)
 
     def _preopens(self) -> list[Preopen]:
-        found = [Preopen(self._config.work_dir, WORK, self._config.is_work_writable)]
-        mounts = [mount for mount in self._config.mounts if mount.guest_path != WORK]
-        found += [Preopen(mount.host, mount.guest_path, mount.writable) for mount in mounts]
-        if all(mount.guest_path != _TEMPORARY for mount in mounts):
-            found.append(Preopen(self._temporary.path, _TEMPORARY, True))
-        return found
+        if self._preopens_found is None:
+            mounts = [mount for mount in self._config.mounts if mount.guest_path != WORK]
+            found = [self._preopen(self._config.work_dir, WORK, self._config.is_work_writable)]
+            found += [self._preopen(mount.host, mount.guest_path, mount.writable) for mount in mounts]
+            if all(mount.guest_path != _TEMPORARY for mount in mounts):
+                found.append(Preopen(self._temporary.path, _TEMPORARY, True))
+            self._preopens_found = found
+        return self._preopens_found
+
+    def _preopen(self, host_path: str, guest_path: str, is_writable: bool) -> Preopen:
+        protected = self._config.find_protected(host_path) if is_writable else ()
+        return Preopen(host_path, guest_path, is_writable, tuple(path[len(host_path) + 1 :] for path in protected))
 
 
 def _as_bytes(stdin: str | bytes | None) -> bytes:

@@ -1,4 +1,4 @@
-"""The one place where a worker process is started: whatever confines workers is put around them here."""
+"""Starts worker processes, inside the process cage where the host supports it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 
-from warmcell.backends.wasm.run_request import Directories, Directory
+from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime.host_program import CHILD_MARK
 
@@ -17,71 +17,70 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Protocol
 else:
-    Protocol = object  # type checkers alone look at these
+    Protocol = object  # only type checkers use it
 
 
 class WorkerProcess(Protocol):
-    """A started worker, wherever it runs. `kill` may be called from any thread, at any time, more than once."""
+    """A worker's process, caged or not. `kill` may be called from any thread, at any time, more than once."""
 
-    #: Known when it has begun.
+    #: Valid after `start`.
     pid: int
 
-    def begin(self) -> None:
-        """To be called once before it is used, but for `kill` and `wait`; then it has its cage and loads."""
+    def start(self) -> None:
+        """Waits until the process exists. Call it once; only `kill` and `wait` may be called before it."""
         ...
 
     def kill(self) -> None: ...
 
     def wait(self, timeout: float) -> int | None:
-        """The exit status (negative for a signal), or None when it is still running after `timeout` seconds."""
+        """The exit status (negative for a signal), or None if it is still running after `timeout` seconds."""
         ...
 
-    def show(self, directories: Directories) -> None:
-        """Makes the directories reachable, each at its `place`; once, before anything of a guest's is in the worker."""
+    def mount(self, directories: Mounts) -> None:
+        """Makes the directories reachable. Call it once, before the worker has any guest code."""
         ...
 
-    def place(self, directory: Directory) -> str:
-        """Where the worker finds one of the directories that it was shown."""
+    def path_of(self, directory: HostDirectory) -> str:
+        """The path of a mounted directory inside the worker."""
         ...
 
     def abandon(self) -> None:
-        """This is a fork of the process that started it: forget it without touching it."""
+        """Forgets the process without touching it, in a fork of the program that started it."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts `argv`, or a copy of a process that has loaded the same, with `control` as descriptor 0, next to no
-    environment, no other descriptor, its own session.
+    """Starts `argv`, or a fork of a process that has already loaded it, with `control` as descriptor 0.
 
-    The worker needs the system's libraries, the interpreter and `read_only` (at the same place). It ends by itself when
-    the other end of the socket is closed. `confines`: of the host's other directories it can reach only those that it
-    is shown, so the pool hands it out for exactly those.
+    The worker gets next to no environment, no other descriptor and its own session. It needs the system's libraries,
+    the interpreter and `read_only` (at the same paths). It exits when the other end of the socket is closed.
     """
 
     isolation_class: str
-    confines: bool
+    #: Workers reach only the host directories mounted in them, so the pool hands each one out for exactly those.
+    is_confining: bool
 
-    def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> WorkerProcess:
-        """`places`: how many directories of each kind, read-only and writable, it may be shown."""
+    def launch(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> WorkerProcess:
+        """`mount_slots`: how many directories of each kind, read-only and writable, can be mounted later."""
         ...
 
-    def rest(self) -> None:
-        """Called when the last worker is gone."""
+    def release_idle(self) -> None:
+        """Frees what is kept for further workers if none is left."""
         ...
 
 
 class PlainProcess:
-    """A worker that is a child of this process."""
+    """A worker that is an ordinary child of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
         self._process = process
 
-    def begin(self) -> None:
-        """It has."""
+    def start(self) -> None:
+        """Popen has started it."""
 
     def kill(self) -> None:
-        # Popen never signals a process that it has reaped, so a recycled pid is never hit.
+        # Popen never signals a process that it has reaped, so a recycled pid is safe.
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -93,25 +92,25 @@ class PlainProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def show(self, directories: Directories) -> None:
-        """It can see everything that its user can."""
+    def mount(self, directories: Mounts) -> None:
+        """Nothing to do: it sees everything that its user sees."""
 
-    def place(self, directory: Directory) -> str:
+    def path_of(self, directory: HostDirectory) -> str:
         return directory.host_path
 
     def abandon(self) -> None:
-        self._process.returncode = 0  # for Popen it has ended: it never signals or waits for it again
+        self._process.returncode = 0  # makes Popen consider it ended: it never signals or waits for it again
 
 
 class PlainLauncher:
-    """A process like any other: what isolates the guest is the runtime alone."""
+    """Without a cage: only the runtime isolates the guest."""
 
     isolation_class = "wasm"
-    confines = False
+    is_confining = False
 
-    def __call__(self, argv: Sequence[str], control: int, read_only: Sequence[str], places: int) -> WorkerProcess:
+    def launch(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> WorkerProcess:
         if not os.path.exists("/proc/self/stat"):
-            raise BackendUnavailable("there is no /proc here", hint="mount it with `mount -t proc proc /proc`")
+            raise BackendUnavailable("/proc is not mounted here", hint="mount it with `mount -t proc proc /proc`")
         import subprocess
 
         process = subprocess.Popen(
@@ -126,13 +125,13 @@ class PlainLauncher:
         )
         return PlainProcess(process)
 
-    def rest(self) -> None:
-        """Nothing is kept between workers."""
+    def release_idle(self) -> None:
+        """Nothing is kept."""
 
 
 @cache
-def launcher() -> Launcher:
-    """The process cage around the workers where this host has one, else none."""
+def worker_launcher() -> Launcher:
+    """The caged launcher if this host supports the process cage, else the plain one."""
     if sys.platform == "linux":
         from warmcell.backends.wasm.caged_launcher import CagedLauncher, has_cage
 

@@ -1,14 +1,15 @@
-"""A worker for the length of one run, and the worker that is made ahead of the next sandbox."""
+"""Leases a worker for one run, and prepares a spare worker for the next sandbox."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from warmcell.backends.wasm.frames import WorkerDied, encode
-from warmcell.backends.wasm.pool import Wanted, WorkerPool, WorkerUnusable
+from warmcell.backends.wasm.channel import WorkerDied
+from warmcell.backends.wasm.pool import WorkerPool, WorkerQuery, WorkerUnusable
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.late_log import LateLog
-from warmcell.lifetime.descriptors import told_shortage
+from warmcell.guest.wasm.protocol import encode_frame
+from warmcell.lifetime.descriptors import shortage_from_message
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run, RunCancelled
 
@@ -21,18 +22,18 @@ _log = LateLog(__name__)
 
 
 class Lease:
-    """A worker for the length of one run, given back whatever happens; it is reused only when `is_reusable` was set.
+    """Holds a worker for one run and always releases it. The pool reuses it only if `is_reusable` was set.
 
-    While it is held, cancelling the run kills the worker; afterwards it cannot reach it any more.
+    Cancelling the run kills the worker while the lease holds it, and does not affect it afterwards.
     """
 
-    def __init__(self, pool: WorkerPool, wanted: Wanted, run: Run, queue_timeout: float) -> None:
+    def __init__(self, pool: WorkerPool, query: WorkerQuery, run: Run, queue_timeout: float) -> None:
         self._pool = pool
-        self._wanted = wanted
+        self._query = query
         self._run = run
         self._queue_timeout = queue_timeout
         self.is_reusable = False
-        self._take(wanted)
+        self._acquire(query)
 
     def __enter__(self) -> Lease:
         return self
@@ -40,32 +41,31 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._give_back(self.is_reusable)
+        self._release(self.is_reusable)
 
     def swap_for_clean(self) -> None:
-        """Another worker, in which nothing of any guest has ever been."""
-        self._give_back(is_reusable=True)
-        self._take(Wanted(directories=self._wanted.directories, needs_clean=True))
+        """Replaces the worker by one that has never had any guest code."""
+        self._release(is_reusable=True)
+        self._acquire(WorkerQuery(mounts=self._query.mounts, needs_clean=True))
 
-    def _take(self, wanted: Wanted) -> None:
-        self.worker = self._pool.take(wanted, self._run, self._queue_timeout)
+    def _acquire(self, query: WorkerQuery) -> None:
+        self.worker = self._pool.acquire(query, self._run, self._queue_timeout)
         self._is_held = True
         self._run.add_end(self.worker.kill)
 
-    def _give_back(self, is_reusable: bool) -> None:
+    def _release(self, is_reusable: bool) -> None:
         if not self._is_held:
             return
         self._is_held = False
-        # First: a cancellation that comes late must not hit whoever gets the worker next.
+        # First: a late cancellation must not kill the worker under its next user.
         self._run.remove_end(self.worker.kill)
-        self._pool.give_back(self.worker, is_reusable=is_reusable)
+        self._pool.release(self.worker, is_reusable=is_reusable)
 
     def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
-        """A request. Raises `WorkerUnusable` where the worker died by itself before it could take it."""
-        self.send_encoded(encode(message, blob), descriptors, seconds=seconds)
+        """Sends a request. Raises `WorkerUnusable` if the worker died by itself before it could read it."""
+        self.send_encoded(encode_frame(message, blob), descriptors, seconds=seconds)
 
     def send_encoded(self, data: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
-        """The same for frames that are ready."""
         try:
             self.worker.channel.send_encoded(data, descriptors, timeout=seconds)
         except WorkerDied:
@@ -74,40 +74,40 @@ class Lease:
             raise WorkerUnusable from None
 
     def explain_death(self, what: str) -> Exception:
-        """Why the worker is gone. Disposes of it, so that its status is known."""
+        """The error for a dead worker. Disposes of it to learn its exit status."""
         if self._run.is_cancelled:
             return RunCancelled()
         was_killed = self.worker.is_killed
         status = self.worker.dispose()
         if was_killed:
-            return BackendUnavailable("the WASM workers were ended during the run")
-        last_words = self.worker.log()
-        if last_words:
-            _log.warning("a WASM worker died while %s: %s", what, last_words)
-        if (shortage := told_shortage(last_words, f"go on {what}")) is not None:
+            return BackendUnavailable("the WASM workers were shut down during the run")
+        log_text = self.worker.log()
+        if log_text:
+            _log.warning("a WASM worker died while %s: %s", what, log_text)
+        if (shortage := shortage_from_message(log_text, f"continue {what}")) is not None:
             return shortage
         ended = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
         return ExecutionFailed(f"the WASM worker died ({ended}) while {what}", hint="other runs are not affected")
 
 
 def keep_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
-    """Has a worker that nobody uses made and prepared by a thread, unless there is one. For when a run has ended."""
+    """Makes and prepares an unused worker in a thread, unless there is one. Called after a run has ended."""
     if not pool.claim_spare():
         return
     try:
         start_daemon(_make_spare, pool, prepare, name="warmcell-wasm-spare")
-    except SandboxError:  # no thread to be had: the next run makes its worker itself
-        pool.spare_is_made()
+    except SandboxError:  # cannot start a thread: the next run makes its worker itself
+        pool.finish_spare()
 
 
 def _make_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
     try:
-        if not pool.is_still_open():
+        if pool.is_closing_soon():
             return
-        with Lease(pool, Wanted(needs_new=True), Run(), queue_timeout=0) as lease:
+        with Lease(pool, WorkerQuery(needs_new=True), Run(), queue_timeout=0) as lease:
             prepare(lease)
             lease.is_reusable = True
     except (SandboxError, WorkerUnusable, OSError) as error:
-        _log.debug("no spare WASM worker: %s", error)  # the run that would have had it will say what is wrong
+        _log.debug("no spare WASM worker: %s", error)  # the run that needs a worker will report the same error
     finally:
-        pool.spare_is_made()
+        pool.finish_spare()

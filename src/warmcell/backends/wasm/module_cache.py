@@ -1,4 +1,4 @@
-"""Compiled modules on disk: only what a clean worker of ours compiled is ever loaded again."""
+"""Compiled modules on disk. Only code that a clean worker compiled is ever loaded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 _log = LateLog(__name__)
-#: Of those in memory. Whoever may send modules decides how large they are, so their number alone says little.
+#: Limits on open files. The size counts too: callers decide how large their modules are.
 _MAX_OPEN = 32
 _MOST_OPEN_BYTES = 512 << 20
 DEFAULT_MOST_BYTES = 1 << 30
 
 
 class ModuleCache:
-    """Thread-safe. A cache that cannot be used behaves like an empty one: runs go on, compiling each time."""
+    """Thread-safe. An unusable cache behaves like an empty one: runs then compile each time."""
 
     def __init__(self, path: str | os.PathLike[str] | None, most_bytes: int = DEFAULT_MOST_BYTES) -> None:
         self._path = path
@@ -33,9 +33,9 @@ class ModuleCache:
         self._lock = Lock()
 
     def find(self, key: str, shipped: Callable[[], SignedFile | None] = lambda: None) -> SignedFile | None:
-        """The compiled form, for the caller to close: what was `shipped`, which costs next to nothing, or what is kept.
+        """The compiled module, for the caller to close: the `shipped` one, which is cheap, or the cached one.
 
-        Whoever asks while another looks waits for what that finds: it is a copy of many megabytes.
+        Holds the lock while it reads, so that concurrent callers do not copy many megabytes twice.
         """
         with self._lock:
             if key not in self._open:
@@ -47,7 +47,7 @@ class ModuleCache:
             return self._open[key].copy()
 
     def store(self, key: str, artefact: int, facts: dict[str, Any]) -> None:
-        """Keeps what a clean worker wrote into the open file `artefact`."""
+        """Stores what a clean worker wrote into the open file `artefact`."""
         with self._lock:
             directory = self._usable()
             if directory is None:
@@ -56,10 +56,10 @@ class ModuleCache:
                 directory.write(key, artefact, facts)
                 directory.prune(self._most_bytes)
             except OSError as error:
-                _say_once(f"compiled modules cannot be kept in {directory.path}: {error.strerror}")
+                _warn_once(f"cannot cache compiled modules in {directory.path}: {error.strerror}")
 
     def forget(self, key: str) -> None:
-        """Drops what wasmtime would not take. What was shipped stays where it is, as does what is kept beside it."""
+        """Drops code that wasmtime refused. Shipped files stay, and so does the cached file beside them."""
         with self._lock:
             compiled = self._open.pop(key, None)
             if compiled is not None:
@@ -74,7 +74,7 @@ class ModuleCache:
                 self._open.popitem()[1].close()
 
     def _remember(self, key: str, compiled: SignedFile) -> None:
-        if key in self._open:  # somebody was faster
+        if key in self._open:  # another thread was faster
             compiled.close()
             return
         self._open[key] = compiled
@@ -89,7 +89,7 @@ class ModuleCache:
         try:
             return directory.read(key) if directory is not None else None
         except Tampered:
-            _log.warning("compiled module %s was tampered with or damaged; it is compiled anew", key)
+            _log.warning("compiled module %s was damaged or tampered with; compiling it again", key)
             return None
 
     def _usable(self) -> SignedDirectory | None:
@@ -97,17 +97,17 @@ class ModuleCache:
             try:
                 self._directory = SignedDirectory(self._path)
             except (OSError, Unusable) as error:
-                _say_once(f"compiled modules cannot be kept: {error}")
+                _warn_once(f"cannot cache compiled modules: {error}")
                 self._path = None
         return self._directory
 
 
 @functools.cache
 def shared_cache() -> ModuleCache:
-    """The one of this user, for all backends and sandboxes that were not given another directory."""
+    """The user's cache, for all backends and sandboxes without a directory of their own."""
     return ModuleCache(cache_directory("wasm"))
 
 
 @functools.cache
-def _say_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     _log.warning("%s; every new process compiles them again, which takes seconds", text)

@@ -1,4 +1,4 @@
-"""What a request's `code` is: a binary module, base64 of one, or WAT text. Pure."""
+"""Recognises a request's `code`: a binary module, base64 of one, or WAT text. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 MAGIC = b"\0asm"
 CORE_VERSION = b"\1\0\0\0"
 START = "_start"
-#: Programs run small modules again and again; larger ones are not kept alive for that.
+#: Small modules are often run repeatedly; larger ones are not worth keeping in memory.
 _SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A module as it was given. `is_own` marks those that Warmcell ships; they may import the module `sandbox`.
+    """A module. `is_own` marks those that Warmcell ships; they may import the module `sandbox`.
 
-    `read` gives the bytes: those of our own modules are in files that are needed only when there is something to
-    compile.
+    `read` returns the bytes; the files of our own modules are read only to compile them.
     """
 
     format: Literal["wasm", "wat", "component"]
@@ -32,9 +31,9 @@ class ModuleSource:
     digest: str
     entry: str = START
     is_own: bool = False
-    #: A harmless command line: a worker runs it once for nobody, to see which memory a run of the module needs.
+    #: A harmless command line. A worker runs it once to learn which memory pages a run touches.
     rehearsal: Sequence[str] = ()
-    #: What it is called inside a worker without fuel, and with it; from the above.
+    #: Derived: its names inside a worker, without fuel and with fuel.
     loaded_names: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
@@ -43,16 +42,16 @@ class ModuleSource:
 
 
 def source_from_code(code: str | bytes) -> ModuleSource:
-    """Tells the three forms apart, or raises `InvalidRequest` that says what was expected."""
-    return _remembered(code) if len(code) <= _SMALL_BYTES else _recognised(code)
+    """Raises `InvalidRequest` if the code is none of the three."""
+    return _recognise_cached(code) if len(code) <= _SMALL_BYTES else _recognise(code)
 
 
 @functools.lru_cache(maxsize=64)
-def _remembered(code: str | bytes) -> ModuleSource:
-    return _recognised(code)
+def _recognise_cached(code: str | bytes) -> ModuleSource:
+    return _recognise(code)
 
 
-def _recognised(code: str | bytes) -> ModuleSource:
+def _recognise(code: str | bytes) -> ModuleSource:
     if isinstance(code, bytes):
         return _from_bytes(code)
     text = code.strip()

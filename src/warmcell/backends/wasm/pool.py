@@ -1,7 +1,7 @@
-"""The workers of this program: started on demand, reused after clean runs, thrown away after anything else.
+"""The workers of this program: started on demand, reused after clean runs, otherwise discarded.
 
-There is one pool for all backends and sandboxes. A confined worker is shown certain directories once, and from then on
-is handed out for exactly those; every run in it has a Store of its own.
+All backends and sandboxes share one pool. A confined worker gets its mounts once and then serves only runs with exactly
+those; every run has its own Store.
 """
 
 from __future__ import annotations
@@ -12,146 +12,142 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
-from warmcell.backends.wasm.conversation import Bounds, Conversation
-from warmcell.backends.wasm.frames import Overstayed, ProtocolViolation, WorkerDied
-from warmcell.backends.wasm.launcher import launcher
-from warmcell.backends.wasm.run_request import Directories
-from warmcell.backends.wasm.worker import Worker, places_for
+from warmcell.backends.wasm.channel import WorkerDied, WorkerTimedOut
+from warmcell.backends.wasm.launcher import worker_launcher
+from warmcell.backends.wasm.pending_request import PendingRequest, RequestLimits
+from warmcell.backends.wasm.run_request import Mounts
+from warmcell.backends.wasm.worker_handle import WorkerHandle, slots_for
 from warmcell.core.errors import ExecutionFailed, SandboxError
 from warmcell.core.late_log import LateLog
 from warmcell.core.records import dataclass
-from warmcell.lifetime.descriptors import told_shortage
-from warmcell.lifetime.fair_queue import FairQueue
+from warmcell.guest.wasm.protocol import ProtocolViolation
+from warmcell.lifetime.descriptor_pressure import descriptor_pressure
+from warmcell.lifetime.descriptors import shortage_from_message
+from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
-from warmcell.lifetime.scarcity import scarcity
 from warmcell.runner.cell import CellLost
 
 _log = LateLog(__name__)
-#: Of the program as a whole; each backend allows itself fewer.
+#: For the whole program; each backend has a lower limit.
 MOST_WORKERS = 256
 _IDLE_SECONDS = 60.0
 _START_SECONDS = 30.0
 _START_MEMORY = 1 << 30
-#: How often a zygote may turn out to be dying.
+#: How many zygotes may turn out to be dying.
 _ATTEMPTS = 3
-#: A program that runs one command and ends has no use for a spare worker.
+#: A program that runs one command and exits needs no spare worker.
 _SPARE_DELAY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which worker will do: one that has `prefer` loaded if possible."""
+class WorkerQuery:
+    """Which worker is suitable. One that has loaded `module_key` is preferred."""
 
-    prefer: str = ""
-    directories: Directories = ()
+    module_key: str = ""
+    mounts: Mounts = ()
     needs_clean: bool = False
     needs_new: bool = False
 
-    def fits(self, worker: Worker) -> bool:
-        return (worker.directories == self.shown or worker.can_be_shown(self.shown)) and (
-            worker.is_clean or not self.needs_clean
-        )
+    def matches(self, worker: WorkerHandle) -> bool:
+        mounts = self.effective_mounts
+        return (worker.mounts == mounts or worker.can_mount(mounts)) and (worker.is_clean or not self.needs_clean)
 
     @property
-    def shown(self) -> Directories:
-        """Where nothing confines workers, all of them see everything."""
-        return self.directories if launcher().confines else ()
+    def effective_mounts(self) -> Mounts:
+        """Empty without a cage: then all workers see everything."""
+        return self.mounts if worker_launcher().is_confining else ()
 
 
 class WorkerUnusable(Exception):
-    """The worker was gone before anything of the guest's reached it, so another one can take its place."""
+    """The worker died before it received any guest code, so another one can take its place."""
 
 
 class WorkerPool:
-    """Thread-safe. In a fork it is empty; the workers stay the parent's."""
+    """Thread-safe. In a fork it is empty: the workers belong to the parent."""
 
     def __init__(self, most: int = MOST_WORKERS) -> None:
         self._most = most
-        self._places = FairQueue(most)
+        self._slots = FairSemaphore(most)
         self.abandon()
         own_until_exit(self)
-        scarcity.hold(self)
+        descriptor_pressure.register(self)
 
     def abandon(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[Worker] = []
-        self._all: set[Worker] = set()
+        self._idle: list[WorkerHandle] = []
+        self._all: set[WorkerHandle] = set()
         self._users = 0
         self._retiring: threading.Thread | None = None
         self._is_making_spare = False
-        self._spare_settled = threading.Event()
-        self._spare_settled.set()
+        self._spare_done = threading.Event()
+        self._spare_done.set()
         self._is_closing = threading.Event()
 
-    def join(self) -> None:
-        """Another backend or sandbox uses the pool; it says `leave` in the end."""
+    def add_user(self) -> None:
+        """Called by each backend or sandbox, which calls `remove_user` when it closes."""
         with self._lock:
             self._users += 1
             self._is_closing.clear()
 
-    def leave(self, directories: Collection[Directories] = ()) -> None:
-        """Workers that wait for runs in these directories end now; with the last user all but a spare do."""
+    def remove_user(self, mounts: Collection[Mounts] = ()) -> None:
+        """Ends idle workers with these mounts; after the last user, all but a spare."""
         with self._lock:
             self._users = max(0, self._users - 1)
             is_last = self._users == 0
-            gone = [
-                worker
-                for worker in self._idle
-                if worker.directories in directories or (is_last and not worker.is_spare)
-            ]
+            gone = [worker for worker in self._idle if worker.mounts in mounts or (is_last and not worker.is_spare)]
             self._forget(gone)
             is_empty = is_last and not self._all
         _dispose(gone)
         if is_empty:
-            launcher().rest()
+            worker_launcher().release_idle()
 
     @property
     def pids(self) -> list[int]:
-        """Of all workers that are alive."""
+        """The process ids of all living workers."""
         with self._lock:
-            return [worker.pid for worker in self._all if worker.has_begun]
+            return [worker.pid for worker in self._all if worker.is_started]
 
-    def take(self, wanted: Wanted, run: Run, queue_timeout: float) -> Worker:
-        """An idle worker or a new one, ready for requests. Where all are busy it waits: `BackendBusy` in the end.
+    def acquire(self, query: WorkerQuery, run: Run, queue_timeout: float) -> WorkerHandle:
+        """An idle or new worker, ready for requests. Waits while all are busy, then raises `BackendBusy`.
 
-        A caller who holds a worker while waiting for another gives 0, for it could wait for ever.
+        A caller that already holds a worker must pass 0: two such callers could wait for each other forever.
         """
-        self._places.enter(run, queue_timeout)
+        self._slots.acquire(run, queue_timeout)
         try:
-            if (ready := self._take_ready(wanted)) is not None:
+            if (ready := self._take_ready(query)) is not None:
                 return ready
-            return scarcity.retried(
-                lambda: self._loaded(self._shown(self._begun(self._take_idle(wanted), wanted), wanted)),
+            return descriptor_pressure.retry(
+                lambda: self._prepare(self._start_process(self._take_idle(query), query), query),
                 run,
                 queue_timeout,
                 own=self,
             )
         except BaseException:
-            self._places.leave()
+            self._slots.release()
             raise
 
     def start_ahead(self) -> None:
-        """For a program that is about to need one: it loads while its supervisor loads the rest."""
-        with suppress(SandboxError):  # told when it is needed
-            worker = self._start(Wanted())
+        """Starts a worker early: it loads while the calling program loads the rest."""
+        with suppress(SandboxError):  # the first run will report it
+            worker = self._make(WorkerQuery())
             worker.idle_since = time.monotonic()
             with self._lock:
                 self._idle.append(worker)
 
     def shed(self) -> bool:
-        """Ends the workers that wait."""
+        """Ends the idle workers."""
         with self._lock:
             gone = tuple(self._idle)
             self._forget(gone)
         _dispose(gone)
         return bool(gone)
 
-    def give_back(self, worker: Worker, *, is_reusable: bool) -> None:
+    def release(self, worker: WorkerHandle, *, is_reusable: bool) -> None:
         with self._lock:
-            is_wanted = self._users > 0 or worker.is_spare
-            is_kept = is_reusable and worker in self._all and not worker.is_killed and is_wanted
+            is_needed = self._users > 0 or worker.is_spare
+            is_kept = is_reusable and worker in self._all and not worker.is_killed and is_needed
             if is_kept:
                 worker.idle_since = time.monotonic()
                 self._idle.append(worker)
@@ -159,55 +155,65 @@ class WorkerPool:
                     self._retire_later()
             else:
                 self._forget([worker])
-        self._places.leave()
+        self._slots.release()
         if not is_kept:
             worker.dispose()
 
     def claim_spare(self) -> bool:
-        """Whether the caller is to make one that nobody has used, and call `spare_is_made` in the end."""
+        """Whether the caller should make a spare worker. If so, it calls `finish_spare` afterwards."""
         with self._lock:
             has_one = self._is_making_spare or any(worker.is_spare for worker in self._idle)
-            is_wanted = launcher().confines and self._users > 0 and not has_one
-            self._is_making_spare = self._is_making_spare or is_wanted
-            if is_wanted:
-                self._spare_settled.clear()
-            return is_wanted
+            is_needed = worker_launcher().is_confining and self._users > 0 and not has_one
+            self._is_making_spare = self._is_making_spare or is_needed
+            if is_needed:
+                self._spare_done.clear()
+            return is_needed
 
-    def is_still_open(self) -> bool:
-        """A moment later, for who is about to make a spare."""
-        return not self._is_closing.wait(_SPARE_DELAY_SECONDS)
+    def is_closing_soon(self) -> bool:
+        """Waits a moment before a spare is made."""
+        return self._is_closing.wait(_SPARE_DELAY_SECONDS)
 
-    def spare_is_made(self) -> None:
+    def finish_spare(self) -> None:
         self._is_making_spare = False
-        self._spare_settled.set()
+        self._spare_done.set()
 
     def close(self) -> None:
-        """At exit. Backends have ended their runs by then; whoever still holds a worker sees it die."""
+        """Called at exit, when backends have ended their runs. Kills the workers that are still in use."""
         self._is_closing.set()
-        # A worker that is being started is nobody's yet, and its cage would wait for it to end by itself.
-        self._spare_settled.wait(_START_SECONDS)
+        # A spare that is just being started is not in the lists yet, and its cage would outlive us.
+        self._spare_done.wait(_START_SECONDS)
         with self._lock:
             idle, busy = list(self._idle), self._all - set(self._idle)
             self._forget([*idle, *busy])
         for worker in busy:
             worker.kill()
         _dispose(idle)
-        launcher().rest()
+        worker_launcher().release_idle()
 
-    def _take_ready(self, wanted: Wanted) -> Worker | None:
-        """The worker that ran the same last, if it waits: nothing has to be chosen, shown or started."""
+    def _take_ready(self, query: WorkerQuery) -> WorkerHandle | None:
+        """An idle worker that can run this at once: the fast path.
+
+        Whether it is alive is asked without the lock: the call gives up the interpreter lock, and all other threads
+        would wait for both.
+        """
+        if query.needs_new or query.needs_clean:
+            return None
+        mounts, key = query.effective_mounts, query.module_key
         with self._lock:
-            last = self._idle[-1] if self._idle else None
-            if last is None or wanted.prefer not in last.loaded or wanted.needs_new or wanted.needs_clean:
+            suitable = (each for each in reversed(self._idle) if key in each.loaded and each.mounts == mounts)
+            worker = next(suitable, None)
+            if worker is None:
                 return None
-            if last.directories != wanted.shown or not last.is_waiting():
-                return None
-            return self._idle.pop()
+            self._idle.remove(worker)
+        if worker.is_waiting():
+            return worker
+        self._drop(worker)
+        return None
 
-    def _take_idle(self, wanted: Wanted) -> Worker | None:
+    def _take_idle(self, query: WorkerQuery) -> WorkerHandle | None:
         dead = []
         with self._lock:
-            while (worker := self._best(wanted)) is not None:
+            while (worker := self._best(query)) is not None:
                 self._idle.remove(worker)
                 if not worker.is_ready or worker.is_waiting():
                     break
@@ -216,36 +222,37 @@ class WorkerPool:
         _dispose(dead)
         return worker
 
-    def _best(self, wanted: Wanted) -> Worker | None:
-        if wanted.needs_new:
+    def _best(self, query: WorkerQuery) -> WorkerHandle | None:
+        if query.needs_new:
             return None
-        # The most recently used one is the warmest; the others get a chance to be retired.
-        fitting = [worker for worker in reversed(self._idle) if wanted.fits(worker)]
-        fitting.sort(key=lambda worker: (worker.directories != wanted.shown, wanted.prefer not in worker.loaded))
-        return fitting[0] if fitting else None
+        # The most recently used one is the warmest; the others can then be retired.
+        matching = [worker for worker in reversed(self._idle) if query.matches(worker)]
+        mounts, key = query.effective_mounts, query.module_key
+        return min(matching, key=lambda worker: (worker.mounts != mounts, key not in worker.loaded), default=None)
 
-    def _begun(self, worker: Worker | None, wanted: Wanted) -> Worker:
-        """The same worker, or a new one, whose process is there."""
+    def _start_process(self, worker: WorkerHandle | None, query: WorkerQuery) -> WorkerHandle:
+        """The worker, or a new one if it is None, with its process running."""
         for _ in range(_ATTEMPTS):
-            worker = worker or self._start(wanted)
+            worker = worker or self._make(query)
             try:
-                if not worker.has_begun:
-                    worker.begin()
+                if not worker.is_started:
+                    worker.start()
                 return worker
             except BaseException as error:
                 self._drop(worker)
-                launcher().rest()
+                worker_launcher().release_idle()
                 if not isinstance(error, CellLost):
                     raise
-                worker = None  # its zygote was dying: another one takes its place
-        raise ExecutionFailed("the cages of WASM workers end before they can be used")
+                worker = None  # the zygote was dying: another one takes its place
+        raise ExecutionFailed(f"{_ATTEMPTS} cages for WASM workers died before they could be used")
 
-    def _shown(self, worker: Worker, wanted: Wanted) -> Worker:
-        """The same worker, which from now on can reach the directories."""
-        if worker.directories == wanted.shown:
-            return worker
+    def _prepare(self, worker: WorkerHandle, query: WorkerQuery) -> WorkerHandle:
+        """Mounts the directories and waits until the worker can take requests."""
         try:
-            worker.show(wanted.shown)
+            if worker.mounts != query.effective_mounts:
+                worker.mount(query.effective_mounts)
+            if not worker.is_ready:
+                _await_ready(worker)
         except BaseException as error:
             self._drop(worker)
             if isinstance(error, CellLost):
@@ -253,13 +260,13 @@ class WorkerPool:
             raise
         return worker
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: WorkerHandle) -> None:
         with self._lock:
             self._forget([worker])
         worker.dispose()
 
-    def _start(self, wanted: Wanted) -> Worker:
-        worker = Worker(places_for(wanted.shown))
+    def _make(self, query: WorkerQuery) -> WorkerHandle:
+        worker = WorkerHandle(slots_for(query.effective_mounts))
         with self._lock:
             self._all.add(worker)
             surplus = self._idle[: max(0, len(self._all) - self._most)]
@@ -267,28 +274,18 @@ class WorkerPool:
         _dispose(surplus)
         return worker
 
-    def _loaded(self, worker: Worker) -> Worker:
-        """The same worker, which can take requests now."""
-        if not worker.is_ready:
-            try:
-                _await_ready(worker)
-            except BaseException:
-                self._drop(worker)
-                raise
-        return worker
-
-    def _forget(self, workers: Iterable[Worker]) -> None:
+    def _forget(self, workers: Iterable[WorkerHandle]) -> None:
         for worker in workers:
             self._all.discard(worker)
             if worker in self._idle:
                 self._idle.remove(worker)
 
     def _retire_later(self) -> None:
-        with suppress(SandboxError):  # no thread to be had: they wait until the program ends
+        with suppress(SandboxError):  # cannot start a thread: they stay until the program exits
             self._retiring = start_daemon(self._retire, name="warmcell-wasm-idle")
 
     def _retire(self) -> None:
-        """Ends those that have waited too long, until none waits any more."""
+        """Ends workers that were idle for too long; returns when none is idle."""
         while True:
             time.sleep(_IDLE_SECONDS / 4)
             with self._lock:
@@ -304,7 +301,7 @@ class WorkerPool:
                     self._retiring = None
             _dispose(stale)
             if is_empty:
-                launcher().rest()
+                worker_launcher().release_idle()
             if is_over:
                 return
 
@@ -315,21 +312,21 @@ def program_pool() -> WorkerPool:
     return WorkerPool()
 
 
-def _dispose(workers: Iterable[Worker]) -> None:
+def _dispose(workers: Iterable[WorkerHandle]) -> None:
     for worker in workers:
         worker.dispose()
 
 
-def _await_ready(worker: Worker) -> None:
-    """Returns when the worker can take requests; a new worker needs a few hundredths of a second."""
+def _await_ready(worker: WorkerHandle) -> None:
+    """Waits for the first message of a new worker, which needs a few hundredths of a second."""
     try:
-        frame = Conversation(worker, Bounds(_START_SECONDS, _START_MEMORY)).wait()
+        frame = PendingRequest(worker, RequestLimits(_START_SECONDS, _START_MEMORY)).wait()
         if frame.message.get("op") != "ready":
-            raise ProtocolViolation("its first word is another")
-    except (WorkerDied, Overstayed, ProtocolViolation) as error:
-        if not worker.is_killed:  # else the program is ending, and nobody waits for it
+            raise ProtocolViolation("unexpected first message")
+    except (WorkerDied, WorkerTimedOut, ProtocolViolation) as error:
+        if not worker.is_killed:  # otherwise the program is exiting
             _log.warning("a WASM worker did not start: %s", worker.log() or error)
-        hint = "the log of warmcell.backends.wasm says why; too few processes (`ulimit -u`) are a usual reason"
+        hint = "see the log of warmcell.backends.wasm; a usual cause is the process limit (`ulimit -u`)"
         failure = ExecutionFailed("a WASM worker did not start", hint=hint)
-        raise told_shortage(worker.log(), "start a WASM worker") or failure from None
+        raise shortage_from_message(worker.log(), "start a WASM worker") or failure from None
     worker.is_ready = True

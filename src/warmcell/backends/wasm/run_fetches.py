@@ -1,4 +1,4 @@
-"""The fetches of one run: asked for in threads of the supervisor, done on the sandbox's loop, ended with the run."""
+"""The fetches of one run: requested in supervisor threads, done on the sandbox's event loop, cancelled with the run."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from warmcell.core.errors import FetchFailed
 
 
 class RunFetches:
-    """What the supervisor calls to fetch. Made and ended on the loop; called from any other thread."""
+    """The supervisor's `Fetch`. Created and ended on the loop; called from other threads."""
 
     def __init__(self, fetch: Callable[[bytes], Awaitable[bytes]]) -> None:
         self._fetch = fetch
         self._loop = asyncio.get_running_loop()
-        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._tasks: set[asyncio.Task[bytes]] = set()
         self._is_over = False
 
     def __call__(self, request: bytes) -> bytes:
-        return asyncio.run_coroutine_threadsafe(self._carry_out(request), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._run(request), self._loop).result()
 
-    async def _carry_out(self, request: bytes) -> bytes:
-        if self._is_over:  # asked for when the run was about to end
+    async def _run(self, request: bytes) -> bytes:
+        if self._is_over:  # requested just before the end
             raise FetchFailed("the run has ended")
         task = asyncio.ensure_future(self._fetch(request))
-        self._under_way.add(task)
+        self._tasks.add(task)
         try:
             return await task
         finally:
-            self._under_way.discard(task)
+            self._tasks.discard(task)
 
     async def end(self) -> None:
-        """Returns when no connection of the run is left."""
+        """Cancels the fetches and waits until all connections are closed."""
         self._is_over = True
-        for task in self._under_way:
+        for task in self._tasks:
             task.cancel()
-        if self._under_way:
-            await asyncio.wait(set(self._under_way))
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))

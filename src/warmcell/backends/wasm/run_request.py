@@ -1,18 +1,18 @@
-"""What one run gets, checked; and the host directories behind its preopens, as they are now."""
+"""The validated input of one run, and the host directories behind its preopens."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warmcell.cage.records import NamedTuple
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass, field
-from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MIB, check_env, check_text, check_timeout, is_plain
+from warmcell.core.types import MIB, EffectiveLimits, check_env, check_text, check_timeout, is_plain
+from warmcell.guest.wasm.protocol import RunLimits
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.runner.listening import Listener
 
-DEFAULT_OPEN_FILES = 1024
 _MAX_FUEL = (1 << 63) - 1
 _MOST_KNOWN = 64
 Fetch = Callable[[bytes], bytes]
@@ -24,35 +24,43 @@ class Preopen(NamedTuple):
     host_path: str | os.PathLike[str]
     guest_path: str
     writable: bool = False
+    #: Paths in a writable directory, relative to it, that a caged worker cannot change.
+    read_only: tuple[str, ...] = ()
 
 
-class Directory(NamedTuple):
-    """A host directory that was looked at: no other inode is ever used in its place."""
+class ReadOnlyPath(NamedTuple):
+    """A path in a writable directory, and its identity. The directories above it are listed too, as not `is_end`."""
+
+    path: str
+    is_end: bool
+    device: int
+    inode: int
+
+
+class HostDirectory(NamedTuple):
+    """A resolved host directory. Another inode is never used in its place."""
 
     host_path: str
     is_writable: bool
     device: int
     inode: int
+    read_only: tuple[ReadOnlyPath, ...] = ()
 
 
-#: What a worker was shown. Two of them are equally confined exactly when this is equal.
-Directories = tuple[Directory, ...]
+#: What is mounted in a worker, sorted. Workers with equal mounts are interchangeable.
+Mounts = tuple[HostDirectory, ...]
 
 
-class RunTerms(NamedTuple):
-    """What a run is given besides its own words, as its worker needs it: most runs of a worker are given the same."""
-
-    key: str
-    timeout: float
-    memory_bytes: int
-    fuel: int | None
-    #: Of each: where the worker finds it, where the guest does, whether it is writable, device and inode.
-    preopens: tuple[tuple[str, str, bool, int, int], ...]
-    output_bytes: int
-    open_files: int
-    file_bytes: int | None
-    may_fetch: bool
-    may_exec: bool
+def run_limits(timeout: float, limits: EffectiveLimits, fuel: int | None, *, has_files: bool) -> RunLimits:
+    return RunLimits(
+        timeout,
+        limits.memory_mb * MIB,
+        fuel,
+        limits.output_bytes,
+        limits.open_files,
+        limits.disk_mb * MIB if has_files else None,
+        limits.cpu_seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,44 +68,34 @@ class RunRequest:
     """Everything about one run except its module. Raises `InvalidRequest` that names the field."""
 
     argv: Sequence[str]
-    timeout: float
-    memory_limit_mb: int
+    limits: RunLimits
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: bytes = b""
-    fuel: int | None = None
-    output_bytes: int = DEFAULT_OUTPUT_BYTES
     preopens: Sequence[Preopen] = ()
     fetch: Fetch | None = None
     listener: Listener | None = None
-    cpu_seconds: float | None = None
-    open_files: int = DEFAULT_OPEN_FILES
-    file_bytes: int | None = None
-    #: All of it comes from what was checked when it was made.
-    was_checked: bool = False
+    #: Everything in it was validated before.
+    is_validated: bool = False
 
     def __post_init__(self) -> None:
-        if self.was_checked:
+        if self.is_validated:
             return
         if not self.argv:
             raise InvalidRequest("is empty", field="argv")
-        check_timeout(self.timeout)
-        check_fuel(self.fuel)
-        places = [text for preopen in self.preopens for text in (os.fspath(preopen.host_path), preopen.guest_path)]
-        if not _are_plain(self.argv, self.env, places):
+        check_timeout(self.limits.timeout)
+        check_fuel(self.limits.fuel)
+        paths = [text for preopen in self.preopens for text in (os.fspath(preopen.host_path), preopen.guest_path)]
+        if not _are_plain(self.argv, self.env, paths):
             _check_texts("argv", self.argv)
             check_env(self.env)
-            _check_texts("preopens", places)
-
-    @property
-    def memory_bytes(self) -> int:
-        return self.memory_limit_mb * MIB
+            _check_texts("preopens", paths)
 
 
-def _are_plain(argv: Sequence[str], env: Mapping[str, str], places: Sequence[str]) -> bool:
-    """Whether nothing can be said against any of them, as nearly always: told at once, and not of which."""
+def _are_plain(argv: Sequence[str], env: Mapping[str, str], paths: Sequence[str]) -> bool:
+    """Whether all texts are valid, checked together because they nearly always are."""
     try:
         names = "".join(env)
-        return is_plain("".join([*argv, names, *env.values(), *places])) and "=" not in names and "" not in env
+        return is_plain("".join([*argv, names, *env.values(), *paths])) and "=" not in names and "" not in env
     except (AttributeError, TypeError):
         return False
 
@@ -108,23 +106,23 @@ def _check_texts(name: str, texts: Sequence[str]) -> None:
 
 
 def check_fuel(fuel: object) -> None:
-    """None, or a positive whole number."""
+    """Fuel is None or a positive integer."""
     if fuel is None:
         return
     if isinstance(fuel, bool) or not isinstance(fuel, int) or not 0 < fuel <= _MAX_FUEL:
-        raise InvalidRequest("must be a positive whole number", field="fuel")
+        raise InvalidRequest("must be a positive integer", field="fuel")
 
 
-def look_at_directories(preopens: Sequence[Preopen], known: dict[Preopen, Directory]) -> list[Directory]:
-    """Resolves links once, here; what a path leads to afterwards is compared with what it led to now.
+def resolve_preopens(preopens: Sequence[Preopen], known: dict[Preopen, HostDirectory]) -> list[HostDirectory]:
+    """Resolves links once. The worker later refuses a path that leads to another inode than it does now.
 
-    `known`, which is the caller's to keep, has those that need only be compared.
+    `known`, which the caller keeps, caches directories without links in their path: those are only compared.
     """
-    return [_known(preopen, known) or _look_at(preopen, known) for preopen in preopens]
+    return [_from_cache(preopen, known) or _resolve(preopen, known) for preopen in preopens]
 
 
-def _known(preopen: Preopen, known: dict[Preopen, Directory]) -> Directory | None:
-    """What the path led to before, if no link was in it then, and the same inode is there now and not behind one."""
+def _from_cache(preopen: Preopen, known: dict[Preopen, HostDirectory]) -> HostDirectory | None:
+    """The cached directory, if its path still leads to the same inode without a link at the end."""
     directory = known.get(preopen)
     if directory is None:
         return None
@@ -132,25 +130,37 @@ def _known(preopen: Preopen, known: dict[Preopen, Directory]) -> Directory | Non
         found = os.lstat(directory.host_path)
     except OSError:
         return None
-    return directory if (found.st_dev, found.st_ino) == directory[2:] else None
+    return directory if (found.st_dev, found.st_ino) == (directory.device, directory.inode) else None
 
 
-def _look_at(preopen: Preopen, known: dict[Preopen, Directory]) -> Directory:
+def _resolve(preopen: Preopen, known: dict[Preopen, HostDirectory]) -> HostDirectory:
     try:
         descriptor = os.open(preopen.host_path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        # By its guest path: the text may reach a model, which has no use for names of the host.
-        hint = "the directory of the host behind it must exist"
+        # By its guest path: the text may reach a model, which must not see names of the host.
+        hint = "the host directory behind it must exist"
         raise InvalidRequest(f"{preopen.guest_path}: {error.strerror}", field="preopens", hint=hint) from None
     except OSError as error:
         raise host_failure(error, f"open the directory for {preopen.guest_path}") from None
     try:
-        # The kernel has resolved all links by now, and says where they led.
+        # The kernel has resolved all links by now.
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    directory = Directory(path, preopen.writable, found.st_dev, found.st_ino)
+    read_only = tuple(_find_read_only(path, preopen.read_only)) if preopen.writable else ()
+    directory = HostDirectory(path, preopen.writable, found.st_dev, found.st_ino, read_only)
     if path == os.fspath(preopen.host_path) and len(known) < _MOST_KNOWN:
         known[preopen] = directory
     return directory
+
+
+def _find_read_only(directory: str, paths: Sequence[str]) -> Iterator[ReadOnlyPath]:
+    """Each path after the directories above it: mounts, so that a guest cannot rename them and put others there."""
+    above = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "/"}
+    for path in sorted({*paths, *above}):
+        try:
+            found = os.lstat(os.path.join(directory, path))
+        except OSError as error:
+            raise host_failure(error, "open a protected path") from None
+        yield ReadOnlyPath(path, path in paths, found.st_dev, found.st_ino)

@@ -1,8 +1,8 @@
-"""Artefacts: what compilers made, kept by the hash of everything that they were made from.
+"""ArtefactCache: compiled programs, stored by the hash of everything that they were built from.
 
-Two runs share an artefact whoever they are, so nothing of either may be in it. A build therefore runs under
-`BUILD_POLICY`: none of the policy's paths, network or variables, none of the request's; and what it still sees that
-differs from one caller to the next is in its key (`keyed`).
+Runs of different callers share artefacts, so nothing of a caller may be in one. A build therefore runs under
+`BUILD_POLICY`, without the policy's paths, network or variables and without the request's; and what it can still see
+that differs between callers is in its key (`add_cache_key`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from warmcell.core.errors import ExecutionFailed
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.languages.plain import build_key
-from warmcell.languages.program import Build, Program
-from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_cache, make_held
+from warmcell.languages.program_spec import Build, ProgramSpec
+from warmcell.lifetime.cleanup import Cleanup
+from warmcell.lifetime.held_directories import HeldDirectory, cache_place, create_held_directory, hold, make_cache
 
 _LARGEST = 256 * MIB
 _MOST_BYTES = 1024 * MIB
 _MOST_KEPT = 256
 
 
-def keyed(program: Program, enforcer: str | None, limits: EffectiveLimits) -> Build:
-    """The build under a key that covers all that its output can depend on; a language's own key is only a part of it.
+def add_cache_key(program: ProgramSpec, enforcer: str | None, limits: EffectiveLimits) -> Build:
+    """The build with a key that covers everything its output can depend on; a language's own key is only part of it.
 
-    The class of isolation, because the bare class and Landlock show a compiler more of the host than a cage does; the
+    The isolation class, because the bare class and Landlock show a compiler more of the host than a cage does; the
     limits, because a program can read them while it is compiled (`include_str!("/proc/self/limits")`).
     """
     assert program.build is not None
@@ -38,17 +39,18 @@ def keyed(program: Program, enforcer: str | None, limits: EffectiveLimits) -> Bu
     return replace(build, cache_key=key)
 
 
-class Artefacts:
-    """A directory per artefact below the user's cache, readable by nobody else. Guests see one of them, read-only.
+class ArtefactCache:
+    """A directory per artefact in the user's cache, readable only by that user. Guests see one of them, read-only.
 
-    At most 256 of them and 1 GiB, those used last. Who uses one holds it, so that nobody forgets it meanwhile.
+    At most 256 artefacts and 1 GiB, the most recently used. A user of an artefact holds a lock, so that it is not
+    removed.
     """
 
     def __init__(self) -> None:
         self._root = os.path.join(cache_place(), "builds")
         self._temporary: HeldDirectory | None = None
 
-    def find(self, build: Build, cleanup: ExitStack) -> str | None:
+    def find(self, build: Build, cleanup: ExitStack | Cleanup) -> str | None:
         """The artefact's directory, held until `cleanup`."""
         directory = os.path.join(self._root, build.cache_key)
         if not _is_ours(directory) or not os.path.isfile(os.path.join(directory, build.artefact)):
@@ -66,7 +68,7 @@ class Artefacts:
         from warmcell.workspace.remove import remove_directory
 
         root = self._writable_root()
-        held = make_held(".build-", root)
+        held = create_held_directory(".build-", root)
         try:
             yield held.path
         finally:
@@ -82,13 +84,13 @@ class Artefacts:
                 return self._root
         except OSError:
             pass
-        # No home directory: for this process only, and gone with it or with the next one's sweep.
-        self._temporary = make_held("warmcell-builds-")
+        # No home directory: for this process only, and removed by it or by the next sweep.
+        self._temporary = create_held_directory("warmcell-builds-")
         self._root = self._temporary.path
         return self._root
 
     def close(self) -> None:
-        """Removes what could not be kept for others anyway."""
+        """Removes the temporary cache, if there is one."""
         held, self._temporary = self._temporary, None
         if held is not None and held.is_ours:
             from warmcell.workspace.remove import remove_directory
@@ -96,19 +98,19 @@ class Artefacts:
             remove_directory(held.path)
             held.let_go()
 
-    def keep(self, build: Build, workshop: str, cleanup: ExitStack) -> str:
-        """Takes the artefact out of the workshop, which a guest's compiler could write to, and into the cache."""
+    def store(self, build: Build, workshop: str, cleanup: ExitStack | Cleanup) -> str:
+        """Moves the artefact out of the workshop, which a compiler that is a guest can write to, into the cache."""
         made = os.path.join(workshop, build.artefact)
-        _check_made(made)
-        fresh = make_held(".keep-", self._root)
-        cleanup.callback(fresh.let_go)  # the lock goes with the directory when that gets its name
+        _check_output(made)
+        fresh = create_held_directory(".keep-", self._root)
+        cleanup.callback(fresh.let_go)  # the lock stays with the directory when it is renamed
         os.rename(made, os.path.join(fresh.path, build.artefact))
         os.chmod(fresh.path, 0o755)  # reached only through its 0700 parent, or as a mount
         final = os.path.join(self._root, build.cache_key)
-        fresh.share()  # a program may hold it for long, and others are to find it meanwhile
+        fresh.share()  # shared: a program may hold it for long, and others must find it
         try:
             os.rename(fresh.path, final)
-        except OSError:  # somebody else built the same meanwhile
+        except OSError:  # another process built the same
             from warmcell.workspace.remove import remove_directory
 
             remove_directory(fresh.path)
@@ -116,41 +118,41 @@ class Artefacts:
         self._forget_oldest()
         return final
 
-    def _theirs(self, build: Build, cleanup: ExitStack) -> str:
+    def _theirs(self, build: Build, cleanup: ExitStack | Cleanup) -> str:
         found = self.find(build, cleanup)
         if found is None:
-            raise ExecutionFailed("the compiled program could not be kept", hint="run it again")
+            raise ExecutionFailed("the compiled program could not be stored", hint="run it again")
         return found
 
     def _forget_oldest(self) -> None:
         from warmcell.workspace.remove import remove_directory
 
         total = 0
-        for position, (_, size, path) in enumerate(sorted(_kept(self._root), reverse=True)):
+        for position, (_, size, path) in enumerate(sorted(_list_artefacts(self._root), reverse=True)):
             total += size
             held = hold(path) if position >= _MOST_KEPT or total > _MOST_BYTES else None
-            if held is not None:  # one that a run uses stays until a later look
+            if held is not None:  # an artefact in use stays
                 remove_directory(path)
                 held.let_go()
 
 
-def _check_made(path: str) -> None:
-    """A plain file and nothing that has another name somewhere: what is run is then what is kept here."""
+def _check_output(path: str) -> None:
+    """Requires a regular file without other hard links: what is run is then what is stored."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size > _LARGEST:
         raise ExecutionFailed("the compiler's output is not a program of at most 256 MiB")
     os.chmod(path, 0o755)
 
 
-def _kept(root: str) -> Iterator[tuple[float, int, str]]:
-    """When each was last used, its size on the disk, and where it is."""
+def _list_artefacts(root: str) -> Iterator[tuple[float, int, str]]:
+    """Last use, size on disk and path of each artefact."""
     for entry in os.scandir(root):
         if entry.name.startswith("."):
             continue
         try:
             used = entry.stat().st_mtime
             size = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in os.scandir(entry.path))
-        except OSError:  # forgotten by another process meanwhile
+        except OSError:  # removed by another process
             continue
         yield used, size, entry.path
 

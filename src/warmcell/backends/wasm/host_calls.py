@@ -1,7 +1,7 @@
-"""Answers what a running guest asks of the supervisor: a fetch, or the module behind a command.
+"""Handles the host calls of a running guest that need the supervisor: a fetch, or the module of a command.
 
-A guest that took its worker over could ask anything. What is parsed here is small and checked field by field; a body is
-passed on as bytes.
+A guest that took its worker over could send anything. Messages are small and checked field by field; bodies are passed
+on as bytes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from warmcell.backends.wasm.conversation import Conversation
-from warmcell.backends.wasm.frames import Frame, Overstayed, ProtocolViolation, WorkerDied
+from warmcell.backends.wasm.channel import Frame, WorkerDied, WorkerTimedOut
 from warmcell.backends.wasm.lease import Lease
-from warmcell.backends.wasm.module_loading import Load, Loader
+from warmcell.backends.wasm.module_loader import LoadRequest, ModuleLoader
 from warmcell.backends.wasm.module_source import ModuleSource
+from warmcell.backends.wasm.pending_request import PendingRequest
 from warmcell.backends.wasm.run_request import Fetch, RunRequest
-from warmcell.cage.light import write_json
+from warmcell.cage.fast_imports import write_json
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
 from warmcell.core.late_log import LateLog
+from warmcell.guest.wasm.protocol import ProtocolViolation
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run
 
@@ -27,110 +28,107 @@ if TYPE_CHECKING:
     from typing import Any
 
 _log = LateLog(__name__)
-#: The module that runs a command, or None where there is no such command.
+#: Returns the module of a command, or None if there is no such command.
 CommandModules = Callable[[str], ModuleSource | None]
 _SEND_SECONDS = 10.0
 _FETCH_FIELDS = {"url": str, "method": str, "headers": dict, "timeout": (int, float), "follow_redirects": bool}
 
 
-class Questions:
-    """One per run in which any are asked."""
+class HostCalls:
+    """The host calls of one run."""
 
     def __init__(
         self,
-        conversation: Conversation,
+        pending: PendingRequest,
         lease: Lease,
-        loader: Loader,
+        loader: ModuleLoader,
         request: RunRequest,
         commands: CommandModules | None,
         run: Run,
     ) -> None:
-        self._conversation = conversation
+        self._pending = pending
         self._worker = lease.worker
         self._loader = loader
         self._fetch = request.fetch
-        self._needs_fuel = request.fuel is not None
+        self._needs_fuel = request.limits.fuel is not None
         self._commands = commands
         self._run = run
         self._offered = ""
 
-    def answer(self, frame: Frame) -> None:
+    def handle(self, frame: Frame) -> None:
         what = frame.message.get("what")
         if what == "fetch" and self._fetch is not None:
             request = fetch_request(frame)
-            # In a thread of its own: the deadline and the output of the run are watched meanwhile.
-            start_daemon(self._answer_fetch, self._fetch, request)
+            # In a thread: this one watches the run's deadline and output meanwhile.
+            start_daemon(self._send_fetch, self._fetch, request)
         elif what == "command" and self._commands is not None:
-            self._answer_command(frame.message.get("name"), self._commands)
+            self._send_command(frame.message.get("name"), self._commands)
         elif what == "loaded" and self._offered:
-            # Only now: a module that the worker could not load must not count as loaded in its next run.
+            # Only now: a module that the worker failed to load must not count as loaded.
             self._worker.loaded[self._offered] = None
             self._offered = ""
         else:
-            raise ProtocolViolation(f"question about {str(what)[:40]!r}")
+            raise ProtocolViolation(f"unexpected host call {str(what)[:40]!r}")
 
-    def _answer_fetch(self, fetch: Fetch, request: bytes) -> None:
+    def _send_fetch(self, fetch: Fetch, request: bytes) -> None:
         try:
             data = fetch(request)
         except SandboxError as error:
             data = _error(error.code, str(error))
         except Exception as error:
             data = _error("sandbox.fetch_failed", f"fetch failed: {type(error).__name__}")
-        with contextlib.suppress(WorkerDied, Overstayed):
+        with contextlib.suppress(WorkerDied, WorkerTimedOut):
             self._worker.channel.send({"op": "answer"}, data, timeout=_SEND_SECONDS)
 
-    def _answer_command(self, name: object, commands: CommandModules) -> None:
+    def _send_command(self, name: object, commands: CommandModules) -> None:
         started = time.monotonic()
         try:
             source = commands(name) if isinstance(name, str) else None
             if source is None:
                 self._refuse("command not found")
             else:
-                self._send_module(Load(source, self._needs_fuel), started)
+                self._send_module(LoadRequest(source, self._needs_fuel), started)
         except BackendUnavailable as error:
-            _log.warning("a command is not available: %s", error)
-            self._refuse(error.hint or "it is not available here")
+            _log.warning("command %r is not available: %s", name, error)
+            self._refuse(error.hint or "not available on this host")
         except SandboxError as error:
-            _log.warning("a command could not be made ready: %s", error)
-            self._refuse("it could not be made ready")
+            _log.warning("command %r could not be loaded: %s", name, error)
+            self._refuse("its module could not be loaded")
 
     def _refuse(self, reason: str) -> None:
         self._send({"op": "answer", "is_found": False, "reason": reason})
 
-    def _send_module(self, load: Load, started: float) -> None:
+    def _send_module(self, load: LoadRequest, started: float) -> None:
         compiled = self._loader.find_compiled(load)
         if compiled is None:
-            # With no worker to spare, the one that asks compiles it itself, and the result is not kept.
+            # If all workers are busy, the calling worker compiles it, and the result is not cached.
             with contextlib.suppress(BackendBusy):
                 self._loader.prepare_own(load, self._run)
             compiled = self._loader.find_compiled(load)
         message = load.message("compiled" if compiled else load.source.format, [])
         message |= {"op": "answer", "is_found": True, "facts": compiled.facts if compiled else {}}
         self._offered = load.key
-        self._give_time(started)
+        # Preparing our own module is not the guest's time. The worker has stopped its clock too.
+        self._pending.extend(time.monotonic() - started)
         if compiled is None:
             self._send(message, load.source.read())
             return
         with contextlib.closing(compiled):
             self._send(message, b"", [compiled.descriptor])
 
-    def _give_time(self, started: float) -> None:
-        """Preparing a module of ours is not the guest's time; the worker has stopped its clock as well."""
-        self._conversation.give_time(time.monotonic() - started)
-
     def _send(self, message: dict[str, Any], blob: bytes = b"", descriptors: list[int] | None = None) -> None:
         self._worker.channel.send(message, blob, descriptors or [], timeout=_SEND_SECONDS)
 
 
 def fetch_request(frame: Frame) -> bytes:
-    """The request as `Fetch` takes it, built from fields of the right type and nothing else."""
+    """The request for `Fetch`, built only from known fields of the right type."""
     fields = {name: frame.message[name] for name in _FETCH_FIELDS if frame.message.get(name) is not None}
     for name, value in fields.items():
         is_boolean = isinstance(value, bool) and name != "follow_redirects"
         if is_boolean or not isinstance(value, _FETCH_FIELDS[name]):  # type: ignore[arg-type]
-            raise ProtocolViolation(f"{name} is of the wrong type")
+            raise ProtocolViolation(f"{name} has the wrong type")
     if not all(isinstance(value, str) for value in fields.get("headers", {}).values()):
-        raise ProtocolViolation("headers are not texts")
+        raise ProtocolViolation("header values are not strings")
     if frame.message.get("has_body") is True:
         import base64
 

@@ -1,4 +1,4 @@
-"""A worker process as the supervisor holds it: its socket, its pipes, what it has loaded, what it uses."""
+"""The supervisor's handle on a worker process: its socket, its pipes, its loaded modules, its resource usage."""
 
 from __future__ import annotations
 
@@ -8,53 +8,49 @@ import select
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from warmcell.backends.wasm.frames import Channel, Overstayed, WorkerDied, encode, encode_run
-from warmcell.backends.wasm.launcher import WorkerProcess, launcher
-from warmcell.backends.wasm.run_request import Directories, Directory, RunTerms
+from warmcell.backends.wasm.channel import Channel, WorkerDied, WorkerTimedOut
+from warmcell.backends.wasm.launcher import WorkerProcess, worker_launcher
+from warmcell.backends.wasm.run_request import HostDirectory, Mounts
+from warmcell.guest.wasm.protocol import RunSpec, encode_run, encode_spec
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
-from warmcell.runner.listening import STREAMS, HeardCapture, Listener
+from warmcell.runner.listening import STREAMS, DeliveringCapture, Listener
 from warmcell.runner.streams import Capture
-from warmcell.toolbox.runtime import READY_MADE, WORKER_SCRIPT, interpreter, wasmtime_directory, write_bytecode
+from warmcell.toolbox.location import ready_made_directory
+from warmcell.toolbox.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory, write_bytecode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Any
-else:  # its half in C: the rest takes longer to load
+else:  # the C half of the module: the rest takes longer to load
     import _socket as socket
 
 _START_SECONDS = 30.0
 _REAP_SECONDS = 10.0
 _LOG_BYTES = 4000
 _READ_BYTES = 65536
-#: More than any pipe holds: a worker that says it is done and still writes is not one of ours any more.
+#: More than any pipe holds. A worker that reported an exit and still writes has been taken over.
 _MAX_FINAL_READS = 64
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATUS_BYTES = 4096
-_MOST_TERMS = 64
+_MOST_SPECS = 64
+#: Mount slots of each kind that a worker has, unless more are needed.
+USUAL_SLOTS = 8
 
 
-#: Directories of each kind that a worker has room for, unless more are needed.
-USUAL_PLACES = 8
-
-
-def places_for(directories: Directories) -> int:
-    """How many of each kind, read-only and writable, a worker for these must have room for."""
+def slots_for(directories: Mounts) -> int:
+    """How many mount slots of each kind, read-only and writable, these directories need."""
     writable = sum(directory.is_writable for directory in directories)
-    return max(USUAL_PLACES, writable, len(directories) - writable)
+    return max(USUAL_SLOTS, writable, len(directories) - writable)
 
 
 class OutputPipe:
-    """The read end of one of a worker's output pipes, used for one run after the other.
-
-    Never more than the limit is kept, and the writer never stalls on a full pipe.
-    """
+    """One of a worker's output pipes, used for all of its runs. Keeps no more than the limit, and reads the rest."""
 
     def __init__(self, owner: Descriptors) -> None:
         self.reader, self.writer = owner.pipe()
-        os.fchmod(self.writer, 0o666)  # a caged worker is another user, and opens it by its name in /proc
+        os.fchmod(self.writer, 0o666)  # a caged worker is another user and opens it through /proc
         os.set_blocking(self.reader, False)
         self.capture = Capture(0)
 
@@ -62,7 +58,7 @@ class OutputPipe:
         self.capture = capture
 
     def pump(self) -> int:
-        """Reads once; 0 when there is nothing to read at the moment."""
+        """Reads once. 0 if there is nothing to read now."""
         try:
             data = os.read(self.reader, _READ_BYTES)
         except BlockingIOError:
@@ -71,29 +67,28 @@ class OutputPipe:
         return len(data)
 
     def drain(self) -> bool:
-        """Reads what is left after a run; False when it does not end."""
+        """Reads what is left after a run. False if it does not end."""
         return any(self.pump() < _READ_BYTES for _ in range(_MAX_FINAL_READS))
 
 
-class Worker:
+class WorkerHandle:
     """One process. Used by one thread at a time; `kill` is for any thread.
 
-    `loaded` has only what the worker said that it loaded, oldest first. `is_clean`: no guest's code, not even for
-    compiling, has touched this process, so what it compiles can be trusted. `directories`: what of the host it was
-    shown, for its whole life.
+    `loaded` has the modules that the worker reported as loaded, oldest first. `is_clean`: this process has never had
+    guest code, not even to compile it, so what it compiles can be trusted. `mounts` never change once set.
     """
 
-    def __init__(self, places: int = USUAL_PLACES) -> None:
-        self.directories: Directories = ()
-        self._places = places
+    def __init__(self, mount_slots: int = USUAL_SLOTS) -> None:
+        self.mounts: Mounts = ()
+        self._mount_slots = mount_slots
         self.loaded: OrderedDict[str, None] = OrderedDict()
-        #: What the worker was told, by its number.
-        self._terms: dict[tuple[Any, ...], int] = {}
+        #: The numbers of the specs that the worker knows.
+        self._specs: dict[RunSpec, int] = {}
         self.is_clean = True
-        self.has_begun = self.is_ready = False
+        self.is_started = self.is_ready = False
         self._statm = self._stat = -1
         self.idle_since = 0.0
-        #: Set by any thread, never taken back.
+        #: Set by any thread, never reset.
         self.is_killed = False
         self._is_disposed = False
         self._status: int | None = None
@@ -101,22 +96,22 @@ class Worker:
         with Descriptors() as self._descriptors:
             try:
                 self._open()
-                self._process = self._started()
+                self._process = self._launch()
             except OSError as error:
                 raise host_failure(error, "start a WASM worker") from error
             own(self)
             try:
-                self._introduce()
+                self._send_setup()
             except OSError as error:
                 self.dispose()
                 raise host_failure(error, "start a WASM worker") from error
 
-    def begin(self) -> None:
-        """Waits until its process is there, which was only asked for. Whoever gets an error disposes of it."""
+    def start(self) -> None:
+        """Waits until the process exists. If this fails, the caller disposes of the handle."""
         try:
-            self._process.begin()
+            self._process.start()
             self._statm, self._stat = self._open_status("statm"), self._open_status("stat")
-            self.has_begun = True
+            self.is_started = True
         except OSError as error:
             raise host_failure(error, "start a WASM worker") from error
 
@@ -133,27 +128,29 @@ class Worker:
         for descriptor in self._by_descriptor:
             self.full_poll.register(descriptor, select.POLLIN)
 
-    def _started(self) -> WorkerProcess:
+    def _launch(self) -> WorkerProcess:
         wasmtime = wasmtime_directory()
         write_bytecode()
         argv = [interpreter(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
-        shown = [path for path in (os.path.dirname(WORKER_SCRIPT), wasmtime, READY_MADE) if os.path.isdir(path)]
-        process = launcher()(argv, self._theirs, shown, self._places)
+        directories = (os.path.dirname(WORKER_SCRIPT), wasmtime, ready_made_directory())
+        shown = [path for path in directories if os.path.isdir(path)]
+        process = worker_launcher().launch(argv, self._theirs, shown, self._mount_slots)
         self._descriptors.close_only(self._theirs)
         return process
 
-    def _introduce(self) -> None:
-        """Gives the worker its ends of the pipes; ours would keep them alive. Whether it took them shows later."""
+    def _send_setup(self) -> None:
+        """Sends the write ends of the pipes and closes them here. A failure shows when the worker does not answer."""
         writers = [stream.writer for stream in (*self._streams, self._log)]
-        with contextlib.suppress(WorkerDied, Overstayed):
-            self.channel.send({"op": "setup", "is_confined": launcher().confines}, b"", writers, timeout=_START_SECONDS)
+        with contextlib.suppress(WorkerDied, WorkerTimedOut):
+            message = {"op": "setup", "is_confined": worker_launcher().is_confining}
+            self.channel.send(message, b"", writers, timeout=_START_SECONDS)
         self._descriptors.close_only(*writers)
 
     def _open_status(self, name: str) -> int:
-        """Kept open, so that looking needs no descriptor that might be missing; -1 where there is no /proc."""
+        """Kept open, so that reading it needs no new descriptor. -1 without /proc."""
         path = f"/proc/{self.pid}/{name}"
         try:
-            return self._descriptors.opened(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            return self._descriptors.open(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
             return -1
 
@@ -163,40 +160,37 @@ class Worker:
 
     @property
     def is_spare(self) -> bool:
-        """Nobody has used it, so it can still become a worker for any directories."""
-        return self.is_clean and not self.directories
+        """Unused: any directories can still be mounted."""
+        return self.is_clean and not self.mounts
 
-    def can_be_shown(self, directories: Directories) -> bool:
-        return self.is_spare and places_for(directories) <= self._places
+    def can_mount(self, directories: Mounts) -> bool:
+        return self.is_spare and slots_for(directories) <= self._mount_slots
 
-    def show(self, directories: Directories) -> None:
-        self._process.show(directories)
-        self.directories = directories
+    def mount(self, directories: Mounts) -> None:
+        self._process.mount(directories)
+        self.mounts = directories
 
-    def place(self, directory: Directory) -> str:
-        """Where the worker finds a directory that it was shown."""
-        return self._process.place(directory)
+    def path_of(self, directory: HostDirectory) -> str:
+        """The path of a mounted directory inside the worker."""
+        return self._process.path_of(directory)
 
     def is_waiting(self) -> bool:
-        """Whether it is there and silent, as a worker between two requests is. One that died can be read from."""
+        """Whether it is alive and idle. The socket of a dead worker is readable."""
         return not self.is_killed and not self.control_poll.poll(0)
 
-    def run_frames(self, terms: tuple[Any, ...], argv: Sequence[str], env: Mapping[str, str], stdin: bytes) -> bytes:
-        """A run as it is asked for; the terms, which are those of `RunTerms`, come with it where the worker does not
-        know them. To be sent, once.
-        """
-        number = self._terms.get(terms)
+    def encode_run(self, spec: RunSpec, argv: Sequence[str], env: Mapping[str, str], stdin: bytes) -> bytes:
+        """The frame of a run, after that of its spec if the worker does not know it. The caller must send it."""
+        number = self._specs.get(spec)
         if number is not None:
             return encode_run(number, argv, env, stdin)
-        if len(self._terms) == _MOST_TERMS:
-            self._terms.clear()
-        number = self._terms[terms] = len(self._terms)
-        told = {"op": "terms", "number": number, **RunTerms(*terms)._asdict()}
-        return encode(told) + encode_run(number, argv, env, stdin)
+        if len(self._specs) == _MOST_SPECS:
+            self._specs.clear()
+        number = self._specs[spec] = len(self._specs)
+        return encode_spec(number, spec) + encode_run(number, argv, env, stdin)
 
     def start_streams(self, most: int, listener: Listener | None = None) -> None:
         for stream, name in zip(self._streams, STREAMS, strict=True):
-            stream.start(Capture(most) if listener is None else HeardCapture(most, listener, name))
+            stream.start(Capture(most) if listener is None else DeliveringCapture(most, listener, name))
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -204,20 +198,20 @@ class Worker:
         return tuple(self._by_descriptor)
 
     def pump(self, descriptor: int) -> bool:
-        """Reads once; False where there will be no more."""
+        """Reads once. False at the end of the stream."""
         if self._by_descriptor[descriptor].pump():
             return True
-        # The worker's end is closed: it is dying, and the control socket will say so.
+        # The worker closed its end: it is dying, and the control socket will report that.
         with contextlib.suppress(KeyError):
             self.full_poll.unregister(descriptor)
         return False
 
     def drain(self) -> bool:
-        """Takes in the rest of the output; False when the worker goes on writing after it said that it was done."""
+        """Reads the rest of the output. False if the worker still writes after its exit report."""
         is_done = True
-        for descriptor, _ in self.full_poll.poll(0):  # most runs write to one of them, and finding that out is cheaper
+        for descriptor, _ in self.full_poll.poll(0):  # cheaper than reading both: most runs write to one
             stream = self._by_descriptor.get(descriptor)
-            # A read that is not filled emptied the pipe.
+            # A short read has emptied the pipe.
             is_empty = stream is None or stream.pump() < _READ_BYTES or stream.drain()
             is_done = is_done and is_empty
         return is_done
@@ -228,12 +222,12 @@ class Worker:
         return stdout.capture, stderr.capture
 
     def anonymous_bytes(self) -> int:
-        """Memory that is the worker's alone: compiled code and libraries are mapped files. 0 when it is gone."""
+        """The worker's private memory, without mapped files such as compiled code. 0 if it is gone."""
         _, resident, shared, *_ = (self._read(self._statm) or b"0 0 0").split()
         return (int(resident) - int(shared)) * _PAGE_BYTES
 
     def cpu_seconds(self) -> float:
-        """0 when it is gone."""
+        """Processor time used so far. 0 if it is gone."""
         after_name = self._read(self._stat).rpartition(b")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / _TICKS if after_name else 0.0
 
@@ -244,7 +238,7 @@ class Worker:
             return b""
 
     def log(self) -> str:
-        """The end of what the worker's runtime printed about its own failure. For our log: it names host paths."""
+        """The end of the worker's own stderr. For our log only: it names host paths."""
         if self._is_disposed:
             return self._last_words
         self._log.start(Capture(_LOG_BYTES))
@@ -252,12 +246,12 @@ class Worker:
         return bytes(self._log.capture.kept).decode("utf-8", "replace").strip()
 
     def kill(self) -> None:
-        """Ends the process at once, from any thread. Whoever waits for its answer sees it die."""
+        """Kills the process, from any thread. A pending request ends with `WorkerDied`."""
         self.is_killed = True
         self._process.kill()
 
     def dispose(self) -> int | None:
-        """Kills, reaps, takes in the last output, closes. Returns the wait status. For the thread that holds it."""
+        """Kills, reaps, reads the last output, closes. Returns the wait status. Only for the thread that uses it."""
         if self._is_disposed:
             return self._status
         self.kill()
@@ -269,7 +263,7 @@ class Worker:
         return self._status
 
     def abandon(self) -> None:
-        """In a fork the process is the parent's: nothing here may reach it any more."""
+        """In a fork the process belongs to the parent: nothing here may touch it."""
         self.is_killed = True
         self._is_disposed = True
         self._process.abandon()

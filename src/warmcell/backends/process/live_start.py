@@ -1,27 +1,26 @@
-"""Making a live cage: what its world is, who may have one, and the agent that is its guest."""
+"""Starts a live cage: its template, the checks of the policy, and the agent that is its guest."""
 
 from __future__ import annotations
 
-import marshal
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
-from importlib.util import MAGIC_NUMBER
 
 import warmcell.guest
+from warmcell.backends.process.cell_template import CellTemplate, Directories
 from warmcell.backends.process.egress import Egress
+from warmcell.backends.process.guest_modules import pack_modules
 from warmcell.backends.process.live import LiveCage
-from warmcell.backends.process.live_denials import LiveDenials
-from warmcell.backends.process.world import Directories, World
+from warmcell.backends.process.live_exit import LiveDenials
 from warmcell.cage.plan import LaunchPlan
-from warmcell.cage.wire import Job
+from warmcell.cage.wire import GuestJob
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import ENOUGH_OPEN_FILES
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Program
+from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.run import Run
 from warmcell.policy.places import CODE_DIR, is_within
@@ -33,19 +32,29 @@ _GUEST_FILES = os.path.join(warmcell.guest.__path__[0], "live")
 _PLACE = f"{CODE_DIR}/live"
 _FIRST = "start.py"
 _ATTEMPTS = 3
-#: Where Node is shown that cannot be shown where it lies.
+#: The guest path of Node if its host path is covered.
 _NODE_DIR = "/node"
-#: The agent, a shell, and what the shell starts.
+#: What the agent and the worker of shell sessions import of the standard library. In an image they could not: the files
+#: there are another Python's.
+MODULES_OF_AGENT = (
+    *("array", "ctypes", "errno", "fcntl", "functools", "importlib", "json", "os", "select", "shutil"),
+    *("socket", "struct", "sys", "termios", "time", "_signal", "encodings.ascii", "encodings.latin_1", "traceback"),
+    *("resource", "shlex", "signal", "subprocess", "threading", "_thread"),
+    *("stat", "tarfile"),  # of the Docker door's requests
+)
+#: The fewest processes: the agent, a shell, and what the shell starts.
 _FEWEST_PROCESSES = 3
 
 
-class LiveWorld(World):
-    """The same cage as any run's of Python, with terminals."""
+class LiveTemplate(CellTemplate):
+    """The cage of a Python run, with terminals."""
 
     def __init__(self, effective: EffectivePolicy, config: ProcessConfig, shown: tuple[str, ...] = ()) -> None:
         places, self._moved = _places_of_node(effective, config)
         paths = dict.fromkeys((*_runtime_paths(config), *places, *self._moved, *shown))
-        super().__init__(effective, config, Program((), {}, "", runtime_paths=tuple(paths)))
+        super().__init__(effective, config, ProgramSpec((), {}, "", runtime_paths=tuple(paths)))
+        if effective.image is not None:
+            self.zygote = replace(self.zygote, preload=(*self.zygote.preload, *MODULES_OF_AGENT))
 
     def _compile(self) -> LaunchPlan:
         plan = super()._compile()
@@ -60,7 +69,7 @@ class LiveWorld(World):
 
 
 def _runtime_paths(config: ProcessConfig) -> tuple[str, ...]:
-    """What the agent's own interpreter needs, which is what programs find as `python3` where it was configured."""
+    """The paths of the agent's interpreter, which is also the guests' `python3` if it is configured."""
     from warmcell.languages.python import find_interpreter
 
     return find_interpreter(config).runtime_paths
@@ -81,7 +90,7 @@ def _places_of_node(effective: EffectivePolicy, config: ProcessConfig) -> tuple[
 
 
 def check(effective: EffectivePolicy) -> None:
-    """Who cannot have one is told what to use."""
+    """Refuses policies that cannot have a live cage, with the remedy."""
     if effective.isolation != "namespaces":
         raise EnforcerUnavailable(
             effective.enforced.enforcer or "process",
@@ -100,73 +109,63 @@ def check(effective: EffectivePolicy) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveTerms:
-    """What a caller says of its live cage: variables for all its programs, and when it ends for want of any."""
+class LiveOptions:
+    """The caller's options: variables for all programs, and the idle timeout."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     idle_timeout: float | None = None
-    #: Of the host, besides what the agent's interpreter needs.
+    #: Host paths besides those of the agent's interpreter.
     shown: tuple[str, ...] = ()
 
 
-def begun(world: World, kind: CellKind, egress: Egress, pool: Pool, terms: LiveTerms, run: Run) -> LiveCage:
-    """All that a live cage opens; nothing is left open where it fails."""
+def create_live_cage(
+    template: CellTemplate, kind: CellKind, egress: Egress, pool: Pool, options: LiveOptions, run: Run
+) -> LiveCage:
+    """Makes a live cage. If that fails, everything is closed."""
     for _ in range(_ATTEMPTS):
         try:
-            return _begun_once(world, kind, egress, pool, terms, run)
+            return _create_once(template, kind, egress, pool, options, run)
         except CellLost:
             continue
     raise EnforcerFailed(kind.zygote.enforcer, "cells die before they can be used")
 
 
-def _begun_once(world: World, kind: CellKind, egress: Egress, pool: Pool, terms: LiveTerms, run: Run) -> LiveCage:
+def _create_once(
+    template: CellTemplate, kind: CellKind, egress: Egress, pool: Pool, options: LiveOptions, run: Run
+) -> LiveCage:
     with ExitStack() as cleanup:
         owned = Descriptors()
         cleanup.callback(owned.close)
         control, theirs = owned.socketpair(socket.SOCK_STREAM)
         with ExitStack() as leasing:
-            pool.begin()
-            leasing.callback(pool.done)
+            pool.begin_lease()
+            leasing.callback(pool.end_lease)
             cell = pool.lease(replace(kind, stdin=theirs), run)
             cleanup.callback(cell.close)
             owned.close_only(theirs)
-            denials = LiveDenials(tuple(bind.target for bind in world.visible))
+            denials = LiveDenials(tuple(bind.target for bind in template.visible))
             cell.on_denied = denials.note
-            way_out = egress.open(cell, denials.add, cleanup)
-            cell.start(_agent_job(way_out.files), run)
+            egress_handle = egress.open(cell, denials.add, cleanup)
+            cell.start(_agent_job(egress_handle.files), run)
             leasing.pop_all()
-            pool.stay()
-            cleanup.callback(pool.leave)
-        given = {**world.default_env(Directories()), **way_out.env, **world.effective.env, **terms.env}
-        return LiveCage(cell, control, world, given, cleanup.pop_all(), denials, terms.idle_timeout)
+            pool.pin()
+            cleanup.callback(pool.unpin)
+        given = {**template.default_env(Directories()), **egress_handle.env, **template.effective.env, **options.env}
+        return LiveCage(cell, control, template, given, cleanup.pop_all(), denials, options.idle_timeout)
 
 
-def _agent_job(files_of_way_out: Mapping[str, bytes]) -> Job:
-    return Job("python", (), {}, CODE_DIR, {**_agent_files(), **files_of_way_out}, f"{_PLACE}/{_FIRST}")
+def _agent_job(files_of_way_out: Mapping[str, bytes]) -> GuestJob:
+    return GuestJob("python", (), {}, CODE_DIR, {**_agent_files(), **files_of_way_out}, f"{_PLACE}/{_FIRST}")
 
 
 @cache
 def _agent_files() -> Mapping[str, bytes]:
-    """The agent and all that it may fork into, as files of the cell."""
+    """The agent and its workers, as files of the cell."""
     files = {}
     for name in os.listdir(_GUEST_FILES):
         if name == _FIRST or name.endswith(".cjs"):
             with open(os.path.join(_GUEST_FILES, name), "rb") as file:
                 files[f"{_PLACE}/{name}"] = file.read()
-    return {**files, f"{_PLACE}/modules": _modules()}
-
-
-def _modules() -> bytes:
-    """As `guest/live/start.py` reads them: by name, as text, and compiled, which would take longer than all the rest.
-
-    The outer form is one that every Python reads; the code in it is for who has the same magic number.
-    """
-    sources, compiled = {}, {}
-    for name in os.listdir(_GUEST_FILES):
-        stem, suffix = os.path.splitext(name)
-        if suffix == ".py" and name not in (_FIRST, "__init__.py"):
-            with open(os.path.join(_GUEST_FILES, name), encoding="utf-8") as file:
-                sources[stem] = file.read()
-            code = compile(sources[stem], f"{_PLACE}/{name}", "exec", dont_inherit=True, optimize=0)
-            compiled[stem] = marshal.dumps(code)
-    return marshal.dumps((MAGIC_NUMBER, sources, compiled), 2)
+    names = [name.removesuffix(".py") for name in os.listdir(_GUEST_FILES) if name.endswith(".py")]
+    own = [name for name in names if name not in ("start", "__init__")]
+    return {**files, f"{_PLACE}/modules": pack_modules(_GUEST_FILES, own, lambda name: f"{_PLACE}/{name}.py")}

@@ -1,0 +1,75 @@
+"""BackendBase: what all of our backends do alike, over their `execute`, `stream` and `close`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+    from typing import Self
+
+    from warmcell.backends.many import OnProgress, Requests
+    from warmcell.core.outcomes import Outcome
+    from warmcell.core.output_events import StreamEvent
+    from warmcell.core.types import ExecRequest
+
+
+class BackendBase(ABC):
+    """Imports on demand: a single run needs none of it."""
+
+    @abstractmethod
+    def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]: ...
+
+    def stream_blocking(self, request: ExecRequest, *, stdin: int = -1) -> Iterator[StreamEvent]:
+        """`stream` for code without an event loop."""
+        from warmcell.backends.many import in_step
+
+        return in_step(self.stream(request, stdin=stdin))
+
+    def run_many(
+        self,
+        requests: Requests,
+        concurrency: int | None = None,
+        processes: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> AsyncIterator[Outcome]:
+        """Outcomes as they finish, `concurrency` runs at a time (None: from the processors), started by `processes`
+        Python processes (None: from the processors and the number of requests).
+        """
+        from warmcell.backends.supervisors import run_many_of
+
+        return run_many_of(self, requests, concurrency, processes, on_progress)
+
+    def run_many_blocking(
+        self,
+        requests: Iterable[ExecRequest],
+        concurrency: int | None = None,
+        processes: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[Outcome]:
+        """`run_many` for code without an event loop."""
+        from warmcell.backends.many import in_step
+
+        return in_step(self.run_many(requests, concurrency, processes, on_progress))
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None:
+        """`close` for event loops."""
+        from warmcell.lifetime.threads import in_thread
+
+        await in_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()

@@ -1,0 +1,150 @@
+"""PolicyResolver: the enforcer of a backend, and what it makes of the policy on this host."""
+
+from __future__ import annotations
+
+import os
+
+from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
+from warmcell.core.records import replace
+from warmcell.core.types import EffectiveLimits
+from warmcell.enforcers.kernel_calls import kernel_version
+from warmcell.enforcers.pin_paths import pin_paths
+from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.places import WORK_DIR
+from warmcell.policy.resolve import EffectivePolicy, ImageRoot, ResolvedPath, resolve
+from warmcell.runner.cgroup_parent import host_capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.enforcers.contract import SandboxEnforcer
+    from warmcell.languages.config import ProcessConfig
+    from warmcell.policy.gpu import GpuDriver
+    from warmcell.pool.pool import Overlay
+
+_OLDEST_FOR_IMAGES = (6, 6)
+
+#: What a compiler may do, whatever the program that it builds may do. It consists of several processes.
+BUILD_POLICY = SandboxPolicy(allow_process_spawn=True)
+
+
+class PolicyResolver:
+    """Paths are pinned when the backend is made; a path that cannot be pinned is reported when it is used."""
+
+    def __init__(
+        self,
+        config: ProcessConfig,
+        enforcer: str | SandboxEnforcer | None,
+        policy: SandboxPolicy,
+        work_path: str,
+        has_fetch_policy: bool,
+        allow_weaker: str | None = None,
+        image: ImageRoot | None = None,
+        overlay: Overlay | None = None,
+    ) -> None:
+        if allow_weaker is not None:
+            from warmcell.enforcers.registry import check_weaker
+
+            check_weaker(allow_weaker, enforcer)
+        self._allow_weaker = allow_weaker
+        self.policy = policy
+        self._image = image
+        self._requested = enforcer
+        self._proved: SandboxEnforcer | None = None
+        self._work_path = work_path
+        self._has_fetch_policy = has_fetch_policy
+        self._unshared = os.urandom(16).hex()
+        self._paths: tuple[ResolvedPath, ...] | PolicyViolation
+        try:
+            self._paths = pin_paths(policy)
+            if overlay is not None:
+                self._paths = tuple(_over(path, overlay) if path.target == work_path else path for path in self._paths)
+        except PolicyViolation as refused:
+            self._paths = refused
+            return
+        if self._paths:
+            from warmcell.backends.process.named_programs import check_programs
+
+            check_programs(config, self._paths)
+
+    @property
+    def enforcer(self) -> SandboxEnforcer | None:
+        """The enforcer in use. "auto" becomes the best one that works here, or an error."""
+        if self._requested is None:
+            return None
+        if self._proved is None:  # two threads may both look it up; a lock could be held across a fork
+            from warmcell.enforcers.registry import prove_enforcer
+
+            self._proved = prove_enforcer(self._requested, self._allow_weaker)
+        return self._proved
+
+    @property
+    def has_wrapper(self) -> bool:
+        """Whether the enforcer is a program around the guest, so that exec errors are about that program."""
+        return self.enforcer is not None and self.resolve(EffectiveLimits()).isolation == "none"
+
+    @property
+    def build_scope(self) -> str | None:
+        """Names what a compiler can see. Third-party enforcers are not shared: two may have the same name."""
+        enforcer = self.enforcer
+        if enforcer is None:
+            return None
+        is_ours = type(enforcer).__module__.startswith("warmcell.")
+        return enforcer.name if is_ours else f"{enforcer.name} {self._unshared}"
+
+    def resolve(self, limits: EffectiveLimits, extra_paths: tuple[ResolvedPath, ...] = ()) -> EffectivePolicy:
+        """The backend's policy for a run with these limits, or the error that says what cannot be enforced."""
+        if isinstance(self._paths, PolicyViolation):
+            raise self._paths
+        paths = (*self._paths, *extra_paths)
+        effective = resolve(
+            self.policy,
+            paths,
+            limits,
+            host_capabilities(),
+            self._enforcer_name,
+            self._has_fetch_policy,
+            _gpu_driver() if self.policy.gpus is not None else None,
+        )
+        if any(path.overlay_devices for path in paths) and effective.isolation != "namespaces":
+            raise EnforcerUnavailable(
+                self._enforcer_name or "process",
+                "it cannot show guests a directory whose changes are kept apart",
+                hint="use the native enforcer (enforcer='auto' or 'native')",
+            )
+        if self._image is not None:
+            effective = self._with_image(effective, self._image)
+        return effective if self._work_path == WORK_DIR else replace(effective, work=self._work_path)
+
+    def _with_image(self, effective: EffectivePolicy, image: ImageRoot) -> EffectivePolicy:
+        if effective.isolation != "namespaces":
+            raise EnforcerUnavailable(
+                self._enforcer_name or "process",
+                "it cannot give guests an image for their root",
+                hint="use the native enforcer (enforcer='auto' or 'native')",
+            )
+        if kernel_version() < _OLDEST_FOR_IMAGES:
+            raise EnforcerUnavailable(
+                self._enforcer_name or "process",
+                "the writable layer of an image needs user attributes on tmpfs, which this kernel does not have",
+                hint="use Linux 6.6 or newer, or run without an image",
+            )
+        return replace(effective, image=image)
+
+    def resolve_build(self, limits: EffectiveLimits, extra_paths: tuple[ResolvedPath, ...]) -> EffectivePolicy:
+        """Nothing of the backend's policy: what is built here is shared with others (see `artefacts`)."""
+        return resolve(BUILD_POLICY, extra_paths, limits, host_capabilities(), self._enforcer_name)
+
+    @property
+    def _enforcer_name(self) -> str | None:
+        return self.enforcer.name if self.enforcer is not None else None
+
+
+def _over(path: ResolvedPath, overlay: Overlay) -> ResolvedPath:
+    """The overlay was mounted from the pinned directory; its upper directory is where the disk limit applies."""
+    return replace(path, source=overlay.upper, writable=True, identity="", overlay_devices=overlay.devices)
+
+
+def _gpu_driver() -> GpuDriver | None:
+    from warmcell.enforcers import gpus  # most policies have none
+
+    return gpus.find_driver()

@@ -1,0 +1,1 @@
+"""Runs on the nodes of a Ray cluster: one actor for each node, requests and answers in batches."""

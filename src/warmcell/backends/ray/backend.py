@@ -1,0 +1,339 @@
+"""RayBackend: runs on the nodes of a Ray cluster, each with the cage that `ProcessBackend` gives it there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from warmcell.backends.base import BackendBase
+from warmcell.backends.many import check_concurrency, run_many
+from warmcell.backends.ray.cluster import Cluster, make_closed_error
+from warmcell.backends.ray.placement import Needs, Node
+from warmcell.backends.ray.program import RayProgram
+from warmcell.backends.ray.ray_nodes import RayNodes
+from warmcell.backends.registry import get_backend
+from warmcell.backends.streaming import read_descriptor, refuse_descriptor, stream
+from warmcell.backends.supervisors import supervisors_for
+from warmcell.core import events
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, NodeLost
+from warmcell.core.records import replace
+from warmcell.core.run_record import RunRecord
+from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
+from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.ownership import own_until_exit
+from warmcell.lifetime.portal import portal
+from warmcell.policy.resolve import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from warmcell.backends.built import Program
+    from warmcell.backends.many import OnProgress, Requests
+    from warmcell.backends.ray.node_link import NodeLink
+    from warmcell.core.outcomes import Outcome
+    from warmcell.core.output_events import StreamEvent
+    from warmcell.core.types import Language
+    from warmcell.policy.model import SandboxPolicy
+    from warmcell.runner.listening import Listener
+
+T = TypeVar("T")
+#: Sends a run to a node and returns its answer.
+Send = Callable[["NodeLink", "Listener | None"], Coroutine[Any, Any, ExecResult]]
+#: Requests of a batch that are in memory at a time, at least: enough for nodes that join.
+_BATCH_REQUESTS = 256
+
+
+class RayBackend(BackendBase):
+    """`address` as in `ray.init`; None: the program's own connection to Ray, the cluster of this host or the one that
+    `RAY_ADDRESS` names, or else a new one on this host.
+
+    `config` and `policy` are those of the `ProcessBackend` on each node: paths and `max_concurrency` are the node's. A
+    run whose node is lost is repeated elsewhere, `retries` times at most; then it raises `NodeLost`. Joins the cluster
+    at its first use. Safe to use from many threads and event loops; close it when done.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        config: ProcessConfig | None = None,
+        policy: SandboxPolicy | None = None,
+        retries: int = 2,
+    ) -> None:
+        if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 100:
+            raise InvalidRequest("must be a whole number from 0 to 100", field="retries")
+        self._config, self._policy = config or ProcessConfig(), policy or DEFAULT_POLICY
+        self._retries = retries
+        make_backend = partial(get_backend, "process", config=config, policy=policy)
+        self._cluster = Cluster(RayNodes(address), make_backend, self._config.queue_timeout)
+        self._is_closed = self._is_forked = False
+        own_until_exit(self)
+
+    def abandon(self) -> None:
+        self._is_forked = True
+
+    @property
+    def retries(self) -> int:
+        return self._retries
+
+    @property
+    def config(self) -> ProcessConfig:
+        return self._config
+
+    @property
+    def policy(self) -> SandboxPolicy:
+        return self._policy
+
+    def capabilities(self) -> BackendCapabilities:
+        """What the nodes can run, and what all of them enforce. Joins the cluster."""
+        links = self._call(self._open_links)
+        found = [link.facts.capabilities for link in links]
+        languages: dict[Language | str, None] = {}
+        for one in found:
+            languages |= dict.fromkeys(one.supported_languages)
+        names = EnforcedLimits.__slots__
+        held = {name: all(getattr(one.enforced_limits, name) for one in found) for name in names}
+        classes = "/".join(sorted({one.isolation_class for one in found}))
+        versions = _NodeVersions(tuple(languages), lambda language: self._call(self._ask_version, language))
+        return BackendCapabilities(tuple(languages), classes, EnforcedLimits(**held), found[0].network, versions)
+
+    def nodes(self) -> list[Node]:
+        """Every node that could get work, with what runs on it now. Joins the cluster."""
+        return self._call(self.describe_nodes)
+
+    async def describe_nodes(self) -> list[Node]:
+        """The same on the portal's loop."""
+        await self._cluster.open()
+        return self._cluster.describe()
+
+    def examine_nodes(self) -> list[tuple[Node, Any]]:
+        """Each node with the report of `warmcell doctor` there. `NodeLost` in its place if the node was lost meanwhile,
+        None if it gets no work. Joins the cluster.
+        """
+        return self._call(self._examine_nodes)
+
+    async def _examine_nodes(self) -> list[tuple[Node, Any]]:
+        await self._cluster.settle()
+        nodes = self._cluster.describe()
+        links = [self._cluster.links.get(node.id) for node in nodes]
+        return list(zip(nodes, await asyncio.gather(*map(_examine, links)), strict=True))
+
+    async def count_processors(self) -> int:
+        """Those of all nodes. Joins the cluster."""
+        return sum(link.info.cores for link in await self._reach(self._open_links))
+
+    # ---- runs ----
+
+    async def execute(self, request: ExecRequest, *, listener: Listener | None = None) -> ExecResult:
+        """Cancelling the task ends the run on its node before the cancellation is raised."""
+        return await self._execute(request, listener, is_batch=False)
+
+    async def _execute(self, request: ExecRequest, listener: Listener | None, *, is_batch: bool) -> ExecResult:
+        with RunRecord(self.name, request, self._policy) as record:
+            work = partial(self._place, self._needs(request, is_batch), partial(_send_run, request))
+            record.result = await self._reach(work, listener)
+            return record.result
+
+    def execute_blocking(
+        self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
+    ) -> ExecResult:
+        """The same in the calling thread. The data of the descriptor `stdin` is read first, and sent with the rest."""
+        request = read_descriptor(request, stdin)
+        return self._call(self.execute, request, listener=listener)
+
+    def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]:
+        """`OutputEvent`s as the guest writes, then a `ResultEvent`. Closing the iterator ends the run.
+
+        Not repeated on another node once output was delivered.
+        """
+        refuse_descriptor(self.name, stdin)
+        return stream(lambda listener: self.execute(request, listener=listener))
+
+    def run_many(
+        self,
+        requests: Requests,
+        concurrency: int | None = None,
+        processes: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> AsyncIterator[Outcome]:
+        """Outcomes as they finish. By default each node gets as many runs as its processors can carry out, also one
+        that joins later; only a few hundred requests are in memory at a time.
+        """
+        supervisors_for(self, processes, ())  # refuses anything but 1
+        if concurrency is not None:
+            return run_many(self.execute, requests, check_concurrency(concurrency), on_progress)
+        return self._run_batch(requests, on_progress)
+
+    async def _run_batch(self, requests: Requests, on_progress: OnProgress | None) -> AsyncIterator[Outcome]:
+        links = await self._reach(self._open_links)
+        most = max(_BATCH_REQUESTS, 2 * sum(link.facts.slots for link in links))
+        runs = run_many(partial(self._execute, listener=None, is_batch=True), requests, most, on_progress)
+        async with aclosing(runs) as outcomes:  # type: ignore[type-var]
+            async for outcome in outcomes:
+                yield outcome
+
+    async def build(self, request: ExecRequest) -> Program:
+        """Compiles the program on one node, to raise `BuildFailed` now; others build it when they run it."""
+        key = uuid4().hex
+        await self._reach(partial(self._place, self._needs(request), partial(_send_build, key, request)), None)
+        execute = partial(self._run_program, key, request)
+        return RayProgram(self.name, request, execute, partial(self._release_program, key))
+
+    def build_blocking(self, request: ExecRequest) -> Program:
+        """The same in the calling thread."""
+        return self._call(self.build, request)
+
+    async def _run_program(
+        self, key: str, definition: ExecRequest, request: ExecRequest, listener: Listener | None
+    ) -> ExecResult:
+        self._check_open()
+        send = partial(_send_program_run, key, definition, request)
+        return await self._place(self._needs(request), send, listener)
+
+    def _release_program(self, key: str) -> None:
+        async def release() -> None:
+            for link in self._cluster.links.values():
+                link.release_program(key)
+
+        if not self._is_closed and not self._is_forked:
+            portal.post(release)
+
+    async def _place(self, needs: Needs, send: Send, listener: Listener | None) -> ExecResult:
+        """Carries it out on one node after the other until one of them stays."""
+        loop = asyncio.get_running_loop()
+        asked, losses = loop.time(), 0
+        while True:
+            link = await self._cluster.acquire(needs)
+            waited = loop.time() - asked
+            if events.listeners and (subject := events.current_run()):
+                events.emit("run.started", subject, {"node": link.info.id})
+            try:
+                result = await send(link, listener)
+                return replace(result, queued=result.queued + waited) if isinstance(result, ExecResult) else result
+            except NodeLost as error:
+                losses += 1
+                if losses > self._retries or error.has_output:
+                    raise
+            finally:
+                self._cluster.release(link)
+
+    # ---- sandboxes ----
+
+    async def place_sandbox(self, has_gpus: bool = False) -> NodeLink:
+        """The node for a new sandbox, pinned to it until `release_sandbox`. For drivers of sandboxes."""
+        return await self._reach(self._cluster.place_sandbox, has_gpus)
+
+    def hold_sandbox(self, link: NodeLink) -> None:
+        """One more on the same node: a fork, or the server on the node."""
+        link.sandboxes += 1
+
+    def release_sandbox(self, link: NodeLink) -> None:
+        async def release() -> None:
+            self._cluster.release_sandbox(link)
+
+        if not self._is_closed and not self._is_forked:
+            portal.post(release)
+
+    def links(self) -> list[NodeLink]:
+        """The nodes that carry out work now. For servers; from any thread."""
+        return list(self._cluster.links.values())
+
+    def _needs(self, request: ExecRequest, is_batch: bool = False) -> Needs:
+        return Needs(str(request.language), self._policy.gpus is not None, is_batch)
+
+    async def _ask_version(self, language: str) -> str:
+        link = await self._cluster.acquire(Needs(language))
+        try:
+            return str(await link.call("version", language))
+        finally:
+            self._cluster.release(link)
+
+    async def _open_links(self) -> list[NodeLink]:
+        await self._cluster.open()
+        return list(self._cluster.links.values())
+
+    # ---- the portal's loop, and the end ----
+
+    def _call(self, function: Callable[..., Coroutine[Any, Any, T]], *values: Any, **named: Any) -> T:
+        self._check_open()
+        return portal.call(function, *values, **named)
+
+    async def _reach(self, function: Callable[..., Coroutine[Any, Any, T]], *values: Any) -> T:
+        self._check_open()
+        return await portal.reach(function, *values)
+
+    def _check_open(self) -> None:
+        if self._is_forked:
+            hint = "create backends after the fork, in a program that has not used Ray before"
+            raise BackendUnavailable("a connection to Ray does not survive a fork", hint=hint)
+        if self._is_closed:
+            raise make_closed_error()
+
+    def close(self) -> None:
+        """Ends the runs in progress, which raise `BackendUnavailable`, and the actors. Leaves Ray if we joined it."""
+        self._is_closed = True
+        if not self._is_forked:
+            portal.call(self._cluster.close)
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        if not self._is_forked:
+            await portal.reach(self._cluster.close)
+
+    def __repr__(self) -> str:
+        return f"<RayBackend retries={self._retries}>"
+
+
+async def _examine(link: NodeLink | None) -> Any:
+    if link is None:
+        return None
+    try:
+        return await link.call("examine")
+    except NodeLost as error:
+        return error
+
+
+async def _send_run(request: ExecRequest, link: NodeLink, listener: Listener | None) -> ExecResult:
+    result: ExecResult = await link.call("run", request, listener is not None, listener=listener)
+    return result
+
+
+async def _send_build(key: str, definition: ExecRequest, link: NodeLink, _: Listener | None) -> Any:
+    await link.call("build", key, definition)
+    link.programs.add(key)
+
+
+async def _send_program_run(
+    key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink, listener: Listener | None
+) -> ExecResult:
+    arguments = (request.stdin, request.args, request.timeout, request.limits)
+    sent = None if key in link.programs else definition
+    link.programs.add(key)
+    is_streamed = listener is not None
+    result: ExecResult = await link.call("program_run", key, sent, arguments, is_streamed, listener=listener)
+    return result
+
+
+class _NodeVersions(Mapping[str, str]):
+    """The version line of each language, asked of a node that has it."""
+
+    def __init__(self, languages: tuple[Language | str, ...], ask: Callable[[str], str]) -> None:
+        self._languages, self._ask = languages, ask
+        self._known: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self._languages:
+            raise KeyError(name)
+        if name not in self._known:
+            self._known[name] = self._ask(str(name))
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._languages)
+
+    def __len__(self) -> int:
+        return len(self._languages)

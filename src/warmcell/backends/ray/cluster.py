@@ -1,0 +1,268 @@
+"""Cluster: the nodes that carry out runs for one backend, and the line of runs that wait for them.
+
+Everything here runs on the portal's loop, so that nothing needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from warmcell.backends.ray.node_link import NodeLink, Transport
+from warmcell.backends.ray.placement import Needs, Node, NodeInfo, batch_slots, choose, usable
+from warmcell.backends.ray.versions import own_version
+from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
+from warmcell.lifetime.threads import in_thread
+
+_LOOK_SECONDS = 1.0
+_START_SECONDS = 120.0
+#: A node whose actor could not start is tried again after this.
+_AGAIN_SECONDS = 30.0
+
+
+class Nodes(Protocol):
+    """Where nodes come from; blocking. `RayNodes`, or a stand-in in tests."""
+
+    def join(self) -> None: ...
+    def leave(self) -> None: ...
+    def list(self) -> list[NodeInfo]: ...
+    def start(self, node_id: str, make_backend: Callable[[], Any]) -> Transport: ...
+
+
+class _Waiter:
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
+        self.link: asyncio.Future[NodeLink] = asyncio.get_running_loop().create_future()
+
+
+class Cluster:
+    def __init__(self, nodes: Nodes, make_backend: Callable[[], Any], queue_timeout: float) -> None:
+        self._nodes, self._make_backend, self._queue_timeout = nodes, make_backend, queue_timeout
+        self.links: dict[str, NodeLink] = {}
+        self._known: dict[str, NodeInfo] = {}
+        #: Why a node gets no work, and when it is tried again.
+        self._unfit: dict[str, tuple[SandboxError, float]] = {}
+        self._starts: dict[str, asyncio.Task[None]] = {}
+        self._waiting: deque[_Waiter] = deque()
+        self._opening: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    # ---- slots ----
+
+    async def acquire(self, needs: Needs) -> NodeLink:
+        """A slot on a node; the caller releases it. Those that cannot have one wait in order.
+
+        `BackendBusy` after the queue timeout, except for batches, which have time.
+        """
+        await self.open()
+        waiter = _Waiter(needs)
+        self._waiting.append(waiter)
+        self._dispatch()
+        seconds = None if needs.is_batch else self._queue_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                return await waiter.link
+        except BaseException as error:
+            self._leave_line(waiter)
+            if isinstance(error, TimeoutError):
+                raise BackendBusy(self._queue_timeout) from None
+            raise
+
+    def release(self, link: NodeLink) -> None:
+        link.running -= 1
+        self._retire_if_empty(link)
+        self._dispatch()
+
+    async def place_sandbox(self, has_gpus: bool) -> NodeLink:
+        """The node for a new sandbox, which counts there until `release_sandbox`."""
+        link = await self.acquire(Needs("", has_gpus, is_sandbox=True))
+        link.sandboxes += 1
+        self.release(link)
+        return link
+
+    def release_sandbox(self, link: NodeLink) -> None:
+        link.sandboxes -= 1
+        self._retire_if_empty(link)
+
+    def _retire_if_empty(self, link: NodeLink) -> None:
+        if link.info.is_draining and not link.running and not link.sandboxes and link.lost is None:
+            self._retire(link)
+
+    def _leave_line(self, waiter: _Waiter) -> None:
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+        elif waiter.link.done() and not waiter.link.cancelled() and waiter.link.exception() is None:
+            self.release(waiter.link.result())
+
+    def _dispatch(self) -> None:
+        for waiter in tuple(self._waiting):
+            link = choose(self.links.values(), waiter.needs)
+            if link is None:
+                if all(one.running >= one.facts.slots for one in self.links.values()):
+                    return
+                continue
+            self._waiting.remove(waiter)
+            if not waiter.link.done():
+                link.running += 1
+                waiter.link.set_result(link)
+
+    # ---- nodes ----
+
+    async def open(self) -> None:
+        """Joins the cluster and waits for its first node. Raises if no node can carry out runs."""
+        if self._closing is not None:
+            raise make_closed_error()
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.ensure_future(self._open())
+        await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        if self._watch is None:
+            await in_thread(self._nodes.join)
+            await self._refresh()
+            self._watch = asyncio.ensure_future(self._watch_nodes())
+        while not self.links and self._starts:
+            await asyncio.wait(self._starts.values(), return_when=asyncio.FIRST_COMPLETED)
+        if not self.links:
+            raise self._no_node()
+
+    async def settle(self) -> None:
+        """Joins the cluster and waits until the actor of each node has started or failed. `describe` says why."""
+        try:
+            await self.open()
+        except SandboxError:
+            if not self._known:
+                raise
+        while self._starts:
+            await asyncio.wait(self._starts.values())
+
+    def _no_node(self) -> SandboxError:
+        for reason, _ in self._unfit.values():
+            return reason
+        return BackendUnavailable("the Ray cluster has no node that can run anything", hint="`ray status`")
+
+    async def _watch_nodes(self) -> None:
+        last_seen = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self._refresh()
+            except Exception as error:  # the head of the cluster is gone, or restarts
+                reason = f"the Ray cluster does not answer: {error}"
+                if time.monotonic() - last_seen > self._queue_timeout:
+                    self._fail_waiting(BackendUnavailable(reason))
+                continue
+            if self.links:
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > self._queue_timeout:
+                self._fail_waiting(self._no_node())
+
+    async def _refresh(self) -> None:
+        """Starts actors on nodes that joined, and forgets nodes that are gone."""
+        alive = {node.id: node for node in usable(await in_thread(self._nodes.list))}
+        self._known = alive
+        for link in tuple(self.links.values()):
+            if link.info.id not in alive:
+                link.lose("it left the cluster")
+                continue
+            link.info = alive[link.info.id]
+            self._retire_if_empty(link)
+        now = time.monotonic()
+        self._unfit = {key: value for key, value in self._unfit.items() if key in alive and value[1] > now}
+        for node in alive.values():
+            if node.id not in self.links and node.id not in self._unfit and not node.is_draining:
+                self._start(node)
+
+    def _start(self, node: NodeInfo) -> None:
+        if node.id not in self._starts and self._closing is None:
+            task = self._starts[node.id] = asyncio.ensure_future(self._start_link(node))
+            task.add_done_callback(lambda _: self._starts.pop(node.id, None))
+
+    async def _start_link(self, node: NodeInfo) -> None:
+        transport: Transport | None = None
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                transport = await in_thread(lambda: self._nodes.start(node.id, self._make_backend))
+                facts = await transport.start()
+            if facts.version != own_version():
+                raise BackendUnavailable(
+                    f"node {node.address} has warmcell {facts.version}, and this program {own_version()}",
+                    hint="install the same version on every node",
+                )
+        except (SandboxError, ConnectionError, TimeoutError) as error:
+            self._unfit[node.id] = (_start_error(node, error), time.monotonic() + _AGAIN_SECONDS)
+            if transport is not None:
+                transport.kill()
+            return
+        except BaseException:
+            if transport is not None:
+                transport.kill()
+            raise
+        self.links[node.id] = NodeLink(node, facts, transport, self._forget)
+        self._dispatch()
+
+    def _forget(self, link: NodeLink) -> None:
+        """A lost link. If only the actor died, the next look at the cluster starts another."""
+        if self.links.get(link.info.id) is link:
+            del self.links[link.info.id]
+
+    def _retire(self, link: NodeLink) -> None:
+        """A node that drains and has nothing left to do."""
+        self._forget(link)
+        task = asyncio.ensure_future(link.close(BackendUnavailable("the node was drained")))
+        self._starts[f"retiring {link.info.id}"] = task
+        task.add_done_callback(lambda _: self._starts.pop(f"retiring {link.info.id}", None))
+
+    def describe(self) -> list[Node]:
+        def describe_one(node: NodeInfo) -> Node:
+            link, unfit = self.links.get(node.id), self._unfit.get(node.id)
+            kind = link.facts.capabilities.isolation_class if link is not None else "unavailable"
+            reason = "draining" if node.is_draining else str(unfit[0]) if unfit else "" if link else "starting"
+            running = link.running + link.sandboxes if link is not None else 0
+            return Node(node.id, node.address, kind, node.cores, node.gpus, running, reason)
+
+        return [describe_one(node) for node in sorted(self._known.values(), key=lambda node: node.id)]
+
+    @property
+    def batch_slots(self) -> int:
+        return sum(batch_slots(link.info.cores) for link in self.links.values())
+
+    # ---- the end ----
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        tasks = [task for task in (self._watch, self._opening, *self._starts.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        self._fail_waiting(make_closed_error())
+        await asyncio.gather(*(link.close(make_closed_error("during the run")) for link in self.links.values()))
+        self.links.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await in_thread(self._nodes.leave)
+
+    def _fail_waiting(self, error: SandboxError) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.link.done():
+                waiter.link.set_exception(error)
+
+
+def make_closed_error(when: str = "") -> BackendUnavailable:
+    return BackendUnavailable(" ".join(filter(None, ("the ray backend was closed", when))), hint="create a new one")
+
+
+def _start_error(node: NodeInfo, error: Exception) -> SandboxError:
+    if isinstance(error, SandboxError):
+        return error
+    reason = str(error) or f"it did not start within {_START_SECONDS:g} s"
+    return BackendUnavailable(
+        f"node {node.address} cannot run anything: {reason}", hint="warmcell must be installed on every node"
+    )

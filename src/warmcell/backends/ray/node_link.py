@@ -1,0 +1,250 @@
+"""NodeLink: this program's end of one node. Everything here runs on the portal's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+from warmcell.backends.ray.node_service import SANDBOXES, TAKE_SECONDS
+from warmcell.backends.ray.tunnel import Carrier, NodeSocket
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, NodeLost, SandboxError
+
+if TYPE_CHECKING:
+    from warmcell.backends.ray.placement import NodeFacts, NodeInfo
+    from warmcell.runner.listening import Listener
+
+#: Messages in one call.
+_MOST_MESSAGES = 256
+#: For one call of the actor: a node that does not answer for so long is lost.
+_ANSWER_SECONDS = 60.0
+_CLOSE_SECONDS = 30.0
+_LOOK_SECONDS = 0.005
+
+
+class Transport(Protocol):
+    """Calls of a `NodeService` somewhere else. They raise `ConnectionError` if it is gone."""
+
+    async def start(self) -> NodeFacts: ...
+    async def submit(self, payload: bytes) -> None: ...
+    async def take(self) -> bytes: ...
+    async def close(self) -> None: ...
+    def kill(self) -> None:
+        """Ends the service and everything it runs, at once. May be called twice."""
+
+
+class _Call:
+    """A request that was sent, and the listener for its output."""
+
+    __slots__ = ("answer", "carrier", "has_output", "listener", "owed")
+
+    def __init__(self, listener: Listener | None) -> None:
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.listener = listener
+        self.has_output = False
+        #: Bytes that were delivered and not acknowledged.
+        self.owed = 0
+        #: For messages of a tunnel.
+        self.carrier: Carrier | None = None
+
+
+class NodeLink:
+    """One call in each direction is under way at a time; what accumulates meanwhile goes with the next, in order."""
+
+    def __init__(
+        self, info: NodeInfo, facts: NodeFacts, transport: Transport, on_lost: Callable[[NodeLink], object]
+    ) -> None:
+        self.info, self.facts = info, facts
+        #: Runs and sandboxes that were placed here.
+        self.running = self.sandboxes = 0
+        self.lost: SandboxError | None = None
+        #: Keys of the programs that the node knows.
+        self.programs: set[str] = set()
+        self._transport, self._on_lost = transport, on_lost
+        self._numbers = count(1)
+        self._calls: dict[int, _Call] = {}
+        self._outgoing: list[bytes] = []
+        self._has_outgoing = asyncio.Event()
+        self._receive: dict[str, Callable[..., None]] = {
+            "done": self._take_result,
+            "failed": self._take_error,
+            "output": self._take_output,
+        }
+        self._loops = [asyncio.ensure_future(self._guard(loop())) for loop in (self._send_all, self._receive_all)]
+        self._deliveries: set[asyncio.Task[None]] = set()
+        #: By the name of the server: the socket here, and its start.
+        self._sockets: dict[str, tuple[NodeSocket, asyncio.Task[None]]] = {}
+
+    async def call(self, kind: str, *values: Any, listener: Listener | None = None) -> Any:
+        """The node's answer. Cancelling it ends the request there before the cancellation is raised."""
+        if self.lost is not None:
+            raise self.lost
+        number, call = next(self._numbers), _Call(listener)
+        self._send(number, kind, *values)
+        return await self._await_answer(number, call)
+
+    async def _carry(self, server: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connects the two with the node's end of a tunnel, until that ends."""
+        if self.lost is not None:
+            raise self.lost
+        number, call = next(self._numbers), _Call(None)
+        call.carrier = Carrier(reader, writer, partial(self._send, number))
+        self._send(number, "tunnel", server)
+        carrying = asyncio.ensure_future(call.carrier.run())
+        try:
+            await self._await_answer(number, call)
+        finally:
+            carrying.cancel()
+            await asyncio.gather(carrying, return_exceptions=True)
+
+    async def socket_path(self, server: str = SANDBOXES) -> str:
+        """A Unix socket of this host behind which is a server of the node. It exists as long as the link."""
+        if self.lost is not None:
+            raise self.lost
+        if server not in self._sockets:
+            made = NodeSocket(partial(self._carry, server))
+            self._sockets[server] = (made, asyncio.ensure_future(made.listen()))
+        found, listening = self._sockets[server]
+        await asyncio.shield(listening)
+        return found.path
+
+    async def _await_answer(self, number: int, call: _Call) -> Any:
+        self._calls[number] = call
+        try:
+            return await asyncio.shield(call.answer)
+        except asyncio.CancelledError:
+            if not call.answer.done():
+                self._send(number, "cancel")
+                await _finish(call.answer)
+            elif not call.answer.cancelled():
+                call.answer.exception()  # retrieved, so that asyncio does not log it
+            raise
+        except NodeLost as error:
+            error.has_output = call.has_output
+            raise
+        finally:
+            self._calls.pop(number, None)
+
+    def release_program(self, key: str) -> None:
+        if key in self.programs and self.lost is None:
+            self.programs.discard(key)
+            self._send(0, "release", key)
+
+    def lose(self, reason: str) -> None:
+        """The node is gone: every request on it fails."""
+        if self.lost is None:
+            self._end(NodeLost(self.info.id, reason))
+            self._on_lost(self)
+
+    async def close(self, error: SandboxError) -> None:
+        """Ends what runs there, which raises `error`, and then the actor."""
+        if self.lost is None:
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._transport.close()
+        self._end(error)
+
+    def _end(self, error: SandboxError) -> None:
+        if self.lost is None:
+            self.lost = error
+        for call in self._calls.values():
+            if not call.answer.done():
+                call.answer.set_exception(_copy(error))
+        for task in (*self._loops, *self._deliveries):
+            task.cancel()
+        for one, listening in self._sockets.values():
+            listening.cancel()
+            one.close()
+        self._transport.kill()
+
+    # ---- messages ----
+
+    def _send(self, *message: Any) -> None:
+        """Raises here, and not where the batch is sent, if it has something that only this process can have."""
+        try:
+            self._outgoing.append(pickle.dumps(message))
+        except Exception as error:
+            raise InvalidRequest(f"cannot be sent to a node of the cluster: {error}", field=str(message[1])) from None
+        self._has_outgoing.set()
+
+    async def _guard(self, loop: Any) -> None:
+        try:
+            await loop
+        except Exception as error:  # whatever it is, no answer would ever arrive
+            self.lose(str(error) or "it does not answer")
+
+    async def _send_all(self) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            batch, self._outgoing = self._outgoing[:_MOST_MESSAGES], self._outgoing[_MOST_MESSAGES:]
+            if not self._outgoing:
+                self._has_outgoing.clear()
+            payload = pickle.dumps(batch)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._transport.submit(payload)
+
+    async def _receive_all(self) -> None:
+        while True:
+            async with asyncio.timeout(TAKE_SECONDS + _ANSWER_SECONDS):
+                payload = await self._transport.take()
+            for message in pickle.loads(payload):  # noqa: S301  # of our own actor
+                number, kind, *values = pickle.loads(message)  # noqa: S301
+                call = self._calls.get(number)
+                if call is None or call.answer.done():
+                    continue
+                if kind in self._receive:
+                    self._receive[kind](number, call, *values)
+                elif call.carrier is not None:
+                    call.carrier.receive(kind, *values)
+
+    def _take_result(self, number: int, call: _Call, result: Any) -> None:
+        call.answer.set_result(result)
+
+    def _take_error(self, number: int, call: _Call, error: BaseException) -> None:
+        # A caller that cancelled sees its own cancellation.
+        is_ended = isinstance(error, asyncio.CancelledError)
+        call.answer.set_exception(BackendUnavailable("the run was ended on its node") if is_ended else error)
+
+    def _take_output(self, number: int, call: _Call, stream: Any, data: bytes) -> None:
+        call.has_output = True
+        if call.listener is None:
+            return
+        try:
+            call.listener.deliver(stream, data)
+        except Exception as error:  # of the listener: it ends the run and is its caller's
+            call.answer.set_exception(error)
+            self._send(number, "cancel")
+            return
+        call.owed += len(data)
+        if call.owed == len(data):
+            delivery = asyncio.ensure_future(self._acknowledge(number, call))
+            self._deliveries.add(delivery)
+            delivery.add_done_callback(self._deliveries.discard)
+
+    async def _acknowledge(self, number: int, call: _Call) -> None:
+        """Lets the guest write on when the reader has caught up. Looks now and then: its descriptor is for threads."""
+        while number in self._calls and call.listener is not None and call.listener.behind() is not None:
+            await asyncio.sleep(_LOOK_SECONDS)
+        owed, call.owed = call.owed, 0
+        self._send(number, "credit", owed)
+
+
+async def _finish(answer: asyncio.Future[Any]) -> None:
+    """Waits for the end of a request, however often we are cancelled meanwhile. The link ends if the node does not
+    answer, and every answer with it.
+    """
+    while not answer.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([answer])
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _copy(error: SandboxError) -> SandboxError:
+    """One for each call: their tracebacks differ."""
+    made: SandboxError = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+    return made

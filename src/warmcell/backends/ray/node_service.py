@@ -1,0 +1,221 @@
+"""NodeService: the node's end. Carries out the requests of one program with a backend of this host.
+
+Messages come and go in batches. They are pickled: both ends are ours, and guest output is only bytes in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from warmcell.backends.ray.placement import NodeFacts
+from warmcell.backends.ray.tunnel import Carrier, Window
+from warmcell.backends.ray.versions import own_version
+from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
+from warmcell.core.types import BackendCapabilities, ExecRequest
+from warmcell.lifetime.threads import in_thread
+
+#: An empty batch after so long shows that the node is alive.
+TAKE_SECONDS = 10.0
+_MOST_MESSAGES = 512
+#: Servers that tunnels lead to: the one of `Sandbox(backend="ray")`, and the one of `warmcell serve --ray`.
+SANDBOXES, FRONT = "sandboxes", "front"
+_SERVERS = {
+    SANDBOXES: "warmcell.interfaces.serve.node_server",
+    FRONT: "warmcell.interfaces.serve.cluster.node_server",
+}
+
+
+class NodeService:
+    """For one caller, on one event loop."""
+
+    def __init__(self, make_backend: Callable[[], Any]) -> None:
+        self._backend = make_backend()
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._windows: dict[int, Window] = {}
+        self._carriers: dict[int, Carrier] = {}
+        #: Messages of tunnels that are being connected.
+        self._early: dict[int, list[tuple[Any, ...]]] = {}
+        #: By name: servers for tunnels.
+        self._servers: dict[str, asyncio.Task[Any]] = {}
+        self._programs: dict[str, asyncio.Task[Any]] = {}
+        self._outgoing: list[bytes] = []
+        self._has_outgoing = asyncio.Event()
+
+    async def start(self) -> NodeFacts:
+        """Raises what keeps this host from running anything."""
+        found = await in_thread(self._backend.capabilities)
+        # Versions are asked one by one: some toolchains take seconds to answer.
+        plain = BackendCapabilities(
+            found.supported_languages, found.isolation_class, found.enforced_limits, found.network
+        )
+        return NodeFacts(os.getpid(), own_version(), self._backend.config.most_at_once, plain)
+
+    def submit(self, payload: bytes) -> None:
+        for message in pickle.loads(payload):  # noqa: S301  # of the program that started us
+            number, kind, *values = pickle.loads(message)  # noqa: S301
+            if kind == "cancel":
+                if number in self._tasks:
+                    self._tasks[number].cancel()
+            elif kind in ("credit", "data", "eof"):
+                self._pass_on(number, kind, values)
+            elif kind == "release":
+                self._release(*values)
+            else:
+                task = self._tasks[number] = asyncio.create_task(getattr(self, f"_{kind}")(number, *values))
+                # A callback, because a task that is cancelled before its first step runs none of its own code.
+                task.add_done_callback(partial(self._finish, number))
+
+    async def take(self) -> bytes:
+        """Waits for messages; empty after a while without any."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_SECONDS):
+                await self._has_outgoing.wait()
+        batch, self._outgoing = self._outgoing[:_MOST_MESSAGES], self._outgoing[_MOST_MESSAGES:]
+        if not self._outgoing:
+            self._has_outgoing.clear()
+        return pickle.dumps(batch)
+
+    async def close(self) -> None:
+        """Ends everything."""
+        for task in self._programs.values():
+            task.cancel()
+        for server in self._servers.values():
+            with suppress(Exception):  # it did not start, and its caller has the error
+                await (await server).close()
+        await self._backend.aclose()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    def _send(self, number: int, *message: Any) -> None:
+        try:
+            self._outgoing.append(pickle.dumps((number, *message)))
+        except Exception as error:  # the caller waits for an answer
+            failure = ExecutionFailed(f"the node's answer cannot be sent: {error}")
+            self._outgoing.append(pickle.dumps((number, "failed", failure)))
+        self._has_outgoing.set()
+
+    def _finish(self, number: int, task: asyncio.Task[Any]) -> None:
+        del self._tasks[number]
+        for table in (self._windows, self._carriers, self._early):
+            table.pop(number, None)
+        if task.cancelled():
+            self._send(number, "failed", asyncio.CancelledError())
+        elif (error := task.exception()) is None:
+            self._send(number, "done", task.result())
+        else:
+            self._send(number, "failed", _portable(error))
+
+    # ---- requests ----
+
+    async def _run(self, number: int, request: ExecRequest, is_streamed: bool) -> Any:
+        if not is_streamed:
+            return await self._backend.execute(request)
+        return await self._follow(number, self._backend.stream(request))
+
+    async def _build(self, number: int, key: str, definition: ExecRequest) -> None:
+        await self._program(key, definition)
+
+    async def _program_run(
+        self, number: int, key: str, definition: ExecRequest | None, arguments: tuple[Any, ...], is_streamed: bool
+    ) -> Any:
+        """`definition` comes with the first run of the program on this node."""
+        program = await self._program(key, definition)
+        stdin, args, timeout, limits = arguments
+        if not is_streamed:
+            return await program.run(stdin, args, timeout, limits=limits)
+        return await self._follow(number, program.stream(stdin, args, timeout, limits=limits))
+
+    # ---- sandboxes ----
+
+    async def _sandbox(self, number: int, settings: Any) -> Any:
+        """Makes a sandbox on this host; it is used through the server behind `_tunnel`."""
+        return await (await self._find_server(SANDBOXES)).add_sandbox(settings)
+
+    async def _fetch(self, number: int, identity: str, request: Any) -> Any:
+        return await (await self._find_server(SANDBOXES)).fetch(identity, request)
+
+    async def _open_server(self, number: int, name: str, definition: Any) -> None:
+        """Starts a server with a definition of its caller; the node's own server of sandboxes needs none."""
+        await self._find_server(name, definition)
+
+    async def _ask_server(self, number: int, name: str, method: str, *values: Any) -> Any:
+        return await getattr(await self._find_server(name), method)(*values)
+
+    async def _tunnel(self, number: int, name: str) -> None:
+        self._early.setdefault(number, [])
+        path = (await self._find_server(name)).path
+        carrier = Carrier(*await asyncio.open_unix_connection(path), partial(self._send, number))
+        for message in self._early.pop(number):
+            carrier.receive(*message)
+        self._carriers[number] = carrier
+        await carrier.run()
+
+    def _pass_on(self, number: int, kind: str, values: list[Any]) -> None:
+        if number in self._windows:
+            self._windows[number].add(*values)
+        elif number in self._carriers:
+            self._carriers[number].receive(kind, *values)
+        elif number in self._tasks:
+            self._early.setdefault(number, []).append((kind, *values))
+
+    async def _find_server(self, name: str, definition: Any = None) -> Any:
+        """Started at its first use. By name: servers are in a room above this one."""
+        if name not in self._servers:
+            make = import_module(_SERVERS[name]).start_server
+            self._servers[name] = asyncio.ensure_future(make(definition or self._backend.config))
+        return await asyncio.shield(self._servers[name])
+
+    async def _examine(self, number: int) -> Any:
+        """Attacks the cage on this host, as `warmcell doctor` does. By name: it is in a room above this one."""
+        return await in_thread(import_module("warmcell.diagnosis.doctor").examine)
+
+    async def _version(self, number: int, language: str) -> str:
+        versions = (await in_thread(self._backend.capabilities)).versions
+        return str(await in_thread(lambda: versions[language]))
+
+    async def _program(self, key: str, definition: ExecRequest | None) -> Any:
+        if key not in self._programs:
+            assert definition is not None
+            self._programs[key] = asyncio.create_task(self._backend.build(definition))
+        building = self._programs[key]
+        try:
+            return await asyncio.shield(building)
+        except SandboxError:
+            self._programs.pop(key, None)  # the next attempt builds it again
+            raise
+
+    def _release(self, key: str) -> None:
+        building = self._programs.pop(key, None)
+        if building is not None:
+            building.add_done_callback(_close_program)
+
+    async def _follow(self, number: int, events: AsyncIterator[StreamEvent]) -> Any:
+        window = self._windows[number] = Window()
+        async with aclosing(events):  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, ResultEvent):
+                    return event.result
+                assert isinstance(event, OutputEvent)
+                await window.take(len(event.data))
+                self._send(number, "output", event.stream, event.data)
+        raise ExecutionFailed("the stream ended without a result")
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error without its traceback; one that the caller may not know as an error of ours."""
+    if isinstance(error, SandboxError):
+        return error.with_traceback(None)
+    return ExecutionFailed(f"the node failed: {type(error).__name__}: {error}")
+
+
+def _close_program(building: asyncio.Task[Any]) -> None:
+    if not building.cancelled() and building.exception() is None:
+        building.result().close()

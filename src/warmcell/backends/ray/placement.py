@@ -1,0 +1,107 @@
+"""Which node gets the next run. Pure module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from warmcell.core.records import dataclass
+
+if TYPE_CHECKING:
+    from warmcell.core.types import BackendCapabilities
+
+#: With this custom resource on any node, only nodes that have it are used.
+RESOURCE = "warmcell"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster, as `RayBackend.nodes()` returns it. `running` counts this backend's runs and sandboxes.
+
+    `isolation_class` is "unavailable" if the node gets no work; `reason` then says why.
+    """
+
+    id: str
+    address: str
+    isolation_class: str
+    cores: int
+    gpus: int
+    running: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node as Ray describes it."""
+
+    id: str
+    address: str
+    cores: int
+    gpus: int
+    #: It is about to be removed: no new runs.
+    is_draining: bool = False
+    has_resource: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a node reports when its actor has started."""
+
+    pid: int
+    version: str
+    #: How many runs it carries out at a time.
+    slots: int
+    capabilities: BackendCapabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a run needs of its node."""
+
+    language: str
+    has_gpus: bool = False
+    #: One of many: at most a few per processor, so that nodes which join get their part.
+    is_batch: bool = False
+    #: A sandbox takes no slot: its runs wait on its node.
+    is_sandbox: bool = False
+
+
+class Candidate(Protocol):
+    info: NodeInfo
+    facts: NodeFacts
+    running: int
+    sandboxes: int
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def usable(nodes: Iterable[NodeInfo]) -> list[NodeInfo]:
+    """Nodes that have the resource `warmcell`, or if none has it, those with processors for Ray's work."""
+    known = list(nodes)
+    chosen = [node for node in known if node.has_resource]
+    return chosen or [node for node in known if node.cores] or known
+
+
+def choose(candidates: Iterable[C], needs: Needs) -> C | None:
+    """The fitting node with the lowest load that has a free slot."""
+    fitting = [one for one in candidates if not one.info.is_draining and (one.info.gpus or not needs.has_gpus)]
+    # A language that no node has goes to any of them, for the refusal that names it.
+    speaking = [one for one in fitting if needs.language in one.facts.capabilities.supported_languages] or fitting
+    free = [one for one in speaking if one.running < slots_of(one, needs)]
+    return min(free, key=load, default=None)
+
+
+def slots_of(one: Candidate, needs: Needs) -> int:
+    if needs.is_sandbox:
+        return one.running + 1
+    return min(one.facts.slots, batch_slots(one.info.cores)) if needs.is_batch else one.facts.slots
+
+
+def batch_slots(cores: int) -> int:
+    """Twice the processors, as on one host, and two on their way there."""
+    return 2 * max(1, cores) + 2
+
+
+def load(one: Candidate) -> float:
+    return (one.running + one.sandboxes) / max(1, one.info.cores)

@@ -1,0 +1,165 @@
+"""RayNodes: the cluster as Ray shows it, and actors on its nodes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from warmcell.backends.ray.placement import RESOURCE, NodeFacts, NodeInfo
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.lifetime.ownership import Lock
+
+#: Results are small: a cluster that we start ourselves needs little shared memory.
+_STORE_BYTES = 128 << 20
+_lock = Lock()
+#: Backends that use the connection to Ray that we made; the last one ends it.
+_users = 0
+
+
+def import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise BackendUnavailable(
+            "the ray backend needs the package 'ray', which is not installed", hint="pip install 'warmcell[ray]'"
+        ) from None
+    return ray
+
+
+class RayNodes:
+    """`address` as in `ray.init`; None: the connection that this program has, the cluster of this host or
+    `RAY_ADDRESS`, or else a new one on this host. Blocking, except for the transports.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        if address is not None and not isinstance(address, str):
+            raise InvalidRequest(f"must be text, not {type(address).__name__}", field="address")
+        self._address = address
+        self._is_ours = False
+        self._ray: Any = None
+
+    def join(self) -> None:
+        global _users
+        self._ray = import_ray()
+        with _lock:
+            if self._ray.is_initialized() and not _users:
+                return  # the caller's own connection
+            if not self._ray.is_initialized():
+                self._connect()
+            _users += 1
+            self._is_ours = True
+
+    def _connect(self) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "WARNING"}
+        address = self._address or os.environ.get("RAY_ADDRESS")
+        try:
+            if address is not None:
+                self._ray.init(address=address, **quiet)
+                return
+            try:
+                self._ray.init(address="auto", **quiet)
+            except ConnectionError:
+                self._ray.init(include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BackendUnavailable(
+                f"cannot join the Ray cluster {address or 'on this host'}: {reason}",
+                hint="`ray status` shows whether one runs; `ray start --head` starts one",
+            ) from error
+
+    def leave(self) -> None:
+        """Ends the connection if it is ours and no other backend uses it."""
+        global _users
+        with _lock:
+            if not self._is_ours:
+                return
+            self._is_ours = False
+            _users -= 1
+            if not _users:
+                self._ray.shutdown()
+
+    def list(self) -> list[NodeInfo]:
+        """The nodes that are alive."""
+        if not self._ray.is_initialized():
+            raise ConnectionError("the program has left Ray")
+        draining = self._draining()
+        return [_info(node, node["NodeID"] in draining) for node in self._ray.nodes() if node["Alive"]]
+
+    def _draining(self) -> set[str]:
+        from ray._private.state import state
+
+        # Not part of Ray's stable interface: without it, nodes that drain are used until they are gone.
+        with suppress(AttributeError):
+            return set(state.get_draining_nodes())
+        return set()
+
+    def start(self, node_id: str, make_backend: Callable[[], Any]) -> RayTransport:
+        """An actor on this node. It ends with this program."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from warmcell.backends.ray.node_actor import NodeActor
+
+        placed = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": placed}
+        actor = self._ray.remote(NodeActor).options(**options).remote(pickle.dumps(make_backend))
+        return RayTransport(self._ray, actor)
+
+
+def _info(node: dict[str, Any], is_draining: bool) -> NodeInfo:
+    resources: dict[str, float] = node.get("Resources", {})
+    return NodeInfo(
+        id=node["NodeID"],
+        address=node["NodeManagerAddress"],
+        cores=int(resources.get("CPU", 0)),
+        gpus=int(resources.get("GPU", 0)),
+        is_draining=is_draining,
+        has_resource=RESOURCE in resources,
+    )
+
+
+class RayTransport:
+    """Calls of one actor. Ray's errors become ours or `ConnectionError`."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+
+    async def start(self) -> NodeFacts:
+        answer = await self._call(self._actor.start)
+        facts = pickle.loads(answer)  # noqa: S301  # of our own actor
+        if isinstance(facts, SandboxError):
+            raise facts
+        assert isinstance(facts, NodeFacts)
+        return facts
+
+    async def submit(self, payload: bytes) -> None:
+        await self._call(self._actor.submit, payload)
+
+    async def take(self) -> bytes:
+        taken: bytes = await self._call(self._actor.take)
+        return taken
+
+    async def close(self) -> None:
+        await self._call(self._actor.close)
+
+    def kill(self) -> None:
+        if self._ray.is_initialized():
+            with suppress(Exception):  # Ray has no common class for these; the actor is gone, or goes with Ray
+                self._ray.kill(self._actor, no_restart=True)
+
+    async def _call(self, method: Any, *values: Any) -> Any:
+        if not self._ray.is_initialized():  # the call would start a cluster of its own
+            raise ConnectionError("the program has left Ray")
+        try:
+            return await method.remote(*values)
+        except Exception as error:  # Ray raises RayError, and plain ones for actors that it does not know
+            raise ConnectionError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """The line of Ray's long message that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "died" in line or "Error" in line]
+    return (telling or lines or [type(error).__name__])[-1][:300]
