@@ -1,0 +1,142 @@
+"""Blobs: files named by their sha256, complete and verified, or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from warmcell.core.errors import ImageInvalid
+from warmcell.core.types import MIB
+from warmcell.images.limits import MAX_JSON_BYTES
+from warmcell.images.references import is_digest
+from warmcell.lifetime.own_modes import grant_owner, make_directories
+from warmcell.workspace.untrusted_files import parse_json
+
+#: Files that are being written. The next `prune` removes those of killed programs.
+UNFINISHED = ".blob-"
+CHUNK = MIB
+Progress = Callable[[int], None]
+
+
+class BlobStore:
+    """A directory of blobs. Safe with several writers: each writes a file of its own and renames it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def path_of(self, digest: str) -> str:
+        return os.path.join(self.path, hex_of(digest))
+
+    def has(self, digest: str) -> bool:
+        return os.path.isfile(self.path_of(digest))
+
+    def files(self) -> list[os.DirEntry[str]]:
+        """Every file, unfinished ones included."""
+        if not os.path.isdir(self.path):
+            return []
+        with os.scandir(self.path) as entries:
+            return list(entries)
+
+    def open(self, digest: str) -> IO[bytes]:
+        try:
+            return open(self.path_of(digest), "rb")
+        except FileNotFoundError:
+            raise ImageInvalid(f"the store has lost the blob {digest}", hint="import or pull the image again") from None
+
+    def put(self, chunks: Iterable[bytes], digest: str | None = None, size: int | None = None) -> tuple[str, int]:
+        """Store the bytes and return their digest and size; `ImageInvalid` if they are not the expected ones."""
+        with self.writer() as writer:
+            for chunk in chunks:
+                writer.write(chunk)
+                if size is not None and writer.size > size:
+                    raise ImageInvalid(f"{digest or 'a blob'} is longer than the {size} bytes that its manifest states")
+            return writer.commit(digest, size), writer.size
+
+    @contextmanager
+    def writer(self) -> Iterator[BlobWriter]:
+        make_directories(self.path)
+        writer = BlobWriter(self.path)
+        try:
+            yield writer
+        finally:
+            writer.discard()
+
+    def put_json(self, document: Any) -> tuple[str, int]:
+        return self.put([encode_json(document)])
+
+    def read_json(self, digest: str) -> Any:
+        with self.open(digest) as stream:
+            return decode_json(stream.read(MAX_JSON_BYTES + 1), digest)
+
+
+class BlobWriter:
+    """A blob that is being written. Without `commit` nothing stays."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._path: str | None = os.path.join(directory, UNFINISHED + os.urandom(8).hex())
+        self._file = open(self._path, "xb")  # noqa: SIM115  # `discard` closes it
+        grant_owner(self._file.fileno())
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+    def commit(self, digest: str | None = None, size: int | None = None) -> str:
+        """Check and publish; returns the digest."""
+        found = f"sha256:{self._hash.hexdigest()}"
+        if size is not None and self.size != size:
+            raise ImageInvalid(f"{digest or 'a blob'} has {self.size} bytes; its manifest states {size}")
+        if digest is not None and found != digest:
+            raise ImageInvalid(f"a blob's digest is {found}; its manifest states {digest}")
+        self._file.close()
+        assert self._path is not None
+        os.rename(self._path, os.path.join(self._directory, hex_of(found)))
+        self._path = None
+        return found
+
+    def discard(self) -> None:
+        """Remove an uncommitted file. May be called twice."""
+        self._file.close()
+        path, self._path = self._path, None
+        if path is not None:
+            os.unlink(path)
+
+
+def hex_of(digest: str) -> str:
+    """The hexadecimal part: the only text of an image that becomes a file name of the store."""
+    if not isinstance(digest, str) or not is_digest(digest):
+        raise ImageInvalid(f"{str(digest)[:100]!r} is not a sha256 digest", hint="other digests are not supported")
+    return digest.partition(":")[2]
+
+
+def read_chunks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
+    """The stream, or its next `size` bytes, in chunks."""
+    left = size
+    while left is None or left > 0:
+        chunk = stream.read(CHUNK if left is None else min(CHUNK, left))
+        if not chunk:
+            return
+        left = None if left is None else left - len(chunk)
+        yield chunk
+
+
+def encode_json(document: Any) -> bytes:
+    """Canonical bytes: the same document always has the same digest."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode_json(data: bytes, what: str) -> Any:
+    if len(data) > MAX_JSON_BYTES:
+        raise ImageInvalid(f"{what} is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        return parse_json(data)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ImageInvalid(f"{what} is not valid JSON: {error}") from None

@@ -1,0 +1,1 @@
+"""Building images: steps that each add a layer, and the Dockerfiles that name them."""

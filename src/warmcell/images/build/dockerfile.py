@@ -1,0 +1,173 @@
+"""Reads Dockerfiles: text to instructions, with continued lines joined and heredocs attached. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.records import dataclass, field
+
+MAX_BYTES = 1 << 20
+_MOST_INSTRUCTIONS, _MOST_FLAGS = 2000, 32
+_DIRECTIVE = re.compile(r"#\s*([a-zA-Z]+)\s*=\s*(\S+)\s*")
+_INSTRUCTION = re.compile(r"\s*([A-Za-z]+)(?:\s+|$)")
+_FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
+#: Not `<<<`, which is the shell's.
+_HEREDOC = re.compile(r"(?<![<\w])<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=[\s;)&|>]|$)")
+_WITH_HEREDOCS = ("RUN", "COPY", "ADD")
+_WITH_FLAGS = ("FROM", "RUN", "COPY", "ADD", "HEALTHCHECK")
+
+
+@dataclass(frozen=True, slots=True)
+class Heredoc:
+    """A document after an instruction. `is_literal`: its delimiter was quoted, so nothing in it is expanded."""
+
+    name: str
+    content: str
+    is_literal: bool
+    #: As it was written, with its delimiter.
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. `rest` is what follows its name and flags."""
+
+    name: str
+    rest: str
+    line: int
+    text: str
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    heredocs: tuple[Heredoc, ...] = ()
+
+    def json_words(self) -> tuple[str, ...] | None:
+        """The words of the exec form, `["a", "b"]`; None if it is not in that form."""
+        if not self.rest.startswith("["):
+            return None
+        try:
+            found = json.loads(self.rest)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+            return None
+        for word in found:
+            check_text(word, "a word of the exec form")
+        return tuple(found)
+
+    def error(self, message: str, hint: str | None = None) -> InvalidRequest:
+        return InvalidRequest(f"line {self.line}: {self.name}: {message}", field="dockerfile", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Dockerfile:
+    instructions: tuple[Instruction, ...]
+    #: The character that continues lines and takes the meaning from the next character.
+    escape: str = "\\"
+
+
+def check_text(text: str, what: str) -> None:
+    """No program, file name or variable can have a null byte or half of a surrogate pair in it."""
+    if "\0" in text:
+        raise InvalidRequest(f"{what} contains a null byte", field="dockerfile")
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InvalidRequest(f"{what} is not valid Unicode", field="dockerfile")
+
+
+def parse_dockerfile(text: str) -> Dockerfile:
+    """Raises `InvalidRequest`, which names the line."""
+    check_text(text, "the Dockerfile")
+    lines = text.removeprefix("\ufeff").splitlines()
+    escape = _escape_character(lines)
+    found = list(_Reader(lines, escape).instructions())
+    if not any(instruction.name == "FROM" for instruction in found):
+        raise InvalidRequest("has no FROM instruction", field="dockerfile")
+    if len(found) > _MOST_INSTRUCTIONS:
+        raise InvalidRequest(f"has more than {_MOST_INSTRUCTIONS} instructions", field="dockerfile")
+    return Dockerfile(tuple(found), escape)
+
+
+def _escape_character(lines: list[str]) -> str:
+    """Directives are comments at the very beginning."""
+    for line in lines:
+        directive = _DIRECTIVE.fullmatch(line.strip())
+        if directive is None:
+            break
+        if directive[1].lower() == "escape":
+            if directive[2] not in ("\\", "`"):
+                raise InvalidRequest(f"unknown escape character {directive[2]!r}", field="dockerfile")
+            return directive[2]
+    return "\\"
+
+
+class _Reader:
+    def __init__(self, lines: list[str], escape: str) -> None:
+        self._lines = lines
+        self._escape = escape
+        self._at = 0
+
+    def instructions(self) -> Iterator[Instruction]:
+        while self._at < len(self._lines):
+            number = self._at + 1
+            text = self._next_logical_line()
+            if text.strip():
+                yield self._make(text.strip(), number)
+
+    def _next_logical_line(self) -> str:
+        """Comments and empty lines between continued lines are left out, as every builder does."""
+        parts: list[str] = []
+        while self._at < len(self._lines):
+            line = self._lines[self._at]
+            self._at += 1
+            if line.lstrip().startswith("#") or (parts and not line.strip()):
+                continue
+            stripped = line.rstrip()
+            if stripped.endswith(self._escape):
+                parts.append(stripped[:-1])
+                continue
+            parts.append(line)
+            break
+        return "".join(parts)
+
+    def _make(self, text: str, number: int) -> Instruction:
+        found = _INSTRUCTION.match(text)
+        if found is None:
+            raise InvalidRequest(f"line {number}: not an instruction: {text[:80]!r}", field="dockerfile")
+        name, rest = found[1].upper(), text[found.end() :]
+        flags: dict[str, tuple[str, ...]] = {}
+        while name in _WITH_FLAGS and (flag := _FLAG.match(rest)):
+            if sum(map(len, flags.values())) > _MOST_FLAGS:
+                raise InvalidRequest(f"line {number}: too many flags", field="dockerfile")
+            flags[flag[1]] = (*flags.get(flag[1], ()), flag[2] or "")
+            rest = rest[flag.end() :]
+        heredocs = tuple(self._heredocs(rest, number)) if name in _WITH_HEREDOCS else ()
+        return Instruction(name, rest.strip(), number, text, flags, heredocs)
+
+    def _heredocs(self, rest: str, number: int) -> Iterator[Heredoc]:
+        for dash, quote, name in _HEREDOC.findall(rest):
+            taken: list[str] = []
+            while self._at < len(self._lines) and _without_tabs(self._lines[self._at], dash) != name:
+                taken.append(self._lines[self._at])
+                self._at += 1
+            if self._at == len(self._lines):
+                raise InvalidRequest(f"line {number}: the heredoc {name} has no end", field="dockerfile")
+            self._at += 1
+            content = "".join(_without_tabs(line, dash) + "\n" for line in taken)
+            source = "".join(f"{line}\n" for line in (*taken, name))
+            yield Heredoc(name, content, bool(quote), source)
+
+
+def _without_tabs(line: str, dash: str) -> str:
+    return line.lstrip("\t") if dash else line
+
+
+def is_heredoc_alone(rest: str) -> bool:
+    """Whether an instruction has nothing but the beginning of one heredoc."""
+    return _HEREDOC.fullmatch(rest.strip()) is not None
+
+
+def heredoc_name(word: str) -> str | None:
+    """The name of the heredoc that a word begins."""
+    found = _HEREDOC.fullmatch(word)
+    return found[3] if found else None

@@ -1,0 +1,103 @@
+"""The steps of a build, as plain data. A Dockerfile is one way to write them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from warmcell.core.records import dataclass, field
+
+SHELL = ("/bin/sh", "-c")
+#: For images that name none.
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a command as the present user, and keep what it changes as a layer.
+
+    Text is for the shell; a tuple is a program and its arguments. `env` has variables of this step alone. `script`
+    is a program of its own, with an interpreter line, to run in place of a command.
+    """
+
+    command: str | tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    script: str = ""
+    has_network: bool = True
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy files of the context, or of another stage or image (`source`), into the image.
+
+    `chown` is "user", "user:group" or numbers; `chmod` the mode of all files and directories. `inline` has files whose
+    content is given, by name. `unpacks`: a tar file is unpacked, as ADD does.
+    """
+
+    sources: tuple[str, ...]
+    destination: str
+    source: str | None = None
+    chown: str = ""
+    chmod: int | None = None
+    inline: Mapping[str, bytes] = field(default_factory=dict)
+    unpacks: bool = False
+    exclude: tuple[str, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """Set variables for later steps and for programs of the image."""
+
+    variables: Mapping[str, str]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workdir:
+    """The directory of later steps and of programs, made if it is missing. A relative one is below the present one."""
+
+    path: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user of later steps and of programs: "name", "uid", "name:group" or "uid:gid"."""
+
+    name: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Change the image's configuration: fields of an OCI configuration ("Cmd", "Labels", "StopSignal", ...).
+
+    Labels, ports and volumes are added to those that are there; any other field is replaced, by None removed.
+    """
+
+    fields: Mapping[str, Any]
+    text: str = ""
+
+
+Step = Run | Copy | Env | Workdir | User | Configure
+
+
+def describe(step: Step) -> str:
+    """The step in one line, as a Dockerfile would have it."""
+    if step.text:
+        return step.text
+    match step:
+        case Run():
+            return f"RUN {step.command if isinstance(step.command, str) else list(step.command)}"
+        case Copy():
+            return f"COPY {' '.join([*step.sources, *step.inline, step.destination])}"
+        case Env():
+            return "ENV " + " ".join(f"{name}={value}" for name, value in step.variables.items())
+        case Workdir():
+            return f"WORKDIR {step.path}"
+        case User():
+            return f"USER {step.name}"
+        case Configure():
+            return f"CONFIGURE {' '.join(step.fields)}"

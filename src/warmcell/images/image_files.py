@@ -1,0 +1,104 @@
+"""Looks up paths in the layers of an image from outside, as the kernel's overlay would show them."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections.abc import Sequence
+
+from warmcell.core.errors import InvalidRequest
+
+_MOST_LINKS = 40
+_MOST_BYTES = 1 << 20
+_OPAQUE = "user.overlay.opaque"
+
+
+class ImageFiles:
+    """The merged layers, lowest first. Links are followed inside the image only."""
+
+    def __init__(self, layers: Sequence[str]) -> None:
+        self._layers = tuple(reversed(layers))
+
+    def find(self, path: str) -> str | None:
+        """The host path of what the image has at `path`, which is not a link; None if there is nothing."""
+        places = self.locate(path)[1]
+        return places[0] if places else None
+
+    def locate(self, path: str) -> tuple[str, list[str]]:
+        """Where a path leads, without links; and the host paths of what is there, the topmost first.
+
+        There are several for a directory that several layers have, and none for what is missing.
+        """
+        rest = [part for part in path.split("/") if part not in ("", ".")]
+        inside, places, links = "/", list(self._layers), 0
+        while rest:
+            name = rest.pop(0)
+            if name == "..":
+                return self.locate(posixpath.normpath(posixpath.join(posixpath.dirname(inside), *rest)))
+            found = topmost(places, name)
+            if found and stat.S_ISLNK(os.lstat(found[0]).st_mode) and links < _MOST_LINKS:
+                links += 1
+                target = posixpath.join(inside, os.readlink(found[0]), *rest)
+                rest = [part for part in posixpath.normpath(target).split("/") if part]
+                inside, places = "/", list(self._layers)
+            else:
+                inside = posixpath.join(inside, name)
+                places = [] if links == _MOST_LINKS else found
+        return inside, places
+
+    def find_program(self, names: Sequence[str], search_path: str) -> str | None:
+        """The guest path of the first of these programs, searched for in the directories of a PATH."""
+        for name in names:
+            for directory in search_path.split(":"):
+                path = posixpath.join("/", directory, name)
+                found = self.find(path)
+                if found is not None and _is_executable(found):
+                    return path
+        return None
+
+    def is_directory(self, path: str) -> bool:
+        found = self.find(path)
+        return found is not None and stat.S_ISDIR(os.lstat(found).st_mode)
+
+    def read_lines(self, path: str) -> list[str]:
+        """The lines of a small text file; none if it is missing."""
+        found = self.find(path)
+        if found is None or not stat.S_ISREG(os.lstat(found).st_mode):
+            return []
+        descriptor = os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise InvalidRequest(f"{path} of the image is larger than {_MOST_BYTES} bytes", field="image")
+        return content.decode("utf-8", "replace").splitlines()
+
+
+def topmost(places: Sequence[str], name: str) -> list[str]:
+    """Where the entry is: a file in the topmost layer that has it, or a directory in all layers that add to it."""
+    found: list[str] = []
+    for place in places:
+        path = os.path.join(place, name)
+        try:
+            status = os.lstat(path)
+        except OSError:  # not in this layer
+            continue
+        if stat.S_ISCHR(status.st_mode) or (found and not stat.S_ISDIR(status.st_mode)):
+            break  # a whiteout, or a file that the directory above it replaced
+        found.append(path)
+        if not stat.S_ISDIR(status.st_mode) or is_opaque(path):
+            break
+    return found
+
+
+def is_opaque(directory: str | int) -> bool:
+    """Whether a directory of a layer hides those below it."""
+    try:
+        return os.getxattr(directory, _OPAQUE) == b"y"
+    except OSError:
+        return False
+
+
+def _is_executable(path: str) -> bool:
+    mode = os.lstat(path).st_mode
+    return stat.S_ISREG(mode) and bool(mode & 0o111)

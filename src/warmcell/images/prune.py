@@ -1,0 +1,56 @@
+"""Removes what no name and no running program needs. The caller has the store for itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from warmcell.images.blobs import BlobStore
+from warmcell.images.build.cache import BuildCache
+from warmcell.images.layers import LayerStore
+from warmcell.images.records import Records
+from warmcell.lifetime.held_directories import UNFINISHED_LAYERS, hold
+from warmcell.workspace.private_directory import sweep
+from warmcell.workspace.remove import remove_directory
+
+
+def collect_garbage(records: Records, layers: LayerStore, blobs: BlobStore) -> int:
+    """Remove unused images, layers, blobs and unfinished files; returns the bytes freed."""
+    named = set(records.names().values())
+    for digest in records.image_digests():
+        if digest not in named:
+            _remove_image(records.image_directory(digest))
+    kept = [records.image(digest) for digest in records.image_digests() if records.has_image(digest)]
+    records.remove_unfinished()
+    sweep(layers.path, UNFINISHED_LAYERS)
+    freed = _remove_layers(layers, {diff_id for record in kept for diff_id in record["layers"]}) + _remove_blobs(
+        blobs, {digest for record in kept for digest in record["blobs"]}
+    )
+    BuildCache(os.path.dirname(layers.path), blobs, layers).remove_stale()
+    return freed
+
+
+def _remove_image(directory: str) -> None:
+    held = hold(directory)
+    if held is not None:  # else a program runs it
+        try:
+            remove_directory(directory)
+        finally:
+            held.let_go()
+
+
+def _remove_layers(layers: LayerStore, used: Iterable[str]) -> int:
+    freed = 0
+    for diff_id in set(layers.digests()) - set(used):
+        freed += layers.size(diff_id)
+        layers.remove(diff_id)
+    return freed
+
+
+def _remove_blobs(blobs: BlobStore, used: Iterable[str]) -> int:
+    kept, freed = {os.path.basename(blobs.path_of(digest)) for digest in used}, 0
+    for entry in blobs.files():
+        if entry.name not in kept:
+            freed += entry.stat(follow_symlinks=False).st_size
+            os.unlink(entry.path)
+    return freed

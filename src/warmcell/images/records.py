@@ -1,0 +1,99 @@
+"""The small files of a store: which image a name stands for, and what is known of each image."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+from urllib.parse import quote
+
+from warmcell.core.errors import ImageNotFound
+from warmcell.images.blobs import hex_of
+from warmcell.images.references import is_digest
+from warmcell.lifetime.own_modes import grant_owner, make_directories
+from warmcell.workspace.untrusted_files import parse_json
+
+_UNFINISHED = ".record-"
+
+
+class Records:
+    """Each record is one file, replaced as a whole, so that readers need no lock."""
+
+    def __init__(self, path: str) -> None:
+        self._names = os.path.join(path, "names")
+        self.images = os.path.join(path, "images")
+
+    def names(self) -> dict[str, str]:
+        """Every name of an image that is there, and its digest."""
+        found = {}
+        for file in list_names(self._names):
+            record = None if file.startswith(".") else read_record(os.path.join(self._names, file))
+            if isinstance(record, dict) and self.has_image(str(record.get("digest"))):
+                found[str(record.get("name"))] = str(record["digest"])
+        return found
+
+    def set_name(self, name: str, digest: str) -> None:
+        write_record(self._names, _file_of(name), {"name": name, "digest": digest})
+
+    def remove_name(self, name: str) -> None:
+        os.unlink(os.path.join(self._names, _file_of(name)))
+
+    def image_directory(self, digest: str) -> str:
+        """Held by the image's users."""
+        return os.path.join(self.images, hex_of(digest))
+
+    def has_image(self, digest: str) -> bool:
+        return is_digest(digest) and os.path.isfile(os.path.join(self.image_directory(digest), "image.json"))
+
+    def image(self, digest: str) -> dict[str, Any]:
+        record = read_record(os.path.join(self.image_directory(digest), "image.json"))
+        if not isinstance(record, dict):
+            raise ImageNotFound(digest)
+        return record
+
+    def remove_unfinished(self) -> None:
+        """Files of killed programs. Only while no program adds anything."""
+        directories = [self._names, *(os.path.join(self.images, name) for name in list_names(self.images))]
+        for directory in directories:
+            for name in list_names(directory):
+                if name.startswith(_UNFINISHED):
+                    os.unlink(os.path.join(directory, name))
+
+    def image_digests(self) -> list[str]:
+        return [digest for name in list_names(self.images) if is_digest(digest := f"sha256:{name}")]
+
+    def put_image(self, digest: str, record: dict[str, Any]) -> None:
+        write_record(self.image_directory(digest), "image.json", record)
+
+
+def _file_of(name: str) -> str:
+    return quote(name, safe="") + ".json"
+
+
+def list_names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def read_record(path: str) -> Any:
+    """None if it is missing or damaged: one torn file must not make the whole store unusable."""
+    try:
+        with open(path, "rb") as file:
+            return parse_json(file.read())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def write_record(directory: str, name: str, document: Any) -> None:
+    make_directories(directory)
+    temporary = os.path.join(directory, _UNFINISHED + os.urandom(8).hex())
+    try:
+        with open(temporary, "x", encoding="ascii") as file:
+            grant_owner(file.fileno())
+            json.dump(document, file)
+        os.rename(temporary, os.path.join(directory, name))
+    except BaseException:
+        os.unlink(temporary)
+        raise
