@@ -1,0 +1,229 @@
+"""Carries out a journal in the host's directory, and undoes or completes one that was interrupted.
+
+Paths are opened beneath the directory without following links, because a guest chose the names, and anybody may have
+replaced a directory by a link since. A file is exchanged with the prepared one and looked at afterwards: if it is not
+what was expected, it is exchanged back, so that a change made on the host in the last moment is not lost.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from warmcell.changes import journal
+from warmcell.changes.journal import Journal, Operation
+from warmcell.changes.kernel import exchange, rename_to_free_name, sync_filesystem
+from warmcell.core.errors import PathTraversal, SandboxError
+from warmcell.lifetime.own_modes import make_directory
+from warmcell.workspace.errors import WorkspaceError
+from warmcell.workspace.names import Parts
+from warmcell.workspace.remove import remove_trees
+from warmcell.workspace.root import OPEN_DIRECTORY, OPEN_FILE, Root
+from warmcell.workspace.walk import walk
+
+#: With more files than this, one sync of the file system takes less time than a sync of each.
+FEW_FILES = 16
+CHANGED = "changed on the host meanwhile"
+TAKEN = "something of that name was made on the host meanwhile"
+
+
+class Refused(Exception):
+    """The operation was not carried out; the host's file is as it was."""
+
+
+def apply(root: Root, operation: Operation) -> None:
+    """Carries out one operation; does nothing if it was carried out before. Raises `Refused`."""
+    try:
+        _ACTIONS[operation.do](root, operation)
+    except FileExistsError:
+        _drop(root, operation)
+        raise Refused(TAKEN) from None
+    except (OSError, PathTraversal, WorkspaceError) as error:
+        _drop(root, operation)
+        raise Refused(_reason(error)) from None
+
+
+def undo(root: Root, operations: tuple[Operation, ...]) -> None:
+    """Before any was applied: removes what was prepared."""
+    for operation in operations:
+        _drop(root, operation)
+
+
+def sync(root: Root, operations: tuple[Operation, ...]) -> None:
+    """Until this returns, the journal must stay: the renames may not be on the disk."""
+    directories = {parts[:-1] for operation in operations for parts in (operation.parts, operation.temporary) if parts}
+    if len(directories) > FEW_FILES:
+        sync_filesystem(root.fd)
+        return
+    for parts in directories:
+        with suppress(PathTraversal, WorkspaceError), root.directory(parts) as fd:  # it may be gone again
+            os.fsync(fd)
+
+
+def recover(directory: str) -> bool:
+    """Undoes or completes the commit that was interrupted, if there is one. False: its directory is gone."""
+    found = journal.read(directory)
+    if found is None:
+        return True
+    try:
+        root = Root(found.lower)
+    except SandboxError:
+        return False
+    try:
+        state = os.fstat(root.fd)
+        if (state.st_dev, state.st_ino) != found.identity:
+            return False
+        _complete(root, found)
+    finally:
+        root.close()
+    journal.remove(directory)
+    return True
+
+
+def _complete(root: Root, found: Journal) -> None:
+    if found.state == "staging":
+        undo(root, found.operations)
+        return
+    for operation in found.operations:
+        with suppress(Refused):  # the host's own change stays
+            apply(root, operation)
+    sync(root, found.operations)
+
+
+def _put(root: Root, operation: Operation) -> None:
+    with _parent(root, operation.temporary) as (from_fd, temporary):
+        is_ready = _identity(from_fd, temporary) == operation.staged
+        with _parent(root, operation.parts, create=True) as (to_fd, name):
+            is_done = _identity(to_fd, name) == operation.staged
+            if is_done and operation.expected is not None:  # exchanged, and not yet looked at
+                _look_at_old(from_fd, temporary, to_fd, name, operation)
+            elif is_ready and not is_done:
+                _replace(from_fd, temporary, to_fd, name, operation)
+
+
+def _replace(from_fd: int, temporary: str, to_fd: int, name: str, operation: Operation) -> None:
+    if operation.expected is None:
+        rename_to_free_name(from_fd, temporary, to_fd, name)
+    elif _facts(to_fd, name) != operation.expected:
+        os.unlink(temporary, dir_fd=from_fd)
+        raise Refused(CHANGED)
+    elif exchange(from_fd, temporary, to_fd, name):
+        _look_at_old(from_fd, temporary, to_fd, name, operation)
+    else:
+        os.rename(temporary, name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+
+
+def _look_at_old(from_fd: int, temporary: str, to_fd: int, name: str, operation: Operation) -> None:
+    found = _facts(from_fd, temporary)
+    if found is not None and found != operation.expected:
+        exchange(from_fd, temporary, to_fd, name)
+        if _identity(from_fd, temporary) != operation.staged:  # the host replaced it once more: that is the latest
+            exchange(from_fd, temporary, to_fd, name)
+        os.unlink(temporary, dir_fd=from_fd)
+        raise Refused(CHANGED)
+    if found is not None:
+        os.unlink(temporary, dir_fd=from_fd)
+
+
+def _delete(root: Root, operation: Operation) -> None:
+    with _parent(root, operation.parts) as (dir_fd, name):
+        if operation.temporary[:-1] != operation.parts[:-1]:
+            raise Refused("its directory changed")
+        temporary = operation.temporary[-1]
+        if _facts(dir_fd, temporary) is None:
+            if _facts(dir_fd, name) is None:
+                return
+            rename_to_free_name(dir_fd, name, dir_fd, temporary)
+        if not _may_go(root, dir_fd, temporary, operation):
+            rename_to_free_name(dir_fd, temporary, dir_fd, name)
+            raise Refused(CHANGED)
+        if operation.do == "delete":
+            os.unlink(temporary, dir_fd=dir_fd)
+        else:
+            remove_trees(dir_fd, [temporary])
+
+
+def _may_go(root: Root, dir_fd: int, name: str, operation: Operation) -> bool:
+    if operation.do == "delete":
+        return _facts(dir_fd, name) == operation.expected
+    is_same = operation.expected is not None and _identity(dir_fd, name) == operation.expected[:2]
+    return is_same and newest_change(root, operation.temporary) <= operation.newest_ns
+
+
+def newest_change(root: Root, parts: Parts) -> int:
+    """The latest time of change of anything in a directory."""
+    return max((entry.state.st_ctime_ns for entry in walk(root, parts)), default=0)
+
+
+def _set_mode(root: Root, operation: Operation) -> None:
+    with _parent(root, operation.parts) as (dir_fd, name):
+        is_directory = stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+        fd = os.open(name, OPEN_DIRECTORY if is_directory else OPEN_FILE, dir_fd=dir_fd)
+        try:
+            state = os.fstat(fd)
+            if operation.expected is not None and (state.st_dev, state.st_ino) != operation.expected[:2]:
+                raise Refused(CHANGED)
+            os.fchmod(fd, operation.mode)
+        finally:
+            os.close(fd)
+
+
+def _make_directory(root: Root, operation: Operation) -> None:
+    with _parent(root, operation.parts, create=True) as (dir_fd, name), suppress(FileExistsError):
+        make_directory(name, operation.mode, dir_fd=dir_fd)
+
+
+_ACTIONS = {
+    "put": _put,
+    "delete": _delete,
+    "delete_tree": _delete,
+    "mode": _set_mode,
+    "make_directory": _make_directory,
+}
+
+
+@contextmanager
+def _parent(root: Root, parts: Parts, *, create: bool = False) -> Iterator[tuple[int, str]]:
+    if create:
+        _make_parents(root, parts[:-1])
+    with root.parent(parts) as (dir_fd, name):
+        yield dir_fd, name
+
+
+def _make_parents(root: Root, parts: Parts) -> None:
+    for count in range(1, len(parts) + 1):
+        with root.parent(parts[:count]) as (dir_fd, name), suppress(FileExistsError):
+            make_directory(name, 0o755, dir_fd=dir_fd)
+
+
+def _drop(root: Root, operation: Operation) -> None:
+    """Removes a prepared file; never one of the host's that was moved to the temporary name."""
+    if operation.do != "put":
+        return
+    with suppress(OSError, PathTraversal, WorkspaceError), root.parent(operation.temporary) as (dir_fd, name):
+        if operation.staged is None or _identity(dir_fd, name) == operation.staged:
+            os.unlink(name, dir_fd=dir_fd)
+
+
+def facts_of(state: os.stat_result) -> tuple[int, int, int, int]:
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _facts(dir_fd: int, name: str) -> tuple[int, int, int, int] | None:
+    try:
+        return facts_of(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+
+
+def _identity(dir_fd: int, name: str) -> tuple[int, int] | None:
+    facts = _facts(dir_fd, name)
+    return None if facts is None else facts[:2]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, SandboxError):
+        return error.message
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

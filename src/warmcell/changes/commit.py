@@ -1,0 +1,326 @@
+"""Commits changes: decides for each by what it was, what the host has now, and what the guest made of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from warmcell.changes import apply, content, journal, text
+from warmcell.changes.apply import Refused, facts_of
+from warmcell.changes.base import Bases
+from warmcell.changes.detect import Detected, Lower, close, open_upper
+from warmcell.changes.journal import Journal, Operation
+from warmcell.changes.kernel import sync_filesystem
+from warmcell.changes.model import CommitReport, Conflict
+from warmcell.changes.upper import UpperDirectory
+from warmcell.core.errors import PathTraversal
+from warmcell.lifetime.own_modes import grant_owner
+from warmcell.workspace.errors import WorkspaceError
+from warmcell.workspace.files import write_all
+from warmcell.workspace.names import Parts
+from warmcell.workspace.root import Root, temporary_name
+from warmcell.workspace.walk import kind_of, walk
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_NO_BASE = "changed on the host since the sandbox started"
+_BOTH = "changed on the host too, in the same lines"
+_GONE = "deleted on the host"
+_KINDS = {
+    "other": "is a FIFO, socket or device, which is never committed",
+    "closed": "is a directory that cannot be read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What committing one change takes. `data` is the merged text; None: the guest's own content."""
+
+    item: Detected
+    operations: tuple[Operation, ...]
+    data: bytes | None = None
+
+    @property
+    def is_merged(self) -> bool:
+        return self.data is not None
+
+
+class Conflicting(Exception):
+    """Why a change is not committed."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    committed: list[str] = field(default_factory=list)
+    merged: list[str] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def report(self) -> CommitReport:
+        return CommitReport(tuple(self.committed), tuple(self.merged), tuple(self.conflicts), tuple(self.skipped))
+
+    def note(self, step: Step) -> None:
+        (self.merged if step.is_merged else self.committed).append(step.item.change.path)
+
+
+class Committer:
+    """Commits a selection of the detected changes. `directory` is where its journal is."""
+
+    def __init__(self, root: Root, upper: UpperDirectory, bases: Bases, start_ns: int, directory: str) -> None:
+        self._root, self._upper, self._bases = root, upper, bases
+        self._start_ns, self._directory = start_ns, directory
+        #: Texts that are now on the host and differ from the guest's.
+        self.merged_texts: dict[Parts, bytes] = {}
+
+    def commit(self, items: Iterable[Detected], allow_flagged: Sequence[str], *, dry_run: bool) -> CommitReport:
+        outcome, steps = _Outcome(), []
+        with Lower(self._root) as lower:
+            for item in items:
+                if item.change.is_flagged and not is_named(item, allow_flagged):
+                    outcome.skipped.append(item.change.path)
+                    continue
+                try:
+                    steps.append(self._decide(item, lower))
+                except Conflicting as conflict:
+                    outcome.conflicts.append(Conflict(item.change.path, str(conflict)))
+        if dry_run or not steps:
+            for step in steps:
+                outcome.note(step)
+            return outcome.report()
+        self._carry_out(steps, outcome)
+        return outcome.report()
+
+    # ---- decisions ----
+
+    def _decide(self, item: Detected, lower: Lower) -> Step:
+        if item.kind in _KINDS:
+            raise Conflicting(_KINDS[item.kind])
+        theirs = lower.look(item.parts)
+        if item.kind == "deleted":
+            return Step(item, (self._deletion(item.parts, theirs),))
+        if item.change.kind == "mode":
+            return Step(item, (self._mode_change(item, theirs),))
+        operations: list[Operation] = []
+        data = None
+        if theirs is not None and _is_other_kind(theirs, item):
+            operations.append(self._deletion(item.parts, theirs))
+            theirs = None
+        elif theirs is not None:
+            data = self._reconcile(item, theirs, lower)
+        elif item.was_below or item.change.kind == "modified" or self._bases.get(item.parts) is not None:
+            raise Conflicting(_GONE)
+        if item.kind == "directory":
+            operations.append(Operation("make_directory", item.parts, mode=_permissions(item.mode) | 0o700))
+        else:
+            expected = None if theirs is None else facts_of(theirs)
+            mode = _permissions(item.mode if theirs is None else self._merge_mode(item, theirs))
+            put = Operation("put", item.parts, self._temporary_for(item.parts), expected, mode=mode)
+            operations.append(put)
+        if item.old_parts is not None:  # last: if the new name is refused, the old one stays
+            operations.append(self._deletion(item.old_parts, lower.look(item.old_parts)))
+        return Step(item, tuple(operations), data)
+
+    def _merge_mode(self, item: Detected, theirs: os.stat_result) -> int:
+        """The guest's, unless only the host changed it."""
+        base = self._bases.get(item.parts)
+        is_kept = base is not None and base.permissions == _permissions(item.mode)
+        return theirs.st_mode if is_kept else item.mode
+
+    def _reconcile(self, item: Detected, theirs: os.stat_result, lower: Lower) -> bytes | None:
+        """The merged text if both sides changed it; None if only the guest did."""
+        if item.kind != "file":
+            if theirs.st_ctime_ns > self._start_ns and not self._is_base_state(item.parts, theirs):
+                raise Conflicting(_NO_BASE)
+            return None
+        base = self._bases.get(item.parts)
+        if base is None:
+            raise Conflicting(_NO_BASE)
+        if base.is_state(theirs):
+            return None
+        there, ours = lower.open(item.parts), open_upper(self._upper, item.parts)
+        try:
+            if there is None or ours is None:
+                raise Conflicting("cannot be read")
+            if base.digest and content.digest(there) == base.digest:
+                return None
+            return self._merge(item.parts, ours, there)
+        finally:
+            close(there, ours)
+
+    def _merge(self, parts: Parts, ours: int, theirs: int) -> bytes:
+        base = self._bases.content(parts)
+        mine, other = (content.read_all(fd, text.MOST_TEXT_BYTES) for fd in (ours, theirs))
+        if base is None or mine is None or other is None:
+            raise Conflicting("changed on the host too, and is too large to be merged")
+        merged = text.merge(base, mine, other)
+        if merged is None:
+            is_text = all(map(text.is_text, (base, mine, other)))
+            raise Conflicting(_BOTH if is_text else "changed on the host too, and is not text")
+        return merged
+
+    def _is_base_state(self, parts: Parts, state: os.stat_result) -> bool:
+        base = self._bases.get(parts)
+        return base is not None and base.is_state(state)
+
+    def _deletion(self, parts: Parts, theirs: os.stat_result | None) -> Operation:
+        if theirs is None:
+            raise Conflicting(_GONE)
+        aside = (*parts[:-1], temporary_name())
+        if stat.S_ISDIR(theirs.st_mode):
+            newest = self._check_tree(parts)
+            return Operation("delete_tree", parts, aside, facts_of(theirs), newest_ns=newest)
+        if theirs.st_ctime_ns > self._start_ns and not self._is_base_state(parts, theirs):
+            raise Conflicting(_NO_BASE)
+        return Operation("delete", parts, aside, facts_of(theirs))
+
+    def _check_tree(self, parts: Parts) -> int:
+        """Nothing in a directory that the guest deleted may have changed on the host. Returns the newest time."""
+        newest = 0
+        try:
+            for entry in walk(self._root, parts):
+                newest = max(newest, entry.state.st_ctime_ns)
+                is_known = entry.state.st_ctime_ns <= self._start_ns or self._is_ours(entry.parts, entry.state)
+                if entry.kind == "closed" or not is_known:
+                    raise Conflicting(f"{'/'.join(entry.parts)} in it {_NO_BASE}")
+        except (WorkspaceError, PathTraversal) as error:
+            raise Conflicting(error.message) from None
+        return newest
+
+    def _is_ours(self, parts: Parts, state: os.stat_result) -> bool:
+        """As we committed it; or a directory, which changes with what is in it."""
+        return stat.S_ISDIR(state.st_mode) or self._is_base_state(parts, state)
+
+    def _mode_change(self, item: Detected, theirs: os.stat_result | None) -> Operation:
+        if theirs is None:
+            raise Conflicting(_GONE)
+        mode = _permissions(item.mode)
+        return Operation("mode", item.parts, expected=facts_of(theirs), mode=mode)
+
+    def _temporary_for(self, parts: Parts) -> Parts:
+        """In the nearest directory that exists: a rename from there is atomic."""
+        for count in range(len(parts) - 1, -1, -1):
+            try:
+                with self._root.directory(parts[:count]):
+                    return (*parts[:count], temporary_name())
+            except (WorkspaceError, PathTraversal):  # missing, or to be replaced by a directory first
+                continue
+        raise Conflicting("its directory cannot be opened")
+
+    # ---- carrying out ----
+
+    def _carry_out(self, steps: list[Step], outcome: _Outcome) -> None:
+        identity = os.fstat(self._root.fd)
+        draft = Journal("staging", self._root.path, (identity.st_dev, identity.st_ino), _all_operations(steps))
+        journal.write(self._directory, draft)
+        try:
+            staged = self._stage(steps, outcome)
+        except BaseException:
+            apply.undo(self._root, draft.operations)
+            journal.remove(self._directory)
+            raise
+        staged_operations = _all_operations(staged)
+        journal.write(self._directory, replace(draft, state="applying", operations=staged_operations))
+        for step in staged:
+            try:
+                for operation in step.operations:
+                    apply.apply(self._root, operation)
+            except Refused as refused:
+                outcome.conflicts.append(Conflict(step.item.change.path, str(refused)))
+                continue
+            self._note_committed(step)
+            if step.data is not None:
+                self.merged_texts[step.item.parts] = step.data
+            outcome.note(step)
+        apply.sync(self._root, staged_operations)
+        journal.remove(self._directory)
+
+    def _stage(self, steps: list[Step], outcome: _Outcome) -> list[Step]:
+        is_many = len(steps) > apply.FEW_FILES
+        staged = []
+        for step in steps:
+            try:
+                operations = tuple(self._prepare(step, operation, not is_many) for operation in step.operations)
+            except (OSError, PathTraversal, WorkspaceError) as error:
+                reason = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
+                outcome.conflicts.append(Conflict(step.item.change.path, reason.lower()))
+                apply.undo(self._root, step.operations)
+                continue
+            staged.append(replace(step, operations=operations))
+        if is_many:
+            sync_filesystem(self._root.fd)
+        return staged
+
+    def _prepare(self, step: Step, operation: Operation, must_sync: bool) -> Operation:
+        """Makes the prepared file of a put."""
+        if operation.do != "put":
+            return operation
+        with self._root.parent(operation.temporary) as (dir_fd, name):
+            if step.item.kind == "symlink":
+                os.symlink(step.item.target, name, dir_fd=dir_fd)
+            else:
+                self._write(step, operation, dir_fd, name, must_sync)
+            state = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        return replace(operation, staged=(state.st_dev, state.st_ino))
+
+    def _write(self, step: Step, operation: Operation, dir_fd: int, name: str, must_sync: bool) -> None:
+        target = os.open(name, _CREATE, 0o600, dir_fd=dir_fd)
+        try:
+            grant_owner(target)
+            if step.data is not None:
+                write_all(target, step.data)
+            else:
+                with self._upper.root.file(step.item.parts) as source:
+                    content.copy(source, target)
+            self._give_owner(operation, target)
+            os.fchmod(target, operation.mode)
+            if must_sync:
+                os.fsync(target)
+        finally:
+            os.close(target)
+
+    def _give_owner(self, operation: Operation, target: int) -> None:
+        """Root keeps the owner of the file that is replaced, or gives a new one that of its directory."""
+        if os.geteuid() != 0:
+            return
+        with self._root.directory(operation.temporary[:-1]) as directory:
+            state = os.fstat(directory)
+        if operation.expected is not None:
+            state = self._root.lstat(operation.parts)
+        os.fchown(target, state.st_uid, state.st_gid)
+
+    def _note_committed(self, step: Step) -> None:
+        """What the host has now is the new base: a later change of the host is then recognised."""
+        if step.item.kind not in ("file", "symlink"):
+            return
+        with Lower(self._root) as lower:
+            state = lower.look(step.item.parts)
+            if state is None or kind_of(state.st_mode) != step.item.kind:
+                return
+            if step.item.kind == "symlink":
+                self._bases.put(step.item.parts, state, lower.read_link(step.item.parts))
+                return
+            fd = lower.open(step.item.parts)
+            if fd is not None:
+                self._bases.record(step.item.parts, fd)
+                os.close(fd)
+
+
+def is_named(item: Detected, paths: Sequence[str]) -> bool:
+    """Whether one of the paths is that of the change, or a directory above it."""
+    own = [item.change.path] + ([item.change.old_path] if item.change.old_path else [])
+    return any(path == one or one.startswith(path.rstrip("/") + "/") for path in paths for one in own)
+
+
+def _all_operations(steps: Iterable[Step]) -> tuple[Operation, ...]:
+    return tuple(operation for step in steps for operation in step.operations)
+
+
+def _is_other_kind(theirs: os.stat_result, item: Detected) -> bool:
+    return kind_of(theirs.st_mode) != item.kind
+
+
+def _permissions(mode: int) -> int:
+    """Without set-id and sticky bits."""
+    return stat.S_IMODE(mode) & 0o777

@@ -1,0 +1,285 @@
+"""Finds the changes: every entry of the upper directory compared with what the host's directory has now."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from warmcell.changes import content
+from warmcell.changes.base import Base, Bases
+from warmcell.changes.flags import LEADS_OUT, flag_reason, is_leading_out
+from warmcell.changes.model import Change, ChangeKind, Entry
+from warmcell.changes.upper import Found, FoundKind, UpperDirectory, is_whiteout
+from warmcell.core.errors import PathTraversal
+from warmcell.workspace.descent import Descent
+from warmcell.workspace.errors import WorkspaceError
+from warmcell.workspace.names import Parts
+from warmcell.workspace.root import OPEN_FILE, Root
+from warmcell.workspace.walk import kind_of
+
+#: Files of which one was deleted and one added are compared for renames up to this many.
+_MOST_RENAMES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """A change with what committing it needs to know."""
+
+    change: Change
+    parts: Parts
+    kind: FoundKind
+    mode: int = 0
+    old_parts: Parts | None = None
+    #: The kernel copied it from the host's directory, so it was there.
+    was_below: bool = False
+    #: Of a link, as it was when it was checked: a running guest may replace it before it is committed.
+    target: str = ""
+
+
+class Lower:
+    """The host's directory. Looking at neighbouring paths one after the other is cheap."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._descent = Descent(root)
+
+    def __enter__(self) -> Lower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._descent.close()
+
+    def look(self, parts: Parts) -> os.stat_result | None:
+        """None if there is nothing, or if the way there passes through a link or a file."""
+        try:
+            return os.stat(parts[-1], dir_fd=self._descent.enter(parts[:-1]), follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError, PathTraversal, WorkspaceError):
+            return None
+
+    def open(self, parts: Parts) -> int | None:
+        """A regular file, for reading; the caller closes it."""
+        try:
+            fd = os.open(parts[-1], OPEN_FILE, dir_fd=self._descent.enter(parts[:-1]))
+        except (OSError, PathTraversal, WorkspaceError):
+            return None
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        return None
+
+    def read_link(self, parts: Parts) -> str:
+        return os.readlink(parts[-1], dir_fd=self._descent.enter(parts[:-1]))
+
+    def names(self, parts: Parts) -> list[str]:
+        return os.listdir(self._descent.enter(parts))
+
+
+class Detector:
+    """One look at all changes. It also records the bases of those that are seen for the first time."""
+
+    def __init__(self, upper: UpperDirectory, lower: Lower, bases: Bases, start_ns: int, path: str) -> None:
+        self._upper, self._lower, self._bases = upper, lower, bases
+        self._start_ns, self._path = start_ns, path
+
+    def detect(self) -> list[Detected]:
+        found: list[Detected] = []
+        children: defaultdict[Parts, set[str]] = defaultdict(set)
+        hidden: list[Parts] = []
+        directories: list[tuple[Found, Detected]] = []
+        for entry in self._upper.entries():
+            children[entry.parts[:-1]].add(entry.name)
+            if entry.is_opaque:
+                hidden.append(entry.parts)
+            try:
+                detected = self._compare(entry)
+            except OSError:  # a guest that runs has removed or replaced it: the next look sees what it is then
+                continue
+            if detected is not None and entry.kind == "directory":
+                directories.append((entry, detected))
+            elif detected is not None:
+                found.append(detected)
+        # A new directory is a change of its own only if nothing in it is.
+        found += [made for entry, made in directories if made.change.kind != "added" or not children[entry.parts]]
+        for parts in hidden:
+            found += self._list_covered(parts, children[parts])
+        return sorted(self._pair_renames(found), key=lambda item: (item.parts, item.kind != "deleted"))
+
+    def _list_covered(self, parts: Parts, shown: set[str]) -> Iterator[Detected]:
+        """What an opaque directory hides of the host's was deleted."""
+        state = self._lower.look(parts)
+        if state is None or not stat.S_ISDIR(state.st_mode):
+            return
+        for name in self._lower.names(parts):
+            below = self._lower.look((*parts, name))
+            if name not in shown and below is not None:
+                yield self._describe_deletion((*parts, name), below)
+
+    def _compare(self, entry: Found) -> Detected | None:
+        below = self._lower.look(entry.parts)
+        if entry.kind == "deleted":
+            return None if below is None else self._describe_deletion(entry.parts, below)
+        if entry.kind in ("other", "closed"):
+            return self._describe(entry, "added" if below is None else "modified")
+        kind = self._kind_of_change(entry, below)
+        return None if kind is None else self._describe(entry, kind)
+
+    def _kind_of_change(self, entry: Found, below: os.stat_result | None) -> ChangeKind | None:
+        if below is None:
+            base = self._bases.get(entry.parts)
+            return None if base is not None and self._is_base(entry, base) else "added"
+        if kind_of(below.st_mode) != entry.kind:
+            return "modified"
+        if entry.kind == "symlink":
+            return None if self._lower.read_link(entry.parts) == read_link(entry) else "modified"
+        is_same_mode = stat.S_IMODE(below.st_mode) & 0o777 == stat.S_IMODE(entry.state.st_mode) & 0o777
+        if entry.kind == "file" and not self._is_same_file(entry, below):
+            return "modified"
+        return None if is_same_mode else "mode"
+
+    def _is_same_file(self, entry: Found, below: os.stat_result) -> bool:
+        """Also if the guest did not change it since it was committed, and the host did."""
+        theirs = self._lower.open(entry.parts)
+        ours = open_entry(entry)
+        try:
+            if theirs is None or ours is None:
+                return False
+            if content.is_same(ours, theirs):
+                return True
+            base = self._bases.get(entry.parts)
+            if base is None and below.st_ctime_ns <= max(self._start_ns, entry.copied_ns - 1):
+                self._bases.record(entry.parts, theirs)
+            return base is not None and bool(base.digest) and base.digest == content.digest(ours)
+        finally:
+            close(theirs, ours)
+
+    def _is_base(self, entry: Found, base: Base) -> bool:
+        """Whether the guest's file is the one that was committed, which the host deleted since."""
+        if entry.kind == "symlink":
+            return base.digest == read_link(entry)
+        ours = open_entry(entry) if entry.kind == "file" else None
+        try:
+            return ours is not None and bool(base.digest) and base.digest == content.digest(ours)
+        finally:
+            close(ours)
+
+    def _describe_deletion(self, parts: Parts, below: os.stat_result) -> Detected:
+        if below.st_ctime_ns <= self._start_ns and stat.S_ISREG(below.st_mode) and self._bases.get(parts) is None:
+            fd = self._lower.open(parts)
+            if fd is not None:
+                self._bases.record(parts, fd)
+                os.close(fd)
+        kind = kind_of(below.st_mode)
+        size = below.st_size if kind == "file" else 0
+        reason = flag_reason(parts)
+        return Detected(_change(parts, "deleted", kind, size, reason), parts, "deleted", below.st_mode)
+
+    def _describe(self, entry: Found, kind: ChangeKind) -> Detected:
+        reason = flag_reason(entry.parts, is_link=entry.kind == "symlink", has_name=self._has_name)
+        target = read_link(entry) if entry.kind == "symlink" else ""
+        if target and reason is None and self._leads_out(entry.parts, target):
+            reason = LEADS_OUT
+        shown: Entry = "file" if entry.kind == "deleted" else entry.kind
+        size = entry.state.st_size if entry.kind == "file" else 0
+        change = _change(entry.parts, kind, shown, size, reason)
+        was_below = bool(entry.copied_ns)
+        return Detected(change, entry.parts, entry.kind, entry.state.st_mode, was_below=was_below, target=target)
+
+    def _has_name(self, parts: Parts) -> bool:
+        """Whether the host or the guest has something there."""
+        if self._lower.look(parts) is not None:
+            return True
+        try:
+            with self._upper.root.parent(parts) as (dir_fd, name):
+                return not is_whiteout(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
+        except (OSError, PathTraversal, WorkspaceError):
+            return False
+
+    def _leads_out(self, parts: Parts, target: str) -> bool:
+        def is_link(parts: Parts) -> bool:
+            state = self._lower.look(parts)
+            return state is not None and stat.S_ISLNK(state.st_mode)
+
+        return is_leading_out(parts, target, is_link, self._path)
+
+    def _pair_renames(self, found: list[Detected]) -> list[Detected]:
+        """A deleted and an added file with the same content are one renamed file."""
+        gone = [item for item in found if item.kind == "deleted" and item.change.entry == "file"]
+        new = [item for item in found if item.change.kind == "added" and item.kind == "file"]
+        sizes = {item.change.size for item in gone} & {item.change.size for item in new} - {0}
+        if not sizes or len(gone) + len(new) > _MOST_RENAMES:
+            return found
+        by_digest: dict[str, Detected] = {}
+        for item in gone:
+            if item.change.size in sizes and (made := self._digest(self._lower.open(item.parts))):
+                by_digest.setdefault(made, item)
+        taken: dict[Parts, Detected] = {}
+        for item in new:
+            made = self._digest(self._open_upper(item.parts)) if item.change.size in sizes else ""
+            if made and (old := by_digest.pop(made, None)) is not None:
+                taken[item.parts] = old
+        return list(_with_renames(found, taken))
+
+    def _open_upper(self, parts: Parts) -> int | None:
+        return open_upper(self._upper, parts)
+
+    @staticmethod
+    def _digest(fd: int | None) -> str:
+        try:
+            return "" if fd is None else content.digest(fd)
+        finally:
+            close(fd)
+
+
+def _with_renames(found: Iterable[Detected], taken: dict[Parts, Detected]) -> Iterator[Detected]:
+    gone = {old.parts for old in taken.values()}
+    for item in found:
+        old = taken.get(item.parts) if item.kind != "deleted" else None
+        if old is not None:
+            reason = item.change.flag_reason or old.change.flag_reason
+            change = replace(
+                item.change,
+                kind="renamed",
+                old_path=old.change.path,
+                is_flagged=reason is not None,
+                flag_reason=reason,
+            )
+            yield replace(item, change=change, old_parts=old.parts)
+        elif item.kind != "deleted" or item.parts not in gone:
+            yield item
+
+
+def _change(parts: Parts, kind: ChangeKind, entry: Entry, size: int, reason: str | None) -> Change:
+    return Change("/".join(parts), kind, None, reason is not None, reason, entry, size)
+
+
+def read_link(entry: Found) -> str:
+    return os.readlink(entry.name, dir_fd=entry.dir_fd)
+
+
+def open_entry(entry: Found) -> int | None:
+    try:
+        return os.open(entry.name, OPEN_FILE, dir_fd=entry.dir_fd)
+    except OSError:  # gone, or its permissions forbid it
+        return None
+
+
+def open_upper(upper: UpperDirectory, parts: Parts) -> int | None:
+    """A regular file of the upper directory, for reading."""
+    try:
+        with upper.root.parent(parts) as (dir_fd, name):
+            fd = os.open(name, OPEN_FILE, dir_fd=dir_fd)
+    except (OSError, PathTraversal, WorkspaceError):
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def close(*descriptors: int | None) -> None:
+    for descriptor in descriptors:
+        if descriptor is not None:
+            os.close(descriptor)

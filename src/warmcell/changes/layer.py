@@ -1,0 +1,301 @@
+"""ChangeLayer: the changes of one sandbox to one host directory, from the first write to commit or discard."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from warmcell.cage.linux.host_root import is_root_of_host
+from warmcell.cage.overlay_server import UPPER, WORK
+from warmcell.changes.apply import recover
+from warmcell.changes.base import Bases
+from warmcell.changes.commit import Committer, is_named
+from warmcell.changes.copied_tree import CopiedTree
+from warmcell.changes.copying import copy_upper
+from warmcell.changes.detect import Detected, Detector, Lower
+from warmcell.changes.model import Change, CommitReport
+from warmcell.changes.overlay import Overlay, OverlayUnavailable
+from warmcell.changes.patch import PatchWriter
+from warmcell.changes.restore import Restorer
+from warmcell.changes.upper import UpperDirectory
+from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, hold
+from warmcell.lifetime.own_modes import make_directories, make_directory
+from warmcell.workspace.diff import ChangeKind, FsChange
+from warmcell.workspace.files import replace_file
+from warmcell.workspace.names import printable
+from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.root import Root
+
+_PREFIX = "layer-"
+#: Bases are noted after runs, at most this part of the time.
+_SELDOM = 20
+_BASES, _NAMES, _ABOUT, _KEPT = "bases", "names", "about.json", "kept"
+
+
+def state_place() -> str:
+    """Where layers are: the state directory of this user."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "warmcell", "changes")
+
+
+class ChangeLayer:
+    """Thread-safe. `close` removes it with all changes that were not committed, unless `keep` was called.
+
+    `home` is where guests see the directory. `resume` continues the changes that were kept for it, if there are any;
+    `keeps`: `close` keeps changes by itself. `parent` is a layer whose changes this one starts with.
+    `may_mount=False`: a private copy in place of an overlay.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        home: str,
+        *,
+        resume: bool = False,
+        parent: ChangeLayer | None = None,
+        may_mount: bool = True,
+        keeps: bool = False,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._home = home
+        self._is_kept, self._keeps = False, keeps
+        self._noted, self._note_seconds = 0.0, 0.0
+        self.lower = Root(directory)
+        #: What guests see in place of the directory; None: they get a copy.
+        self.overlay: Overlay | None = None
+        self._start_ns = 0
+        self._may_mount = may_mount and not is_root_of_host()
+        self._upper: UpperDirectory | None = None
+        self._held: HeldDirectory | None = None
+        try:
+            recover_abandoned()
+            self._held = (resume_layer(self.lower) if resume else None) or _create(self.lower)
+            self._open(self._held.path, parent)
+        except OSError as error:
+            self.close()
+            raise host_failure(error, "prepare a place for the changes") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, place: str, parent: ChangeLayer | None) -> None:
+        if parent is not None:
+            parent.copy_to(place)
+        path = os.path.join(place, UPPER)
+        self._bases = Bases(os.path.join(place, _BASES))
+        about = _about(place)
+        is_copy = bool(about.get("is_copy")) or (parent is not None and parent.overlay is None)
+        if not is_copy and self._may_mount:
+            with suppress(OverlayUnavailable):  # a copy takes longer and does the same
+                self.overlay = Overlay(self.lower.path, place)
+        start_ns = self.overlay.started_ns if self.overlay is not None else os.stat(path).st_ctime_ns
+        if self.overlay is not None:
+            self._upper = UpperDirectory(path)
+        else:
+            self._upper = CopiedTree(path, None if is_copy else self.lower, os.path.join(place, _NAMES))
+        self._start_ns = _start_of(about) or (start_ns if parent is None else parent._start_ns)
+        about = {**about, "is_copy": self.overlay is None}
+        self._write_about(place, about)
+
+    def _write_about(self, place: str, about: dict[str, object]) -> None:
+        about |= {"directory": self.lower.path, "identity": _identity(self.lower), "start_ns": self._start_ns}
+        with open(os.path.join(place, _ABOUT), "w") as file:
+            json.dump(about, file)
+
+    @property
+    def mechanism(self) -> str:
+        """How changes are kept apart: "overlay", or "copy" with its size."""
+        if self.overlay is not None or not isinstance(self._upper, CopiedTree):
+            return "overlay"
+        report = self._upper.report
+        return f"copy of {report.files} files, {report.total_bytes} bytes"
+
+    @property
+    def copy_path(self) -> str:
+        """The host directory that guests write to if there is no overlay."""
+        return self.upper.root.path
+
+    @property
+    def upper(self) -> UpperDirectory:
+        assert self._upper is not None
+        return self._upper
+
+    @property
+    def place(self) -> str:
+        assert self._held is not None
+        return self._held.path
+
+    @property
+    def descriptor(self) -> int:
+        """The guests' view of the directory, open."""
+        return self.upper.root.fd if self.overlay is None else self.overlay.root
+
+    def diff(self) -> list[FsChange]:
+        return sorted((found for change in self.changes() for found in _as_fs_changes(change)), key=_path_of)
+
+    def changes(self) -> list[Change]:
+        with self._lock:
+            return [item.change for item in self._detect()]
+
+    def patch(self, paths: Sequence[str] | None = None) -> bytes:
+        """As it must be written to a file: texts need not be UTF-8."""
+        with self._lock, Lower(self.lower) as lower:
+            return PatchWriter(self.upper, lower).write(self._select(paths))
+
+    def commit(
+        self, paths: Sequence[str] | None, allow_flagged: Sequence[str], *, dry_run: bool, merged: Root
+    ) -> CommitReport:
+        """`merged` is the guests' view, which gets the texts that were merged with the host's."""
+        with self._lock:
+            items = self._select(paths)
+            committer = Committer(self.lower, self.upper, self._bases, self._start_ns, self.place)
+            report = committer.commit(items, allow_flagged, dry_run=dry_run)
+            for parts, data in committer.merged_texts.items():
+                with merged.parent(parts) as (dir_fd, _):
+                    replace_file(merged, dir_fd, parts, data)
+            return report
+
+    def discard(self, paths: Sequence[str] | None, merged: Root) -> None:
+        with self._lock:
+            Restorer(merged, self.lower).restore(self._select(paths))
+
+    def note_bases(self) -> None:
+        """Records what changed files were, while the host has not changed them yet. Takes a small part of the time."""
+        now = time.monotonic()
+        if now - self._noted < _SELDOM * self._note_seconds:
+            return
+        with self._lock:
+            self._detect()
+        self._noted = time.monotonic()
+        self._note_seconds = self._noted - now
+
+    def copy_to(self, place: str) -> None:
+        """The changes so far, as the beginning of another layer."""
+        with self._lock:
+            self._detect()
+            copy_upper(self.place, place, (UPPER, _BASES))
+            if isinstance(self._upper, CopiedTree):
+                shutil.copy(os.path.join(self.place, _NAMES), place)
+
+    def keep(self) -> str:
+        """`close` will not remove it; the next layer with `resume` continues. Returns its place."""
+        with open(os.path.join(self.place, _KEPT), "w"):
+            self._is_kept = True
+        return self.place
+
+    def _detect(self) -> list[Detected]:
+        with Lower(self.lower) as lower:
+            return Detector(self.upper, lower, self._bases, self._start_ns, self.lower.path).detect()
+
+    def _select(self, paths: Sequence[str] | None) -> list[Detected]:
+        found = self._detect()
+        if paths is None:
+            return found
+        wanted = [_relative(path, self._home) for path in paths]
+        for path in wanted:
+            if not any(is_named(item, [path]) for item in found):
+                raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists what there is")
+        return [item for item in found if is_named(item, wanted)]
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._keeps and self._upper is not None and self._held is not None and self._detect():
+            self.keep()
+        overlay, self.overlay = self.overlay, None
+        if overlay is not None:
+            overlay.close()
+        if self._upper is not None:
+            self._upper.close()
+        self.lower.close()
+        held, self._held = self._held, None
+        if held is not None:
+            if held.is_ours and not self._is_kept:
+                remove_directory(held.path)
+            held.let_go()
+
+
+def _as_fs_changes(change: Change) -> Iterator[FsChange]:
+    kinds: dict[str, ChangeKind] = {"added": "created", "renamed": "created", "deleted": "deleted"}
+    path = printable(change.path)
+    yield FsChange(path, kinds.get(change.kind, "modified"), change.size, change.entry)
+    if change.old_path is not None:
+        yield FsChange(printable(change.old_path), "deleted", change.size, change.entry)
+
+
+def _path_of(change: FsChange) -> str:
+    return change.path
+
+
+def _relative(path: str, home: str) -> str:
+    text = os.fspath(path)
+    if text == home or text.startswith(home.rstrip("/") + "/"):
+        text = text[len(home) :]
+    return text.strip("/").removeprefix("./")
+
+
+def _create(lower: Root) -> HeldDirectory:
+    parent = state_place()
+    make_directories(parent)
+    held = create_held_directory(_PREFIX, parent)
+    for name in (UPPER, WORK, _BASES):
+        make_directory(os.path.join(held.path, name))
+    # The overlay's top directory has the upper one's mode.
+    os.chmod(os.path.join(held.path, UPPER), stat.S_IMODE(os.fstat(lower.fd).st_mode) & 0o777 | 0o700)
+    return held
+
+
+def _identity(root: Root) -> list[int]:
+    state = os.fstat(root.fd)
+    return [state.st_dev, state.st_ino]
+
+
+def _about(place: str) -> dict[str, object]:
+    try:
+        with open(os.path.join(place, _ABOUT)) as file:
+            about = json.load(file)
+    except (OSError, ValueError):  # killed before it was written
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _start_of(about: dict[str, object]) -> int:
+    start = about.get("start_ns", 0)
+    return start if isinstance(start, int) else 0
+
+
+def resume_layer(lower: Root) -> HeldDirectory | None:
+    """The kept changes of that directory, now held by us."""
+    for name in _names():
+        place = os.path.join(state_place(), name)
+        if os.path.exists(os.path.join(place, _KEPT)) and _about(place).get("identity") == _identity(lower):
+            held = hold(place)
+            if held is not None:
+                os.unlink(os.path.join(place, _KEPT))
+                return held
+    return None
+
+
+def _names() -> Iterator[str]:
+    try:
+        yield from sorted(name for name in os.listdir(state_place()) if name.startswith(_PREFIX))
+    except FileNotFoundError:
+        return
+
+
+def recover_abandoned() -> None:
+    """Completes or undoes commits of killed programs, and removes their layers, but not those that were kept."""
+    for place in find_abandoned(state_place(), (_PREFIX,)):
+        try:
+            recover(place)
+            if not os.path.exists(os.path.join(place, _KEPT)):
+                remove_directory(place)
+        except (OSError, SandboxError, ValueError):  # the next start tries again
+            continue

@@ -1,0 +1,52 @@
+"""Change, Conflict and CommitReport: what callers get. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ChangeKind = Literal["added", "modified", "deleted", "renamed", "mode"]
+#: "other": a FIFO, socket or device; "closed": a directory whose permissions hide its content.
+Entry = Literal["file", "symlink", "directory", "other", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One path that differs from the directory on the host. A deleted directory is one change.
+
+    `path` is relative; bytes that are not UTF-8 are kept as in `os.fsdecode`. A flagged change is one that could make
+    the host execute something later; `commit` leaves it out unless `allow_flagged` names it.
+    """
+
+    path: str
+    kind: ChangeKind
+    old_path: str | None = None
+    is_flagged: bool = False
+    flag_reason: str | None = None
+    entry: Entry = "file"
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A change that was not committed, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReport:
+    """Every selected change is in one of the lists. `merged` ones were combined with changes made on the host;
+    `skipped` ones are flagged and were not named in `allow_flagged`.
+    """
+
+    committed: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing was left out."""
+        return not self.conflicts and not self.skipped

@@ -1,0 +1,181 @@
+"""Overlays over host directories, mounted by one process of ours for all sandboxes of the program."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from warmcell.cage.overlay_server import UPPER
+from warmcell.cage.plan import Bind, encode_binds
+from warmcell.cage.wire import receive_packet, send_packet
+from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.python import find_interpreter
+from warmcell.lifetime.descriptors import host_failure, is_exhaustion
+from warmcell.lifetime.ownership import own_until_exit
+from warmcell.pool.manager_process import ManagerProcess
+from warmcell.workspace.root import temporary_name
+
+_PATIENCE_SECONDS = 30.0
+_NAME = "overlay"
+
+
+class OverlayUnavailable(EnforcerUnavailable):
+    """This host cannot mount an overlay over this directory."""
+
+
+class Overlay:
+    """A mounted overlay. `root` is its top directory, open in this process; `close` ends it for new cells."""
+
+    def __init__(self, lower: str, layer: str) -> None:
+        """`layer` has the empty directories `upper` and `work`."""
+        self.upper = os.path.join(layer, UPPER)
+        self._number, self._tree = _server.mount(_pin(lower), _pin(layer, writable=True))
+        self.root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
+        try:
+            probe = _probe(self.root)
+        except BaseException:
+            self.close()
+            raise
+        #: Files of an overlay may seem to be on another device than its directories.
+        self.devices = tuple({os.fstat(self.root).st_dev, probe.st_dev})
+        #: By the file system's own clock, before any guest can see it.
+        self.started_ns = probe.st_ctime_ns
+
+    @contextmanager
+    def copy_tree(self) -> Iterator[int]:
+        """A detached copy for one cell, closed after the block."""
+        tree = _server.copy(self._number)
+        try:
+            yield tree
+        finally:
+            os.close(tree)
+
+    def close(self) -> None:
+        """Idempotent."""
+        tree, self._tree = self._tree, -1
+        if tree >= 0:
+            os.close(tree)
+            os.close(self.root)
+            _server.forget(self._number)
+
+
+def _pin(path: str, *, writable: bool = False) -> Bind:
+    status = os.stat(path, follow_symlinks=False)
+    return Bind(path, "/", writable, f"{status.st_dev}:{status.st_ino}")
+
+
+def _probe(root: int) -> os.stat_result:
+    """A new file in the overlay. Shows that it can be written."""
+    name = temporary_name()
+    try:
+        file = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=root)
+    except PermissionError:  # the directory itself may not be written, nor will the guest be able to
+        return os.fstat(root)
+    except OSError as error:
+        raise OverlayUnavailable(_NAME, f"cannot be written: {error.strerror}") from None
+    try:
+        return os.fstat(file)
+    finally:
+        os.close(file)
+        os.unlink(name, dir_fd=root)
+
+
+class _Server:
+    """Started with the first overlay. A fork of the program starts its own."""
+
+    def __init__(self) -> None:
+        self.abandon()
+        own_until_exit(self)
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        self._process: ManagerProcess | None = None
+        self._numbers = count(1)
+
+    def mount(self, lower: Bind, layer: Bind) -> tuple[int, int]:
+        """The overlay's number and a detached copy of it."""
+        with self._lock:
+            if self._process is None or not self._process.is_running():
+                self._process = _start()
+            number = next(self._numbers)
+            order = {"overlay": number, "lowers": encode_binds([lower]), "layer": encode_binds([layer])[0]}
+            return number, self._ask(order)[0]
+
+    def copy(self, number: int) -> int:
+        with self._lock:
+            return self._ask({"overlay": number})[0]
+
+    def forget(self, number: int) -> None:
+        with self._lock:
+            if self._process is not None and self._process.is_running():
+                self._ask({"overlay": number, "forget": True})
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.let_go()
+            process.await_end(5)
+
+    def _ask(self, order: dict[str, Any]) -> list[int]:
+        if self._process is None:
+            raise EnforcerFailed(_NAME, "the overlay server was closed")
+        try:
+            send_packet(self._process.control, order)
+        except OSError as error:
+            if is_exhaustion(error):
+                raise host_failure(error, "ask for an overlay") from None
+            raise EnforcerFailed(_NAME, f"the overlay server exited: {error.strerror}") from None
+        answer, descriptors = _receive(self._process)
+        if "failed" in answer:
+            raise _refusal(*answer["failed"])
+        return descriptors
+
+
+def _start() -> ManagerProcess:
+    process = ManagerProcess(find_interpreter(ProcessConfig()).path)
+    try:
+        process.send_order({"overlays": True})
+        answer, descriptors = _receive(process)
+        if "pid" in answer:
+            process.switch_to(answer["pid"], descriptors[0])
+            answer, _ = _receive(process)
+        if "failed" in answer:
+            raise _refusal(*answer["failed"])
+    except BaseException:
+        process.discard()
+        raise
+    return process
+
+
+def _receive(process: ManagerProcess) -> tuple[dict[str, Any], list[int]]:
+    poll = select.poll()
+    poll.register(process.control, select.POLLIN)
+    if not poll.poll(_PATIENCE_SECONDS * 1000):
+        process.kill()
+        raise EnforcerFailed(_NAME, f"the overlay server did not answer within {_PATIENCE_SECONDS:g} s")
+    try:
+        answer, descriptors = receive_packet(process.control)
+    except OSError as error:
+        if is_exhaustion(error):
+            raise host_failure(error, "receive an overlay") from None
+        answer, descriptors = {}, []
+    if not answer:
+        raise EnforcerFailed(_NAME, f"the overlay server exited: {process.last_words()}")
+    return answer, descriptors
+
+
+def _refusal(step: str, number: int, what: str) -> SandboxError:
+    reason = os.strerror(number) if number else "failed"
+    if number in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return host_failure(OSError(number, reason), step)
+    return OverlayUnavailable(_NAME, f"could not {step}: {reason} ({what})")
+
+
+_server = _Server()
