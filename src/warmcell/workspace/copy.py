@@ -1,7 +1,8 @@
-"""Copies trees between workspaces: files, directories and links as they are; what cannot be copied is named."""
+"""Copies trees between workspaces. Files keep their holes; entries that cannot be copied are reported."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import NamedTuple
@@ -11,43 +12,44 @@ from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import write_all
 from warmcell.workspace.names import Parts
-from warmcell.workspace.root import Root, explained, text_of
-from warmcell.workspace.walk import Found, TreeLimits, open_found, walk
+from warmcell.workspace.quota import space_for
+from warmcell.workspace.root import Root, text_of, translate_os_errors
+from warmcell.workspace.walk import TreeEntry, TreeLimits, open_entry, walk
 
-#: The Linux request that shares the blocks of one file with another (btrfs, XFS, bcachefs).
+#: The Linux ioctl that makes one file share the blocks of another (btrfs, XFS, bcachefs).
 _FICLONE = 0x40049409
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-class Copied(NamedTuple):
-    """What a copy did. `skipped` names entries that are neither file, directory nor link, or could not be read."""
+class CopyReport(NamedTuple):
+    """`total_bytes` counts data, not holes. `skipped` lists special files and files that could not be read."""
 
     files: int
     total_bytes: int
     skipped: tuple[str, ...]
 
 
-def copy_tree(source: Root, target: Root, start: Parts = (), limits: TreeLimits | None = None) -> Copied:
-    """Copies what is beneath `start` of one root into another, which should be empty. Sizes are capped on the way."""
+def copy_tree(source: Root, target: Root, limits: TreeLimits | None = None) -> CopyReport:
+    """Copy everything in `source` into `target`, which should be empty, and charge it to the target's quota."""
     limits = limits or TreeLimits()
     files, total, skipped = 0, 0, []
-    with Descent(target, makes=True) as descent:
-        for found in walk(source, start, limits):
-            with explained(found.parts):
-                size = _copy_entry(found, descent, found.parts[len(start) :], limits.total_bytes - total)
+    with Descent(target, create=True) as descent:
+        for found in walk(source, (), limits):
+            with translate_os_errors(found.parts):
+                size = _copy_entry(found, target, descent, found.parts, limits.total_bytes - total)
             if size is None:
                 skipped.append(text_of(found.parts))
             else:
                 files, total = files + (found.kind == "file"), total + size
-    return Copied(files, total, tuple(skipped))
+    return CopyReport(files, total, tuple(skipped))
 
 
-def _copy_entry(found: Found, descent: Descent, parts: Parts, room: int) -> int | None:
-    """Copies one entry; returns its size in bytes, or None for what is not copied."""
+def _copy_entry(found: TreeEntry, target: Root, descent: Descent, parts: Parts, room: int) -> int | None:
+    """Copy one entry; return the bytes of data copied, or None if it is skipped."""
     if found.kind == "directory":
         descent.enter(parts)
     elif found.kind == "file":
-        return _copy_file(found, descent, parts, room)
+        return _copy_file(found, target, descent, parts, room)
     elif found.kind == "symlink":
         return _copy_link(found, descent, parts)
     else:
@@ -55,8 +57,8 @@ def _copy_entry(found: Found, descent: Descent, parts: Parts, room: int) -> int 
     return 0
 
 
-def _copy_link(found: Found, descent: Descent, parts: Parts) -> int | None:
-    """Makes the same link; it is inert for the host, which follows none, and means to the guest what it meant."""
+def _copy_link(found: TreeEntry, descent: Descent, parts: Parts) -> int | None:
+    """Create the same link. The host never follows links, so any target is safe."""
     try:
         points_at = os.readlink(found.name, dir_fd=found.dir_fd)
     except OSError:
@@ -65,35 +67,60 @@ def _copy_link(found: Found, descent: Descent, parts: Parts) -> int | None:
     return 0
 
 
-def _copy_file(found: Found, descent: Descent, parts: Parts, room: int) -> int | None:
-    source_fd = open_found(found)
+def _copy_file(found: TreeEntry, target: Root, descent: Descent, parts: Parts, room: int) -> int | None:
+    source_fd = open_entry(found)
     if source_fd is None:
         return None
     try:
-        size = os.fstat(source_fd).st_size
-        if size > room:
-            raise _too_much(found.parts, size, room)
-        return _copy_content(source_fd, descent.enter(parts[:-1]), parts[-1], found.parts, room)
+        # Taken once: a guest that keeps writing to the file cannot make the copy larger than what is charged.
+        ranges = data_ranges(source_fd, found.parts, room)
+        size = sum(end - start for start, end in ranges)
+        with target.charge(found.parts, space_for(size)):
+            _copy_content(source_fd, descent.enter(parts[:-1]), parts[-1], ranges)
+        return size
     finally:
         os.close(source_fd)
 
 
-def _copy_content(source_fd: int, dir_fd: int, name: str, parts: Parts, room: int) -> int:
+def data_ranges(fd: int, parts: Parts, room: int) -> list[tuple[int, int]]:
+    """The parts of a file that are not holes; `LimitExceeded` if they have more than `room` bytes."""
+    size, end, total = os.fstat(fd).st_size, 0, 0
+    ranges: list[tuple[int, int]] = []
+    while end < size:
+        start, end = _next_range(fd, end, size)
+        total += end - start
+        if total > room:
+            raise LimitExceeded(text_of(parts), f"takes the copy over its limit by {total - room} bytes", limit=room)
+        ranges.append((start, end))
+    return ranges
+
+
+def _next_range(fd: int, offset: int, size: int) -> tuple[int, int]:
+    if not hasattr(os, "SEEK_DATA"):
+        return offset, size
+    try:
+        start = os.lseek(fd, offset, os.SEEK_DATA)
+        return start, min(os.lseek(fd, start, os.SEEK_HOLE), size)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # no data after the offset
+            return size, size
+        raise
+
+
+def _copy_content(source_fd: int, dir_fd: int, name: str, ranges: list[tuple[int, int]]) -> None:
     state = os.fstat(source_fd)
     target_fd = os.open(name, _CREATE, 0o600, dir_fd=dir_fd)
     try:
-        if _cloned(source_fd, target_fd):
-            size = os.fstat(target_fd).st_size
-        else:
-            size = _pour(source_fd, target_fd, parts, room)
+        if not _clone(source_fd, target_fd):
+            copy_ranges(source_fd, target_fd, ranges)
+            os.ftruncate(target_fd, state.st_size)
         os.fchmod(target_fd, stat.S_IMODE(state.st_mode) & 0o777)
         os.utime(target_fd, ns=(state.st_atime_ns, state.st_mtime_ns))
     finally:
         os.close(target_fd)
-    return size
 
 
-def _cloned(source_fd: int, target_fd: int) -> bool:
+def _clone(source_fd: int, target_fd: int) -> bool:
     try:
         import fcntl
 
@@ -103,15 +130,9 @@ def _cloned(source_fd: int, target_fd: int) -> bool:
     return True
 
 
-def _pour(source_fd: int, target_fd: int, parts: Parts, room: int) -> int:
-    total = 0
-    while chunk := os.read(source_fd, MIB):
-        total += len(chunk)
-        if total > room:
-            raise _too_much(parts, total, room)
-        write_all(target_fd, chunk)
-    return total
-
-
-def _too_much(parts: Parts, size: int, room: int) -> LimitExceeded:
-    return LimitExceeded(text_of(parts), f"has {size} bytes; only {room} may still be copied", limit=room)
+def copy_ranges(source_fd: int, target_fd: int, ranges: list[tuple[int, int]]) -> None:
+    for start, end in ranges:
+        os.lseek(target_fd, start, os.SEEK_SET)
+        while start < end and (chunk := os.pread(source_fd, min(end - start, MIB), start)):
+            write_all(target_fd, chunk)
+            start += len(chunk)

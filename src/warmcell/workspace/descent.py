@@ -1,7 +1,7 @@
-"""Descent: directories beneath a root, reached one name at a time.
+"""Descent: opens directories beneath a root, one name at a time.
 
-The last ones stay open, so that a path costs only what is new in it. Walking a tree in order is then linear in its
-entries, however deep they lie; opening each by its whole path would multiply the two, and a guest chooses both.
+The last ones stay open, so that walking a tree in order is linear in its entries at any depth. Opening each by its
+whole path would cost entries times depth, and a guest chooses both.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import os
 
 from warmcell.workspace.names import Parts
-from warmcell.workspace.root import OPEN_DIRECTORY, Root, checked, explanation, open_one
+from warmcell.workspace.root import OPEN_DIRECTORY, Root, check_parts, open_one, to_workspace_error
 
-#: More would let a deep tree use up the host program's descriptors. Who goes up further than that is set down half as
-#: far above by one call, and walks down from there, so that the next steps up find their directories open again.
+#: Bounds the descriptors used for a deep tree. After climbing past the last open directory, one call reopens an
+#: ancestor half as many levels up and walks down from there, so that the next steps up find open directories.
 _KEPT_OPEN = 64
 
 
 class Descent:
-    """Where an operation on a whole tree stands. With `makes`, directories that are missing are made.
+    """The position of an operation on a tree. With `create`, missing directories are created. A context manager.
 
-    `made` has, for each call that made any, the path and the depth of the first one. Use it as a context manager.
+    `created` has, for each call that created directories, the path and the depth of the first one.
     """
 
-    def __init__(self, root: Root, *, makes: bool = False) -> None:
+    def __init__(self, root: Root, *, create: bool = False) -> None:
         self._root = root
-        self._makes = makes
+        self._create = create
         self._path: list[str] = []
         self._fds: list[int] = []
-        self.made: list[tuple[Parts, int]] = []
+        self.created: list[tuple[Parts, int]] = []
 
     def enter(self, parts: Parts) -> int:
-        """The descriptor of a directory; it is open until the next call."""
-        common = _common(self._path, checked(parts))
+        """Open a directory. The descriptor is valid until the next call."""
+        common = _common(self._path, check_parts(parts))
         self._climb(common)
         if common and not self._fds:
             self._return_to(parts[: max(0, common - _KEPT_OPEN // 2)])
@@ -65,7 +65,7 @@ class Descent:
         try:
             child = self._open(here, name, parts, depth)
         except OSError as error:
-            raise explanation(error, parts[: depth + 1]) from None
+            raise to_workspace_error(error, parts[: depth + 1]) from None
         self._path.append(name)
         self._fds.append(child)
         if len(self._fds) > _KEPT_OPEN:
@@ -75,16 +75,16 @@ class Descent:
         try:
             return open_one(here, name, OPEN_DIRECTORY)
         except FileNotFoundError:
-            if not self._makes:
+            if not self._create:
                 raise
         self._root.make_one(here, name, parts[: depth + 1])
-        if not self.made or self.made[-1][0] != parts:
-            self.made.append((parts, depth))
+        if not self.created or self.created[-1][0] != parts:
+            self.created.append((parts, depth))
         return open_one(here, name, OPEN_DIRECTORY)
 
 
 def _common(path: list[str], parts: Parts) -> int:
-    """How many names two paths begin with alike."""
+    """The length of the common prefix of two paths."""
     for depth, (ours, theirs) in enumerate(zip(path, parts, strict=False)):
         if ours != theirs:
             return depth

@@ -1,8 +1,7 @@
-"""What changed in a workspace since it was made, by content.
+"""Changes in a workspace since a recorded state, by content.
 
-Times, inode numbers and sizes can all be made to look as before: a guest sets mtime freely, and on tmpfs a write
-through a mapping leaves even ctime alone. So a file of unchanged size is always read and hashed again; no shortcut is
-taken.
+A guest can forge times: it sets mtime freely, and on tmpfs a write through a mapping does not change even ctime. So a
+file of unchanged size is always read and hashed again.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from warmcell.core.types import MIB
 from warmcell.workspace.errors import FileMissing, LimitExceeded, WrongKind
 from warmcell.workspace.name_tree import NameTree
 from warmcell.workspace.names import Parts
-from warmcell.workspace.root import Root, explained, text_of
-from warmcell.workspace.walk import EntryKind, Found, TreeLimits, open_found, walk
+from warmcell.workspace.protected_paths import flag_reason
+from warmcell.workspace.root import Root, text_of, translate_os_errors
+from warmcell.workspace.walk import EntryKind, TreeEntry, TreeLimits, open_entry, walk
 
 ChangeKind = Literal["created", "modified", "deleted"]
 
 
 @dataclass(frozen=True, slots=True)
 class FsChange:
-    """One file that was created, modified or deleted. `size` is the new one, or the old one of a deleted file.
+    """One file that was created, modified or deleted. `size` is the new size, or the old one of a deleted file.
 
-    `entry` is "symlink" or "other" (FIFO, socket, device) for what is not a regular file; those are reported, never
-    opened. Directories are not reported by themselves, as in git, except for those that are "closed": nobody but the
-    guest can say what is in them.
+    `entry` is "symlink" or "other" (FIFO, socket, device) for entries that are not regular files; they are never
+    opened. As in git, directories are not reported, except "closed" ones: their content is unreadable.
     """
 
     path: str
@@ -37,12 +36,21 @@ class FsChange:
     size: int = 0
     entry: EntryKind = "file"
 
+    @property
+    def flag_reason(self) -> str | None:
+        """Why this change may run code on the host, or None."""
+        return flag_reason(self.path)
+
+    @property
+    def is_flagged(self) -> bool:
+        return self.flag_reason is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Enough of an entry to tell whether it is still the same. `content` is a digest, or where a link points.
+    """Enough of an entry to detect changes. `content` is a digest or a link's target.
 
-    `data` is all of a small file, as long as there is room for it, so that its lines can be compared too.
+    `data` is the whole content of a small file, while the budget lasts, for line diffs.
     """
 
     entry: EntryKind
@@ -51,7 +59,7 @@ class Fingerprint:
     data: bytes | None = None
 
 
-#: How large a file may be whose content is kept, and all of those together. It is kept in memory.
+#: Limits on the content kept in memory, per file and in total.
 MOST_KEPT_OF_FILE, MOST_KEPT = 256 * 1024, 8 * MIB
 
 
@@ -59,7 +67,7 @@ State = Mapping[Parts, Fingerprint]
 
 
 def record(root: Root, limits: TreeLimits | None = None) -> State:
-    """The state of a whole tree. Raises `LimitExceeded` when it is larger than can be hashed in reasonable time."""
+    """Record the state of a tree. Raises `LimitExceeded` if it is too large to hash in reasonable time."""
     limits = limits or TreeLimits()
     state: dict[Parts, Fingerprint] = {}
     total, room = 0, MOST_KEPT
@@ -76,10 +84,10 @@ def record(root: Root, limits: TreeLimits | None = None) -> State:
 
 
 def content_before(before: State, parts: Parts) -> bytes:
-    """What was in a file, where that was kept. `FileMissing` where there was none."""
+    """The recorded content of a file. `FileMissing` if it did not exist, `LimitExceeded` if it was not kept."""
     name, old = text_of(parts), before.get(parts)
     if old is None:
-        raise FileMissing(name, "was not there")
+        raise FileMissing(name, "did not exist")
     if old.entry != "file":
         raise WrongKind(name, "was not a file")
     if old.data is None:
@@ -88,9 +96,9 @@ def content_before(before: State, parts: Parts) -> bytes:
     return old.data
 
 
-def changes_since(before: State, root: Root, limits: TreeLimits | None = None) -> list[FsChange]:
-    """What differs now, sorted by path. New files are not read at all, so their size costs nothing."""
-    limits = limits or TreeLimits()
+def changes_since(before: State, root: Root) -> list[FsChange]:
+    """The differences, sorted by path. New files are not read, so their size does not matter."""
+    limits = TreeLimits()
     changes, unseen, closed = [], dict(before), NameTree[bool]()
     for found in walk(root, (), limits):
         if found.kind == "directory":
@@ -104,18 +112,18 @@ def changes_since(before: State, root: Root, limits: TreeLimits | None = None) -
             *_, node = closed.path_to(found.parts)
             node.content = True
     for parts, old in unseen.items():
-        # What was in a directory that is closed now may still be there: the directory itself has been told.
-        if not any(closed.known_on_way(parts)):
+        # The content of a directory that is closed now may still exist; the directory itself is reported.
+        if not any(closed.contents_along(parts)):
             changes.append(FsChange(text_of(parts), "deleted", old.size, old.entry))
     return sorted(changes, key=lambda change: change.path)
 
 
-def _change(found: Found, kind: ChangeKind) -> FsChange:
+def _change(found: TreeEntry, kind: ChangeKind) -> FsChange:
     size = found.state.st_size if found.kind == "file" else 0
     return FsChange(text_of(found.parts), kind, size, found.kind)
 
 
-def _differs(old: Fingerprint, found: Found, max_bytes: int) -> bool:
+def _differs(old: Fingerprint, found: TreeEntry, max_bytes: int) -> bool:
     if old.entry != found.kind:
         return True
     if found.kind == "file" and old.size != found.state.st_size:
@@ -123,19 +131,19 @@ def _differs(old: Fingerprint, found: Found, max_bytes: int) -> bool:
     return old.content != _fingerprint(found, max_bytes).content
 
 
-def _fingerprint(found: Found, max_bytes: int, most_kept: int = 0) -> Fingerprint:
+def _fingerprint(found: TreeEntry, max_bytes: int, most_kept: int = 0) -> Fingerprint:
     if found.kind == "file":
         return Fingerprint("file", found.state.st_size, *_digest(found, max_bytes, most_kept))
     if found.kind == "symlink":
-        with explained(found.parts):
+        with translate_os_errors(found.parts):
             return Fingerprint("symlink", 0, os.fsencode(os.readlink(found.name, dir_fd=found.dir_fd)))
     return Fingerprint(found.kind, 0, _unknown(found) if found.kind == "closed" else b"")
 
 
-def _unknown(found: Found) -> bytes:
-    """For what may not be looked at. A guest can do that to its own and change them, so these never compare equal.
+def _unknown(found: TreeEntry) -> bytes:
+    """The content of an unreadable entry. A guest can close and change its own files, so those never compare equal.
 
-    What belongs to somebody else, and is not ours to write, is out of the guest's reach too.
+    The guest cannot change files of another user that are not writable.
     """
     state = found.state
     if state.st_uid == os.geteuid() or state.st_mode & 0o022:
@@ -143,13 +151,13 @@ def _unknown(found: Found) -> bytes:
     return f"{state.st_ino} {state.st_ctime_ns}".encode()
 
 
-def _digest(found: Found, max_bytes: int, most_kept: int) -> tuple[bytes, bytes | None]:
-    fd = open_found(found)
+def _digest(found: TreeEntry, max_bytes: int, most_kept: int) -> tuple[bytes, bytes | None]:
+    fd = open_entry(found)
     if fd is None:
         return _unknown(found), None
     digest, total, first = hashlib.blake2b(digest_size=32), 0, b""
     try:
-        with explained(found.parts):
+        with translate_os_errors(found.parts):
             while chunk := os.read(fd, MIB):
                 total += len(chunk)
                 if total > max_bytes:
@@ -158,10 +166,10 @@ def _digest(found: Found, max_bytes: int, most_kept: int) -> tuple[bytes, bytes 
                 first = first or chunk
     finally:
         os.close(fd)
-    # A file that may be kept is no larger than what is read at once: where more came, it is not.
+    # A file small enough to be kept fits into the first chunk.
     return digest.digest(), first if total <= most_kept and total == len(first) else None
 
 
-def _too_large(found: Found, limit: int) -> LimitExceeded:
+def _too_large(found: TreeEntry, limit: int) -> LimitExceeded:
     hint = "give the sandbox a smaller work_dir, or pass the data as a read-only mount"
     return LimitExceeded(text_of(found.parts), f"takes the tree over {limit} bytes", limit=limit, hint=hint)

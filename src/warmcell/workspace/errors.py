@@ -1,7 +1,6 @@
-"""What host-side file access refuses or cannot do.
+"""Errors of host-side file access. Paths that leave the workspace, links and special files are `PathTraversal`.
 
-Leaving the workspace, links and special files are `PathTraversal` of the core tree; these are the everyday rest.
-Those that Python developers know by another name can be caught by that name too.
+Some also derive from the matching built-in exception, such as `FileNotFoundError`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from warmcell.core.errors import SandboxError
 from warmcell.core.records import dataclass
 
-_MISFITS_TOLD = 10
+_MISFITS_SHOWN = 10
 
 
 class WorkspaceError(SandboxError):
@@ -25,8 +24,20 @@ class WorkspaceError(SandboxError):
         self.path = path
 
 
+class HostDiskFull(SandboxError):
+    """The host's file system has no space left; a full quota of the sandbox is another error."""
+
+    code = "sandbox.host_disk_full"
+    fault = "host"
+    retryable = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path!r} cannot be written: no space left on the host", hint="make room there, or try again")
+        self.path = path
+
+
 class FileMissing(WorkspaceError, FileNotFoundError):
-    """Nothing is there."""
+    """No such file or directory."""
 
     code = "sandbox.file_not_found"
 
@@ -35,31 +46,31 @@ class FileMissing(WorkspaceError, FileNotFoundError):
 
 
 class AlreadyExists(WorkspaceError, FileExistsError):
-    """Something is there already."""
+    """The path exists."""
 
     code = "sandbox.file_exists"
 
-    def __init__(self, path: str, reason: str = "exists already") -> None:
-        super().__init__(path, reason)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "already exists")
 
 
 class AccessDenied(WorkspaceError, PermissionError):
-    """The guest, or whoever owns it, closed it to us."""
+    """Permission denied by the file's mode."""
 
     code = "sandbox.access_denied"
 
-    def __init__(self, path: str, reason: str = "may not be used: its permissions forbid it") -> None:
-        super().__init__(path, reason, hint="change its mode inside the sandbox")
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "is not accessible: permission denied", hint="change its mode inside the sandbox")
 
 
 class WrongKind(WorkspaceError):
-    """A directory where a file is needed, or the other way round."""
+    """A directory where a file is needed, or vice versa."""
 
     code = "sandbox.wrong_file_kind"
 
 
 class LimitExceeded(WorkspaceError):
-    """More bytes, entries or depth than the operation was given. Nothing that it would have made is left."""
+    """The operation exceeded a limit on bytes, entries or depth. Partial results were removed."""
 
     code = "sandbox.limit_exceeded"
 
@@ -69,7 +80,7 @@ class LimitExceeded(WorkspaceError):
 
 
 class ArchiveRejected(SandboxError):
-    """An archive holds something that is never unpacked. Nothing was written."""
+    """The archive contains something that is never unpacked. Nothing was written."""
 
     code = "sandbox.archive_rejected"
     fault = "caller"
@@ -77,7 +88,7 @@ class ArchiveRejected(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A part of a patch that does not fit: the file, the hunk's number in it and its header (None: the whole file)."""
+    """A part of a patch that does not apply. `hunk` and `header` are None if the whole file does not."""
 
     path: str
     hunk: int | None
@@ -89,9 +100,9 @@ class Misfit:
 
 
 class PatchRejected(SandboxError):
-    """A patch is malformed, does not apply, or reaches for something that patches may not touch. Nothing changed.
+    """The patch is malformed, does not apply, or names a forbidden file. Nothing was changed.
 
-    `misfits` are all parts of a well-formed patch that do not fit the files.
+    `misfits` lists all parts of a well-formed patch that do not apply.
     """
 
     code = "sandbox.patch_rejected"
@@ -103,7 +114,7 @@ class PatchRejected(SandboxError):
 
     @classmethod
     def unfit(cls, misfits: Sequence[Misfit]) -> PatchRejected:
-        told = "; ".join(map(str, misfits[:_MISFITS_TOLD]))
-        more = f"; and {len(misfits) - _MISFITS_TOLD} more" if len(misfits) > _MISFITS_TOLD else ""
-        hint = "read the file again and send the whole patch with its lines as they are now"
-        return cls(f"the patch does not fit and nothing was changed: {told}{more}", hint=hint, misfits=misfits)
+        listed = "; ".join(map(str, misfits[:_MISFITS_SHOWN]))
+        more = f"; and {len(misfits) - _MISFITS_SHOWN} more" if len(misfits) > _MISFITS_SHOWN else ""
+        hint = "read the file again and send the whole patch with its current lines"
+        return cls(f"the patch does not apply and nothing was changed: {listed}{more}", hint=hint, misfits=misfits)

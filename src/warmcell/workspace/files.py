@@ -1,4 +1,4 @@
-"""Single files and directories of a workspace: read, write, list, look, make. Blocking, bounded, follows no link."""
+"""Single files and directories of a workspace: read, write, list, stat, mkdir. Blocking, bounded, follows no link."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.core.types import MIB
+from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded, WrongKind
 from warmcell.workspace.names import Parts, printable
 from warmcell.workspace.quota import space_for
-from warmcell.workspace.root import TEMP_PREFIX, Root, checked, explained, text_of
+from warmcell.workspace.root import Root, check_parts, temporary_name, text_of, translate_os_errors
 
 MAX_FILE_BYTES = 64 * MIB
 MAX_LIST_ENTRIES = 10_000
@@ -35,7 +36,7 @@ class DirEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What is at a path. `modified` is in seconds since the epoch and is whatever the guest made it."""
+    """A file or directory. `modified` is in seconds since the epoch; a guest can set it to anything."""
 
     path: str
     is_dir: bool
@@ -46,17 +47,17 @@ class FileStat:
 
 
 def read_file(root: Root, parts: Parts, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a regular file, refused before a byte is read when it is larger than `max_bytes`."""
+    """The content of a regular file. `LimitExceeded`, before reading, if it is larger than `max_bytes`."""
     with root.file(parts) as fd:
         return read_open(fd, parts, max_bytes)
 
 
 def read_open(fd: int, parts: Parts, max_bytes: int) -> bytes:
-    """The rest of an open regular file. It is read to one byte past the limit: a guest may be appending to it."""
+    """The rest of an open regular file. Reads up to one byte past the limit, since a guest may be appending to it."""
     if os.fstat(fd).st_size > max_bytes:
         raise _too_large(parts, os.fstat(fd).st_size, max_bytes)
     chunks, total = [], 0
-    with explained(parts):
+    with translate_os_errors(parts):
         while chunk := os.read(fd, min(_CHUNK, max_bytes + 1 - total)):
             chunks.append(chunk)
             total += len(chunk)
@@ -66,42 +67,44 @@ def read_open(fd: int, parts: Parts, max_bytes: int) -> bytes:
 
 
 def _too_large(parts: Parts, size: int, limit: int) -> LimitExceeded:
-    hint = "raise max_bytes, or read a part of it inside the sandbox"
+    hint = "raise max_bytes, or read part of it inside the sandbox"
     return LimitExceeded(text_of(parts), f"has {size} bytes, more than {limit}", limit=limit, hint=hint)
 
 
 def write_file(root: Root, parts: Parts, data: bytes, *, parents: bool = True, executable: bool | None = None) -> None:
-    """Puts `data` at the path in one step: readers see the old content or the new, and no link is written through."""
-    if not checked(parts):
+    """Write the file atomically: readers see the old content or the new. Links are not followed."""
+    if not check_parts(parts):
         raise PathTraversal(".", "is the workspace itself")
-    with Descent(root, makes=parents) as descent:
+    with Descent(root, create=parents) as descent:
         replace_file(root, descent.enter(parts[:-1]), parts, data, executable=executable)
 
 
 def replace_file(root: Root, dir_fd: int, parts: Parts, data: bytes, *, executable: bool | None = None) -> None:
-    """Writes a new file beside the old one and renames it over: a rename replaces a name, whatever hides behind it.
+    """Write a temporary file and rename it over the old one, which replaces a link instead of following it.
 
-    `dir_fd` is the directory that holds the last of the names.
+    `dir_fd` is the directory of the last name.
     """
-    with explained(parts):
+    root.check_unprotected(parts)
+    with translate_os_errors(parts):
         old = _old_file(dir_fd, parts)
-        with root.charged(parts, space_for(len(data)), old.st_blocks * 512 if old else 0):
+        with root.charge(parts, space_for(len(data)), old.st_blocks * 512 if old else 0):
             put_file(dir_fd, parts[-1], data, _mode_for(old, executable))
 
 
 def put_file(dir_fd: int, name: str, data: bytes, mode: int) -> None:
-    with new_file(dir_fd) as (fd, temporary):
+    with temporary_file(dir_fd) as (fd, temporary):
         write_all(fd, data)
         os.fchmod(fd, mode)
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 @contextlib.contextmanager
-def new_file(dir_fd: int) -> Iterator[tuple[int, str]]:
-    """An empty file under a name that nobody can guess; removed again unless the body renames it away."""
-    temporary = TEMP_PREFIX + os.urandom(12).hex()
+def temporary_file(dir_fd: int) -> Iterator[tuple[int, str]]:
+    """An empty file with a random name; removed unless the body renames it."""
+    temporary = temporary_name()
     fd = os.open(temporary, _CREATE, 0o600, dir_fd=dir_fd)
     try:
+        grant_owner(fd)
         yield fd, temporary
     finally:
         os.close(fd)
@@ -116,9 +119,9 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def _old_file(dir_fd: int, parts: Parts) -> os.stat_result | None:
-    """The file that is to be replaced, if there is one.
+    """The file that will be replaced, or None.
 
-    Looking first is only for the refusal to be clear: were a link put here afterwards, the rename would replace it.
+    This check only gives a clear error. If a link is created afterwards, the rename replaces it.
     """
     try:
         state = os.stat(parts[-1], dir_fd=dir_fd, follow_symlinks=False)
@@ -127,12 +130,12 @@ def _old_file(dir_fd: int, parts: Parts) -> os.stat_result | None:
     if stat.S_ISDIR(state.st_mode):
         raise WrongKind(text_of(parts), "is a directory")
     if not stat.S_ISREG(state.st_mode):
-        raise PathTraversal(text_of(parts), "is a link or special file and is not written through")
+        raise PathTraversal(text_of(parts), "is a link or special file, which is never written through")
     return state
 
 
 def _mode_for(old: os.stat_result | None, executable: bool | None) -> int:
-    """The old file's permission bits, or 0644; set-id and sticky bits are never carried over."""
+    """The old file's permission bits, or 0644; set-id and sticky bits are dropped."""
     if old is None:
         return 0o755 if executable else 0o644
     mode = stat.S_IMODE(old.st_mode) & 0o777
@@ -140,20 +143,20 @@ def _mode_for(old: os.stat_result | None, executable: bool | None) -> int:
 
 
 def list_dir(root: Root, parts: Parts, max_entries: int = MAX_LIST_ENTRIES) -> list[DirEntry]:
-    """The entries of a directory, sorted by name. More than `max_entries` is an error, not a part of the truth."""
+    """The entries of a directory, sorted by name. `LimitExceeded` if there are more than `max_entries`."""
     found: list[DirEntry] = []
-    with root.directory(parts) as fd, explained(parts), os.scandir(fd) as entries:
+    with root.directory(parts) as fd, translate_os_errors(parts), os.scandir(fd) as entries:
         for entry in entries:
             if len(found) == max_entries:
                 hint = "raise max_entries, or list a smaller directory"
                 reason = f"has more than {max_entries} entries"
                 raise LimitExceeded(text_of(parts), reason, limit=max_entries, hint=hint)
             with contextlib.suppress(FileNotFoundError):
-                found.append(_described(entry))
+                found.append(_describe(entry))
     return sorted(found, key=lambda entry: entry.name)
 
 
-def _described(entry: os.DirEntry[str]) -> DirEntry:
+def _describe(entry: os.DirEntry[str]) -> DirEntry:
     state = entry.stat(follow_symlinks=False)
     is_file = stat.S_ISREG(state.st_mode)
     size = state.st_size if is_file else 0
@@ -161,7 +164,7 @@ def _described(entry: os.DirEntry[str]) -> DirEntry:
 
 
 def stat_path(root: Root, parts: Parts) -> FileStat:
-    """What is at the path. Links and special files are refused, as they are everywhere else."""
+    """Stat a file or directory. Links and special files are refused."""
     state = root.lstat(parts)
     if stat.S_ISLNK(state.st_mode):
         raise PathTraversal(text_of(parts), "is a symbolic link; links are never followed")
@@ -173,19 +176,19 @@ def stat_path(root: Root, parts: Parts) -> FileStat:
 
 
 def make_dir(root: Root, parts: Parts, *, parents: bool = False) -> None:
-    """Makes a directory. With `parents`, also what leads to it, and one that is there already is fine."""
+    """Create a directory; with `parents`, like `mkdir -p`."""
     if not parts:
         raise PathTraversal(".", "is the workspace itself")
     if parents:
-        with Descent(root, makes=True) as descent:
+        with Descent(root, create=True) as descent:
             descent.enter(parts)
         return
-    with root.parent(parts) as (dir_fd, name), explained(parts):
+    with root.parent(parts) as (dir_fd, name), translate_os_errors(parts):
         root.make_one(dir_fd, name, parts, may_exist=False)
 
 
 def check_limit(name: str, value: int) -> int:
-    """A limit that a caller gave: a whole number, not negative."""
+    """Check a limit given by a caller."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidRequest(f"must be a whole number of at least 0, not {value!r}", field=name)
     return value

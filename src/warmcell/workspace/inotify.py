@@ -1,4 +1,4 @@
-"""inotify(7), which Python's `os` does not have: watches on open directories, and the kernel's records as data."""
+"""inotify(7), which Python's `os` lacks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import struct
 import termios
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 MODIFY, ATTRIB, MOVED_FROM, MOVED_TO = 0x002, 0x004, 0x040, 0x080
 CREATE, DELETE, DELETE_SELF = 0x100, 0x200, 0x400
 OVERFLOW, IGNORED, IS_DIRECTORY = 0x4000, 0x8000, 0x4000_0000
-#: Only of directories; nothing more of files that have no name any more.
+#: Watch only directories; no events for files that are already unlinked.
 _ONLY_DIRECTORIES, _NOT_UNLINKED = 0x0100_0000, 0x0400_0000
 _WANTED = MODIFY | ATTRIB | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF
 
@@ -23,12 +24,12 @@ _BUFFER = 1 << 16
 
 
 class Record(NamedTuple):
-    """What the kernel tells: the number of the watch, what happened, and the name in that directory."""
+    """One kernel record: the watch, the event mask, and the name in the watched directory."""
 
     watch: int
     mask: int
     name: str
-    #: Where it ends among the bytes that were read together.
+    #: The offset of its end in the data.
     end: int
 
 
@@ -37,29 +38,34 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def opened() -> int:
-    """A new descriptor that does not block; the caller owns it."""
-    return _checked(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+def most_instances() -> int:
+    """How many instances the kernel allows this user, over all its processes."""
+    return int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+
+
+def create() -> int:
+    """Create a non-blocking inotify descriptor; the caller owns it."""
+    return _check_result(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def add(descriptor: int, directory: int) -> int:
-    """Watches an open directory: that one, whatever its name leads to by now. The number of the watch."""
+    """Watch an open directory, by descriptor and not by name; return the watch."""
     path = f"/proc/self/fd/{directory}".encode()
-    return _checked(_libc().inotify_add_watch(descriptor, path, _WANTED | _ONLY_DIRECTORIES | _NOT_UNLINKED))
+    return _check_result(_libc().inotify_add_watch(descriptor, path, _WANTED | _ONLY_DIRECTORIES | _NOT_UNLINKED))
 
 
 def remove(descriptor: int, watch: int) -> None:
-    """Nothing happens where the kernel has removed it already."""
+    """Remove a watch. It is not an error if the kernel has already removed it."""
     _libc().inotify_rm_watch(descriptor, watch)
 
 
 def read(descriptor: int) -> bytes:
-    """What has come, so much at once; `BlockingIOError` where nothing has."""
+    """Read pending records. Raises `BlockingIOError` if there are none."""
     return os.read(descriptor, _BUFFER)
 
 
-def waiting(descriptor: int) -> int:
-    """Bytes that have come and were not read."""
+def unread_bytes(descriptor: int) -> int:
+    """The number of bytes that can be read."""
     (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
     return int(count)
 
@@ -73,7 +79,7 @@ def records(data: bytes) -> Iterator[Record]:
         yield Record(watch, mask, os.fsdecode(data[begin:offset].split(b"\0", 1)[0]), offset)
 
 
-def _checked(answer: int) -> int:
+def _check_result(answer: int) -> int:
     if answer < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -1,4 +1,4 @@
-"""Which host directory a path of the guest's world belongs to. Nothing is opened beyond the directories themselves."""
+"""Maps guest paths to host directories: the work directory and the mounts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from warmcell.core.records import dataclass
 from warmcell.core.types import check_text
 from warmcell.enforcers.host_paths import follow
 from warmcell.policy.places import WORK_DIR, check_place, is_within
-from warmcell.workspace.names import Parts, shown, split_guest_absolute, split_relative
+from warmcell.workspace.names import Parts, display_path, split_guest_absolute, split_relative
 from warmcell.workspace.root import Root
 
 WORK = WORK_DIR
@@ -19,7 +19,7 @@ WORK = WORK_DIR
 
 @dataclass(frozen=True, slots=True)
 class MountPoint:
-    """A host directory that the guest sees at `guest_path`, read-only unless said otherwise."""
+    """A host directory mounted at `guest_path`, read-only unless `writable`."""
 
     host_path: str | os.PathLike[str]
     guest_path: str
@@ -30,7 +30,7 @@ class MountPoint:
         if not os.path.isdir(host):
             raise InvalidRequest(f"{host!r} is not a directory", field="host_path")
         object.__setattr__(self, "host_path", host)
-        object.__setattr__(self, "guest_path", _checked_guest_path(self.guest_path))
+        object.__setattr__(self, "guest_path", _check_guest_path(self.guest_path))
         if not isinstance(self.writable, bool):
             raise InvalidRequest("must be true or false", field="writable")
 
@@ -39,8 +39,8 @@ class MountPoint:
         return os.fspath(self.host_path)
 
 
-def _checked_guest_path(path: str) -> str:
-    """A place of its own: neither one that the cage keeps for itself, nor inside the work directory."""
+def _check_guest_path(path: str) -> str:
+    """Refuse paths that the cage uses itself and paths inside the work directory."""
     try:
         parts = split_guest_absolute(path)
         plain = "/" + "/".join(parts)
@@ -48,12 +48,12 @@ def _checked_guest_path(path: str) -> str:
     except (PathTraversal, PolicyViolation) as error:
         raise InvalidRequest(error.message, field="guest_path", hint="use an absolute path such as /data") from None
     if parts[0] == "work" and len(parts) > 1:
-        raise InvalidRequest(f"nothing can be mounted at {path!r}", field="guest_path")
+        raise InvalidRequest(f"cannot mount at {path!r}, inside the work directory", field="guest_path")
     return plain
 
 
 def host_path(field: str, path: str | os.PathLike[str]) -> str:
-    """A path of the host that the caller named, without links; `InvalidRequest` where one may be a guest's."""
+    """Resolve a host path given by the caller. Raises `InvalidRequest` if a guest may have made a link on the way."""
     text = check_text(field, os.fspath(path))
     found = follow(text)
     if found.foreign_link is not None:
@@ -62,12 +62,12 @@ def host_path(field: str, path: str | os.PathLike[str]) -> str:
 
 
 def work_path_beside(needed: Iterable[str]) -> str:
-    """ "/work", unless the host has something there that guests need, which it would cover: then "host"."""
+    """ "/work", or "host" if the guest needs host files below /work, which the mount would hide."""
     return "host" if any(is_within(path, WORK) for path in needed) else WORK
 
 
 def guest_work_path(asked: str, host: str) -> str:
-    """Where guests see the work directory: at /work, or, asked for by "host", at its own place on the host."""
+    """The guest path of the work directory: /work, or with "host" the same path as on the host."""
     if asked == WORK:
         return WORK
     if asked != "host":
@@ -78,17 +78,17 @@ def guest_work_path(asked: str, host: str) -> str:
         raise InvalidRequest(refused.message, field="work_path", hint=_MOVE) from None
     for place in _SYSTEM:
         if is_within(place, host) or (place == "/etc" and is_within(host, place)):
-            raise InvalidRequest(f"{host!r} would cover {place}, which the cage needs", field="work_path", hint=_MOVE)
+            raise InvalidRequest(f"{host!r} would hide {place}, which the cage needs", field="work_path", hint=_MOVE)
     return host
 
 
-#: What every cage shows of the host, or makes of its own.
+#: Directories of every cage.
 _SYSTEM = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/var/tmp", "/run")
-_MOVE = "use work_path='/work', or work in a directory below it"
+_MOVE = "use work_path='/work', or choose a subdirectory"
 
 
 def check_mounts(mounts: Sequence[MountPoint]) -> tuple[MountPoint, ...]:
-    """Mounts that do not hide one another."""
+    """Refuse mounts inside other mounts."""
     checked = tuple(mounts)
     for mount in checked:
         if not isinstance(mount, MountPoint):
@@ -96,13 +96,13 @@ def check_mounts(mounts: Sequence[MountPoint]) -> tuple[MountPoint, ...]:
     targets = sorted(split_guest_absolute(mount.guest_path) for mount in checked)
     for outer, inner in pairwise(targets):
         if inner[: len(outer)] == outer:
-            raise InvalidRequest(f"/{'/'.join(inner)} lies within another mount", field="mounts")
+            raise InvalidRequest(f"/{'/'.join(inner)} is inside another mount", field="mounts")
     return checked
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A directory of the guest's world and the host's hold on it."""
+class MountedRoot:
+    """A guest directory and the host's root for it."""
 
     guest: Parts
     root: Root
@@ -112,27 +112,27 @@ class Place:
         return "/" + "/".join((*self.guest, *parts))
 
 
-class Places:
-    """The work directory and the mounts. Relative paths belong to the work directory, absolute ones to what they name.
+class MountTable:
+    """The work directory and the mounts. Relative paths belong to the work directory, absolute ones to their mount.
 
-    Agents speak of "/work/a.txt" because that is what they see inside, so absolute guest paths are understood; they
-    are compared by whole components, and one that belongs to no mount is refused like any other way out.
+    Agents use absolute guest paths such as "/work/a.txt", because that is what they see. Paths outside all mounts are
+    refused.
     """
 
-    def __init__(self, work: Place, mounts: Sequence[Place] = ()) -> None:
+    def __init__(self, work: MountedRoot, mounts: Sequence[MountedRoot] = ()) -> None:
         self.work = work
-        self._all = (work, *mounts)
+        self.all = (work, *mounts)
 
-    def find(self, path: str | os.PathLike[str]) -> tuple[Place, Parts]:
-        """The place that a path belongs to, and the names beneath it."""
+    def find(self, path: str | os.PathLike[str]) -> tuple[MountedRoot, Parts]:
+        """The mount that a path belongs to, and the names beneath it."""
         text = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(text, str) or not text.startswith("/"):
             return self.work, split_relative(path)
         parts = split_guest_absolute(text)
-        for place in self._all:
+        for place in self.all:
             if parts[: len(place.guest)] == place.guest:
                 return place, parts[len(place.guest) :]
-        raise PathTraversal(shown(text))
+        raise PathTraversal(display_path(text))
 
     def find_writable(self, path: str | os.PathLike[str]) -> tuple[Root, Parts]:
         place, parts = self.find(path)
@@ -146,5 +146,5 @@ class Places:
         return place.root, parts
 
     def close(self) -> None:
-        for place in self._all:
+        for place in self.all:
             place.root.close()

@@ -1,7 +1,6 @@
-"""Pure module: many paths as one tree, in which what they have in common is there once.
+"""A trie of paths. Pure.
 
-Adding a path costs its own length, and the directories that it implies are counted like those that are named: two
-hundred short archive members can imply four hundred thousand of them.
+Implied directories are counted like named ones: two hundred short archive members can imply four hundred thousand.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ T = TypeVar("T")
 
 
 class Node(Generic[T]):
-    """One name. `content` is what was put at its path, or None."""
+    """One name. `content` is the value at its path, or None."""
 
     __slots__ = ("children", "content")
 
@@ -25,14 +24,14 @@ class Node(Generic[T]):
 
 
 class NameTree(Generic[T]):
-    """Paths and what is at them. `size` is the number of names, implied ones included."""
+    """Maps paths to values. `size` is the number of names, including implied ones."""
 
     def __init__(self) -> None:
         self._top: Node[T] = Node()
         self.size = 0
 
     def path_to(self, parts: Parts) -> Iterator[Node[T]]:
-        """The nodes on the way to a path, the last one included; those that are missing are made."""
+        """The nodes along a path, including the last. Missing ones are created."""
         node = self._top
         for name in parts:
             child = node.children.get(name)
@@ -42,8 +41,8 @@ class NameTree(Generic[T]):
             yield child
             node = child
 
-    def known_on_way(self, parts: Parts) -> Iterator[T]:
-        """What was put at the beginnings of a path, or at the path itself."""
+    def contents_along(self, parts: Parts) -> Iterator[T]:
+        """The values at a path and its ancestors."""
         node: Node[T] | None = self._top
         for name in parts:
             node = node.children.get(name) if node is not None else None
@@ -51,7 +50,7 @@ class NameTree(Generic[T]):
                 yield node.content
 
     def in_order(self) -> Iterator[T]:
-        """Everything that was put in, parents first, each branch to its end before the next begins."""
+        """All values, depth first, parents before children."""
         waiting = [self._top]
         while waiting:
             node = waiting.pop()

@@ -1,4 +1,4 @@
-"""openat2(2), which Python's `os` does not have: one open that the kernel itself keeps beneath a directory."""
+"""openat2(2), which Python's `os` lacks: an open that the kernel confines beneath a directory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from functools import lru_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from warmcell.cage.linux import foreign
+    from warmcell.cage.linux import fast_ctypes
 
 #: The same number on every architecture that has the call.
 _SYS_OPENAT2 = 437
-_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
-#: A rename elsewhere in the tree can make the kernel ask for another try.
+_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x02, 0x04, 0x08, 0x10
+#: The kernel returns EAGAIN if a concurrent rename could have moved the path out.
 _TRIES = 64
 
 
@@ -24,19 +24,28 @@ _HOW = struct.Struct("=QQQ")
 
 
 @lru_cache(maxsize=1)
-def _libc() -> foreign.CDLL:
-    from warmcell.cage.linux import foreign  # what it needs of ctypes, by its half in C
+def _libc() -> fast_ctypes.CDLL:
+    from warmcell.cage.linux import fast_ctypes  # what it needs of ctypes, by its half in C
 
-    libc = foreign.CDLL(None, use_errno=True)
-    libc.syscall.restype = foreign.c_long
+    libc = fast_ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = fast_ctypes.c_long
     return libc
 
 
-def open_beneath(dir_fd: int, path: str, flags: int, mode: int = 0) -> int:
-    """Opens `path` under `dir_fd` without passing any symbolic link on the way; the caller owns the descriptor."""
-    from warmcell.cage.linux.foreign import c_long, get_errno
+def open_beneath(dir_fd: int, path: str, flags: int) -> int:
+    """Open `path` beneath `dir_fd` without following symbolic links; the caller owns the descriptor."""
+    return _open(dir_fd, path, flags, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
 
-    how = _HOW.pack(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
+
+def open_in_root(dir_fd: int, path: str | bytes, flags: int) -> int:
+    """Open `path` as if `dir_fd` were the root directory: links are followed, and none leads out."""
+    return _open(dir_fd, path, flags, _IN_ROOT | _NO_MAGICLINKS)
+
+
+def _open(dir_fd: int, path: str | bytes, flags: int, resolve: int) -> int:
+    from warmcell.cage.linux.fast_ctypes import c_long, get_errno
+
+    how = _HOW.pack(flags | os.O_CLOEXEC, 0, resolve)
     raw = os.fsencode(path)
     for _ in range(_TRIES):
         fd = int(_libc().syscall(c_long(_SYS_OPENAT2), c_long(dir_fd), raw, how, c_long(_HOW.size)))
@@ -50,7 +59,7 @@ def open_beneath(dir_fd: int, path: str, flags: int, mode: int = 0) -> int:
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Whether this kernel has the call and lets us use it (an outer seccomp filter may answer EPERM or ENOSYS)."""
+    """Whether openat2 works here. Old kernels lack it, and an outer seccomp filter may refuse it."""
     if not sys.platform.startswith("linux"):
         return False
     try:

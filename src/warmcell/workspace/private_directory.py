@@ -1,29 +1,29 @@
-"""Private directories for what a guest writes, and the sweep that removes those of programs that were killed."""
+"""Private directories for guest files, and the sweep that removes those of killed programs."""
 
 from __future__ import annotations
 
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
-from warmcell.lifetime.held_directories import HeldDirectory, abandoned, make_held, swept_places
+from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, swept_places
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.remove import remove_directory
 
-#: Whether this process has looked already. Once is enough: what it leaves itself is for the next one.
+#: A process sweeps once; its own leftovers are swept by the next one.
 _has_swept = False
 
 
 class PrivateDirectory:
-    """For this user alone. Gone with `close`, and where the program is killed first, with the next one's sweep."""
+    """A directory only for this user. `close` removes it; if the program is killed, the next sweep does."""
 
     def __init__(self, kind: str) -> None:
         sweep_once()
         try:
-            self._held: HeldDirectory = make_held(f"warmcell-{kind}-")
+            self._held: HeldDirectory = create_held_directory(f"warmcell-{kind}-")
         except OSError as error:
             raise host_failure(error, "make a temporary directory") from error
         self.path = self._held.path
 
     def close(self) -> None:
-        """Removes it with all that is in it. May be called twice; in a fork it leaves the original's alone."""
+        """Remove the directory. Idempotent; does nothing in a forked child."""
         try:
             if self._held.is_ours:
                 self._remove()
@@ -36,12 +36,12 @@ class PrivateDirectory:
         except OSError as error:
             if not is_exhaustion(error):
                 raise
-            self._held.let_go()  # the descriptor that is missing; if one is not enough, the next start's sweep is
+            self._held.let_go()  # frees a descriptor; if that is not enough, the next program's sweep removes it
             remove_directory(self.path)
 
 
 def sweep_once() -> None:
-    """Removes what killed programs of this user left, the first time that it is called."""
+    """Remove leftovers of this user's killed programs, once per process."""
     global _has_swept
     if not _has_swept:
         _has_swept = True
@@ -50,8 +50,8 @@ def sweep_once() -> None:
 
 
 def sweep(parent: str, prefixes: tuple[str, ...]) -> None:
-    for path in abandoned(parent, prefixes):
+    for path in find_abandoned(parent, prefixes):
         try:
             remove_directory(path)
         except (OSError, WorkspaceError):
-            continue  # a guest that has not died yet still writes there: the next start finds it again
+            continue  # a dying guest may still write there; the next program's sweep tries again

@@ -1,7 +1,6 @@
-"""The one remover of trees that a guest made, for the whole house.
+"""Removes trees that a guest made: of any depth, without following links, and whatever the permissions.
 
-It goes no deeper than one level at a time, follows no link, and grants itself what the guest took away: a tree of
-5,000 levels, unlistable, is gone like any other. Every run without a root of its own ends here, so little is imported.
+Imported by every run without its own root file system, so it imports little.
 """
 
 from __future__ import annotations
@@ -15,20 +14,21 @@ import time
 from warmcell.core.errors import PathTraversal
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError
-from warmcell.workspace.root import OPEN_DIRECTORY, TEMP_PREFIX, Root, explained, text_of
+from warmcell.workspace.root import OPEN_DIRECTORY, Root, temporary_name, text_of, translate_os_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.workspace.names import Parts
 
-#: A guest that is still running can put new names where we have just cleaned; it wins only so many times.
+#: A running guest can create new names in a directory that was just emptied; give up after so many retries.
 _TRIES = 64
 _PATIENCE_SECONDS = 0.5
 
 
 def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int = 1_000_000) -> None:
-    """Removes a file, or a directory with all that is in it. Links inside are unlinked, what they name stays."""
-    with root.parent(parts) as (dir_fd, name), explained(parts):
+    """Remove a file or a directory tree. Links inside are unlinked, not followed."""
+    root.check_unprotected(parts)
+    with root.parent(parts) as (dir_fd, name), translate_os_errors(parts):
         state = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         if not stat.S_ISDIR(state.st_mode) and not stat.S_ISREG(state.st_mode):
             raise PathTraversal(text_of(parts), "is a link or special file; remove it inside the sandbox")
@@ -36,22 +36,22 @@ def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int
         if stat.S_ISREG(state.st_mode):
             os.unlink(name, dir_fd=dir_fd)
         elif recursive:
-            freed = _remove_trees(dir_fd, [name], max_entries)
+            freed = remove_trees(dir_fd, [name], max_entries)
         else:
             os.rmdir(name, dir_fd=dir_fd)
         root.refund(freed)
 
 
 def clear(root: Root) -> None:
-    """Empties the workspace of everything, however deep and however little of it is readable."""
-    _clear(root.fd, root.path)
+    """Empty the workspace, including trees of any depth and unreadable directories."""
+    root.refund(_clear(root.fd, root.path))
 
 
 def remove_directory(path: str) -> None:
-    """Removes a directory of our own making, whatever a guest has made of what is in it. A missing one is fine.
+    """Remove a directory that we created, with whatever a guest put into it. A missing one is not an error.
 
-    The directory itself is beyond the guest's reach: it cannot have become a link. Nobody comes back for it, so where
-    descriptors or memory are short for a moment, that is waited for.
+    The guest cannot replace the directory itself by a link. There is no second attempt, so a temporary shortage of
+    descriptors or memory is waited out.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -76,21 +76,22 @@ def _remove_directory(path: str) -> None:
     os.rmdir(path)
 
 
-def _clear(fd: int, path: str) -> None:
+def _clear(fd: int, path: str) -> int:
+    """Empty an open directory; return the space freed."""
     os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | 0o700)
+    freed = 0
     for _ in range(_TRIES):
-        directories, _freed = _unlink_files(fd)
-        _remove_trees(fd, directories, None)
+        directories, size = _unlink_files(fd)
+        freed += size + remove_trees(fd, directories)
         if not os.listdir(fd):
-            return
-    raise WorkspaceError(path, "could not be emptied: something keeps writing into it")
+            return freed
+    raise WorkspaceError(path, "could not be emptied: another process keeps writing into it")
 
 
-def _remove_trees(dir_fd: int, waiting: list[str], max_entries: int | None) -> int:
-    """Empties directories from the top: each subdirectory is first moved up beside its parent. Returns the space freed.
+def remove_trees(dir_fd: int, waiting: list[str], max_entries: int | None = None) -> int:
+    """Remove directories top down: each subdirectory is first moved up beside its parent. Return the space freed.
 
-    That keeps two descriptors open whatever the depth, and never has to find the way back through "..",
-    which a guest could move.
+    This needs two descriptors at any depth and never uses "..", which a guest could move.
     """
     handled = stubborn = freed = 0
     while waiting:
@@ -99,16 +100,16 @@ def _remove_trees(dir_fd: int, waiting: list[str], max_entries: int | None) -> i
         waiting += moved if is_gone else [name, *moved]
         handled, stubborn, freed = handled + 1, stubborn + (not is_gone), freed + size
         if max_entries is not None and handled > max_entries:
-            raise LimitExceeded(name, "holds too many directories to remove in one call", limit=max_entries)
+            raise LimitExceeded(name, "has too many directories to remove in one call", limit=max_entries)
         if stubborn > _TRIES:
-            raise WorkspaceError(name, "could not be removed: something keeps writing into it")
+            raise WorkspaceError(name, "could not be removed: another process keeps writing into it")
     return freed
 
 
 def _empty_one(dir_fd: int, name: str) -> tuple[list[str], bool, int]:
-    """Empties one directory and removes it: its subdirectories, moved up, whether it is gone, and the space freed."""
+    """Empty one directory and remove it. Returns its subdirectories (moved up), whether it is gone, the space freed."""
     try:
-        fd = _open_at_any_cost(dir_fd, name)
+        fd = _open_forcibly(dir_fd, name)
     except FileNotFoundError:
         return [], True, 0
     moved = []
@@ -116,8 +117,8 @@ def _empty_one(dir_fd: int, name: str) -> tuple[list[str], bool, int]:
         freed = os.fstat(fd).st_blocks * 512
         directories, size = _unlink_files(fd)
         for child in directories:
-            moved.append(TEMP_PREFIX + os.urandom(12).hex())
-            _move_at_any_cost(child, fd, moved[-1], dir_fd)
+            moved.append(temporary_name())
+            _move_forcibly(child, fd, moved[-1], dir_fd)
     finally:
         os.close(fd)
     return moved, _rmdir(dir_fd, name), freed + size
@@ -134,7 +135,7 @@ def _rmdir(dir_fd: int, name: str) -> bool:
 
 
 def _unlink_files(fd: int) -> tuple[list[str], int]:
-    """Unlinks everything in a directory that is not a directory; the names of those that are, and the space freed."""
+    """Unlink everything but directories. Returns the names of the directories and the space freed."""
     directories, freed = [], 0
     with os.scandir(fd) as entries:
         for entry in entries:
@@ -148,7 +149,7 @@ def _unlink_files(fd: int) -> tuple[list[str], int]:
     return directories, freed
 
 
-def _open_at_any_cost(dir_fd: int, name: str) -> int:
+def _open_forcibly(dir_fd: int, name: str) -> int:
     try:
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=dir_fd)
     except PermissionError:
@@ -163,7 +164,7 @@ def _open_at_any_cost(dir_fd: int, name: str) -> int:
     return fd
 
 
-def _move_at_any_cost(name: str, from_fd: int, new: str, to_fd: int) -> None:
+def _move_forcibly(name: str, from_fd: int, new: str, to_fd: int) -> None:
     try:
         os.rename(name, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
     except PermissionError:
@@ -172,7 +173,7 @@ def _move_at_any_cost(name: str, from_fd: int, new: str, to_fd: int) -> None:
 
 
 def _grant(dir_fd: int, name: str) -> None:
-    """Makes a directory that its guest closed to everyone usable for its owner again, without following a link."""
+    """Restore the owner's permissions on a directory without following a link."""
     if not hasattr(os, "O_PATH"):
         os.chmod(name, 0o700, dir_fd=dir_fd, follow_symlinks=False)
         return

@@ -1,10 +1,9 @@
-"""Root: a directory held by descriptor, and opens beneath it that no link can lead out of.
+"""Root: an open directory, and opens beneath it that cannot follow a link out.
 
-A guest can plant and swap links at any moment, so checking a path first and opening it later proves nothing. Here the
-kernel refuses every symbolic link while it opens (`openat2`), or, where it lacks that call, each component is opened
-on its own with O_NOFOLLOW from the descriptor of the one before. Links are refused also where they would stay inside:
-one rule, nothing to race against. What was opened is then looked at by descriptor; only regular files and directories
-pass, and O_NONBLOCK keeps a FIFO from ever holding us up.
+A guest can create and swap links at any moment, so checking a path before opening it is a race. Instead the kernel
+refuses symbolic links during the open (`openat2`); without that call, each component is opened with O_NOFOLLOW relative
+to the one before. Links that stay inside are refused too. The result is checked by descriptor: only regular files and
+directories are accepted, and O_NONBLOCK prevents blocking on a FIFO.
 """
 
 from __future__ import annotations
@@ -13,12 +12,21 @@ import contextlib
 import errno
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, PathTraversal, SandboxDestroyed, SandboxError
+from warmcell.core.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    PathTraversal,
+    PolicyViolation,
+    SandboxDestroyed,
+    SandboxError,
+)
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
+from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace import openat2
-from warmcell.workspace.errors import AccessDenied, AlreadyExists, FileMissing, WorkspaceError, WrongKind
+from warmcell.workspace.errors import AccessDenied, AlreadyExists, FileMissing, HostDiskFull, WorkspaceError, WrongKind
 from warmcell.workspace.names import Parts, printable
 from warmcell.workspace.quota import DIRECTORY_SPACE, Quota
 
@@ -38,31 +46,52 @@ OPEN_FILE = (
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_CLOEXEC", 0)
 )
-#: How files and directories in the making are called. They show in listings while they last: hiding a name would hide
-#: a guest's too.
-TEMP_PREFIX = ".warmcell-"
+#: Names of our temporary files. Listings show them: hiding names by prefix would let a guest hide its own files.
+_TEMPORARY_PREFIX = ".warmcell-"
+#: The latest temporary names of this process, for `is_temporary_name`.
+_temporary_names: deque[str] = deque(maxlen=1024)
 _NEEDED = (os.open, os.stat, os.mkdir, os.unlink, os.rmdir, os.rename)
 
 
-class Root:
-    """The one place from which the host reaches into a workspace. Methods take names, not text: see `names.py`.
+def temporary_name() -> str:
+    """A random name for a file or directory that is about to be renamed or removed."""
+    name = _TEMPORARY_PREFIX + os.urandom(12).hex()
+    _temporary_names.append(name)
+    return name
 
-    What is written through it is charged to `quota`, where there is one. Descriptors that a method returns belong to
-    the caller. `close` may be called twice; after it every method raises `SandboxDestroyed`, so that a reused
-    descriptor number can never be mistaken for the workspace.
+
+def is_temporary_name(name: str) -> bool:
+    """Whether this process created the name lately. The prefix alone proves nothing: guests may use it."""
+    return name.startswith(_TEMPORARY_PREFIX) and name in _temporary_names
+
+
+class Root:
+    """The host's only access to a workspace. Methods take names, not text: see `names.py`.
+
+    Writes are charged to `quota`, if there is one. The caller owns descriptors that a method returns. `close` is
+    idempotent; after it every method raises `SandboxDestroyed`, so that a reused descriptor number is never mistaken
+    for the workspace.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, resolver: Resolver = "auto", quota: Quota | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        resolver: Resolver = "auto",
+        quota: Quota | None = None,
+        descriptor: int | None = None,
     ) -> None:
+        """`descriptor`: an open directory to use in place of the one at `path`, such as an overlay over it."""
         self._fd = -1
         self._quota = quota
+        #: Relative paths that are never changed: tools of the host execute their content.
+        self.protected: tuple[Parts, ...] = ()
         if not all(call in os.supports_dir_fd for call in _NEEDED):
-            raise BackendUnavailable("this system cannot open files relative to a directory; workspaces need that")
+            raise BackendUnavailable("workspaces need openat(), which this system does not support")
         self.path = os.path.realpath(path)
         self._open = _opener(resolver)
         try:
-            self._fd = os.open(self.path, OPEN_DIRECTORY)
+            self._fd = os.open(self.path, OPEN_DIRECTORY) if descriptor is None else os.dup(descriptor)
         except OSError as error:
             if is_exhaustion(error):
                 raise host_failure(error, "open the work directory") from None
@@ -71,7 +100,7 @@ class Root:
     @property
     def fd(self) -> int:
         if self._fd < 0:
-            raise SandboxDestroyed("the workspace was closed")
+            raise SandboxDestroyed("the workspace is closed")
         return self._fd
 
     def close(self) -> None:
@@ -92,15 +121,15 @@ class Root:
             os.close(fd)
 
     def open_directory(self, parts: Parts) -> int:
-        """The same, for who closes it."""
-        with explained(parts):
-            return self._open(self.fd, checked(parts), OPEN_DIRECTORY)
+        """Open a directory; the caller closes it."""
+        with translate_os_errors(parts):
+            return self._open(self.fd, check_parts(parts), OPEN_DIRECTORY)
 
     @contextlib.contextmanager
     def file(self, parts: Parts) -> Iterator[int]:
         """A regular file beneath the root, open for reading."""
-        with explained(parts):
-            fd = self._open(self.fd, checked(parts), OPEN_FILE)
+        with translate_os_errors(parts):
+            fd = self._open(self.fd, check_parts(parts), OPEN_FILE)
         try:
             require_regular(fd, parts)
             yield fd
@@ -109,35 +138,45 @@ class Root:
 
     @contextlib.contextmanager
     def parent(self, parts: Parts) -> Iterator[tuple[int, str]]:
-        """The directory that holds the last name, and that name."""
+        """The directory of the last name, and that name."""
         if not parts:
             raise PathTraversal(".", "is the workspace itself")
-        checked(parts)
+        check_parts(parts)
         with self.directory(parts[:-1]) as fd:
             yield fd, parts[-1]
 
     def make_one(self, dir_fd: int, name: str, parts: Parts, *, may_exist: bool = True) -> None:
-        """Makes one directory in an open one."""
-        with self.charged(parts, DIRECTORY_SPACE):
+        """Create a directory in an open one."""
+        with self.charge(parts, DIRECTORY_SPACE):
             try:
-                os.mkdir(name, 0o755, dir_fd=dir_fd)
+                make_directory(name, 0o755, dir_fd=dir_fd)
             except FileExistsError:
                 if not may_exist:
                     raise
 
-    def charged(self, parts: Parts, added: int, freed: int = 0) -> contextlib.AbstractContextManager[None]:
-        """Takes the space that the body is going to use; `LimitExceeded` when the quota has no more."""
-        return contextlib.nullcontext() if self._quota is None else self._quota.charged(text_of(parts), added, freed)
+    def charge(self, parts: Parts, added: int, freed: int = 0) -> contextlib.AbstractContextManager[None]:
+        """Charge the space that the body takes. Raises `LimitExceeded` if the quota is used up."""
+        return contextlib.nullcontext() if self._quota is None else self._quota.charge(text_of(parts), added, freed)
+
+    def check_unprotected(self, parts: Parts) -> None:
+        """Refuse to change a protected path, anything below it, or a directory that contains it."""
+        for protected in self.protected:
+            shared = min(len(parts), len(protected))
+            if parts and parts[:shared] == protected[:shared]:
+                raise PolicyViolation(
+                    f"{text_of(parts)!r} is read-only: tools of the host execute {text_of(protected)!r}",
+                    hint="change it on the host, or grant it with allow_read_write in the policy",
+                )
 
     def refund(self, freed: int) -> None:
         if self._quota is not None:
             self._quota.refund(freed)
 
     def lstat(self, parts: Parts) -> os.stat_result:
-        """What is at the path itself; a link is described, not followed."""
+        """Stat the path without following a final link."""
         if not parts:
             return os.fstat(self.fd)
-        with self.parent(parts) as (fd, name), explained(parts):
+        with self.parent(parts) as (fd, name), translate_os_errors(parts):
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
 
 
@@ -148,7 +187,7 @@ def _opener(resolver: Resolver) -> Callable[[int, Parts, int], int]:
 
 
 def _open_by_openat2(root: int, parts: Parts, flags: int) -> int:
-    # The call refuses links by itself; O_NOFOLLOW would only have it answer ENOTDIR, or hand out the link with O_PATH.
+    # openat2 refuses links itself. O_NOFOLLOW would turn that into ENOTDIR, or open the link with O_PATH.
     return openat2.open_beneath(root, "/".join(parts) or ".", flags & ~os.O_NOFOLLOW)
 
 
@@ -167,7 +206,7 @@ def _open_by_walk(root: int, parts: Parts, flags: int) -> int:
 
 
 def open_one(dir_fd: int, name: str, flags: int) -> int:
-    """Opens one name. A link in a directory's place answers ENOTDIR on some systems: it is named for what it is."""
+    """Open one name. On some systems a link in place of a directory gives ENOTDIR; report it as ELOOP."""
     try:
         return os.open(name, flags, dir_fd=dir_fd)
     except OSError as error:
@@ -184,7 +223,7 @@ def _is_link(dir_fd: int, name: str) -> bool:
 
 
 def require_regular(fd: int, parts: Parts) -> os.stat_result:
-    """The state of an open file, or a refusal when it is anything but a regular file."""
+    """Stat an open file and refuse anything but a regular file."""
     state = os.fstat(fd)
     if stat.S_ISDIR(state.st_mode):
         raise WrongKind(text_of(parts), "is a directory")
@@ -193,11 +232,11 @@ def require_regular(fd: int, parts: Parts) -> os.stat_result:
     return state
 
 
-def checked(parts: Parts) -> Parts:
-    """The second lock: `names.py` lets no such name through, and were it to, the way would still end here."""
+def check_parts(parts: Parts) -> Parts:
+    """A second check of the names, in case `names.py` has let one through."""
     for name in parts:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise PathTraversal(text_of(parts), "is not made of plain names")
+            raise PathTraversal(text_of(parts), "contains a name that is not plain")
     return parts
 
 
@@ -207,22 +246,26 @@ def text_of(parts: Parts) -> str:
 
 
 @contextlib.contextmanager
-def explained(parts: Parts) -> Iterator[None]:
-    """Turns what the system says about a path into the typed error that says it to the caller."""
+def translate_os_errors(parts: Parts) -> Iterator[None]:
+    """Turn an `OSError` about a path into a typed error."""
     try:
         yield
     except OSError as error:
-        raise explanation(error, parts) from None
+        raise to_workspace_error(error, parts) from None
 
 
-def explanation(error: OSError, parts: Parts) -> SandboxError:
-    """The typed error for what the system said; one that is typed already stays as it is."""
+def to_workspace_error(error: OSError, parts: Parts) -> SandboxError:
+    """The typed error for an `OSError`; a typed one is returned unchanged."""
     if isinstance(error, SandboxError):
         return error
     path = text_of(parts)
     if is_exhaustion(error):
         return host_failure(error, f"open {path!r}")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # the disk's fault, not that of the path
+        return host_failure(error, f"write {path!r}")
     match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return HostDiskFull(path)
         case errno.ENOENT:
             return FileMissing(path)
         case errno.EEXIST:

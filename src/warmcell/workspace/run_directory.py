@@ -1,4 +1,4 @@
-"""RunDirectory: a work directory for one run: a request's files are laid out in it, those asked for taken out of it."""
+"""RunDirectory: the work directory of one run, with the request's input files; output files are read from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from warmcell.core.errors import InvalidRequest, PathTraversal, SandboxError
 from warmcell.core.records import replace
-from warmcell.core.request_files import MOST_FILE_BYTES
+from warmcell.core.request_checks import MAX_FILE_BYTES
 from warmcell.core.types import MIB, Denial, ExecResult
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import FileMissing, WorkspaceError
@@ -19,16 +19,16 @@ from warmcell.workspace.root import Root
 
 
 def check_room(files: Mapping[str, bytes], disk_mb: int) -> None:
-    """Files that a run brings with it are part of what it may keep."""
+    """Refuse input files that exceed the run's disk limit."""
     if sum(space_for(len(content)) for content in files.values()) > disk_mb * MIB:
-        hint = "send less, or raise Limits(disk_mb=...)"
-        raise InvalidRequest(f"take more than the {disk_mb} MB of disk that the run has", field="files", hint=hint)
+        hint = "send fewer files, or raise Limits(disk_mb=...)"
+        raise InvalidRequest(f"take more than the run's {disk_mb} MB of disk", field="files", hint=hint)
 
 
 class RunDirectory:
-    """On the host, readable by nobody else; gone with `cleanup`, and where we are killed first, with the next sweep.
+    """A private directory on the host, removed by `cleanup` (or by the next sweep if this process is killed).
 
-    Whoever takes files from it must know that no process of the guest is left.
+    Read files from it only after all processes of the guest have ended.
     """
 
     def __init__(self, files: Mapping[str, bytes], cleanup: ExitStack) -> None:
@@ -37,13 +37,13 @@ class RunDirectory:
         self.path = directory.path
         self._root = Root(self.path)
         cleanup.callback(self._root.close)
-        with Descent(self._root, makes=True) as descent:
+        with Descent(self._root, create=True) as descent:
             for path in sorted(files):
                 *above, name = split_relative(path)
                 put_file(descent.enter(tuple(above)), name, files[path], 0o644)
 
     def around(self, run: Callable[[], ExecResult], fetched: Sequence[str]) -> ExecResult:
-        """Carries the run out; its result, or the partial one of a run that a limit ended, has the files in it."""
+        """Run, and add the files to the result, or to the partial result of a run that a limit ended."""
         try:
             return self._with_files(run(), fetched)
         except SandboxError as error:
@@ -53,11 +53,11 @@ class RunDirectory:
             raise
 
     def _with_files(self, result: ExecResult, paths: Sequence[str]) -> ExecResult:
-        """Those that are there; what the program left in the place of one is told, not followed."""
+        """Add the files that exist. A link or special file in place of one is reported as a denial, not followed."""
         found: dict[str, bytes] = {}
         refused: list[Denial] = []
         for path in paths:
-            room = MOST_FILE_BYTES - sum(map(len, found.values()))
+            room = MAX_FILE_BYTES - sum(map(len, found.values()))
             try:
                 found[path] = read_file(self._root, split_relative(path), room)
             except FileMissing:

@@ -1,4 +1,4 @@
-"""Between the host and a workspace: files, whole directories and archives in; a file or a tar out."""
+"""Uploads (files, directories, archives) and downloads (a file, or a directory as tar)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from warmcell.workspace.errors import FileMissing, LimitExceeded
 from warmcell.workspace.files import MAX_FILE_BYTES, read_file, read_open, replace_file, stat_path, write_file
 from warmcell.workspace.names import Parts, split_relative
 from warmcell.workspace.root import OPEN_FILE, Root, require_regular, text_of
-from warmcell.workspace.walk import Found, TreeLimits, open_found, walk
+from warmcell.workspace.walk import TreeEntry, TreeLimits, open_entry, walk
 
 
 class Uploaded(NamedTuple):
-    """What an upload wrote. `skipped` names links and special files of a host directory, which are not copied."""
+    """What an upload wrote. `skipped` lists links and special files of a host directory, which are not copied."""
 
     files: int
     total_bytes: int
@@ -38,20 +38,20 @@ def upload_bytes(
 
 
 def upload_archive(root: Root, base: Parts, source: bytes | Path, limits: ArchiveLimits) -> Uploaded:
-    """Unpacks a tar or zip beneath `base`, all of it or nothing."""
+    """Unpack a tar or zip beneath `base`, all or nothing."""
     if isinstance(source, Path):
         with os.fdopen(_open_host_file(source), "rb") as stream:
-            return _unpacked(root, base, read_archive(stream, limits))
-    return _unpacked(root, base, read_archive(source, limits))
+            return _unpack(root, base, read_archive(stream, limits))
+    return _unpack(root, base, read_archive(source, limits))
 
 
-def _unpacked(root: Root, base: Parts, archive: Archive) -> Uploaded:
+def _unpack(root: Root, base: Parts, archive: Archive) -> Uploaded:
     with archive.content:
         return Uploaded(unpack(root, base, archive), sum(member.size for member in archive.members))
 
 
 def upload_path(root: Root, target: Parts, source: Path, limits: ArchiveLimits) -> Uploaded:
-    """Copies a host file to `target`, or into it when that is a directory; of a host directory, what is in it."""
+    """Copy a host file to `target`, or into it if that is a directory; or the content of a host directory."""
     if source.is_dir():
         return _upload_directory(root, target, source, limits)
     if not target or _is_directory(root, target):
@@ -71,7 +71,7 @@ def _is_directory(root: Root, parts: Parts) -> bool:
 
 
 def _open_host_file(source: Path) -> int:
-    """A file that the caller, not a guest, named: links are the caller's own, FIFOs still must not block us."""
+    """Open a file named by the caller, not by a guest: links are followed, but a FIFO must not block."""
     try:
         fd = os.open(source, OPEN_FILE & ~os.O_NOFOLLOW)
     except OSError as error:
@@ -89,7 +89,7 @@ def _upload_directory(root: Root, target: Parts, source: Path, limits: ArchiveLi
     try:
         _check_total(host, tree)
         files, total, skipped = 0, 0, []
-        with Descent(root, makes=True) as descent:
+        with Descent(root, create=True) as descent:
             for found in walk(host, (), tree):
                 size = _upload_entry(root, descent, (*target, *found.parts), found, tree.total_bytes - total)
                 if size is None:
@@ -102,17 +102,17 @@ def _upload_directory(root: Root, target: Parts, source: Path, limits: ArchiveLi
 
 
 def _check_total(host: Root, limits: TreeLimits) -> None:
-    """Before the first write: is it too much?"""
+    """Check the size before the first write."""
     total = sum(found.state.st_size for found in walk(host, (), limits) if found.kind == "file")
     if total > limits.total_bytes:
         raise LimitExceeded(host.path, f"has {total} bytes, more than {limits.total_bytes}", limit=limits.total_bytes)
 
 
-def _upload_entry(root: Root, descent: Descent, target: Parts, found: Found, room: int) -> int | None:
+def _upload_entry(root: Root, descent: Descent, target: Parts, found: TreeEntry, room: int) -> int | None:
     if found.kind == "directory":
         descent.enter(target)
         return 0
-    fd = open_found(found) if found.kind == "file" else None
+    fd = open_entry(found) if found.kind == "file" else None
     if fd is None:
         return None
     try:
@@ -125,7 +125,7 @@ def _upload_entry(root: Root, descent: Descent, target: Parts, found: Found, roo
 
 
 def download(root: Root, parts: Parts, max_bytes: int = MAX_FILE_BYTES, max_entries: int = 10_000) -> bytes:
-    """A file as it is, or a directory as an uncompressed tar of its files and directories."""
+    """A file's content, or a directory as an uncompressed tar of its files and directories."""
     if parts and not stat.S_ISDIR(root.lstat(parts).st_mode):
         return read_file(root, parts, max_bytes)
     buffer, total = io.BytesIO(), 0
@@ -135,15 +135,15 @@ def download(root: Root, parts: Parts, max_bytes: int = MAX_FILE_BYTES, max_entr
     return buffer.getvalue()
 
 
-def _pack(tar: tarfile.TarFile, found: Found, name: Parts, room: int) -> int:
-    """Adds one entry. Links are left out: whoever unpacks the tar may be less careful than we are."""
+def _pack(tar: tarfile.TarFile, found: TreeEntry, name: Parts, room: int) -> int:
+    """Add one entry. Links are left out because the program that unpacks the tar may follow them."""
     info = tarfile.TarInfo("/".join(name))
     info.mode, info.mtime = stat.S_IMODE(found.state.st_mode) & 0o777, found.state.st_mtime
     if found.kind == "directory":
         info.type = tarfile.DIRTYPE
         tar.addfile(info)
         return 0
-    fd = open_found(found) if found.kind == "file" else None
+    fd = open_entry(found) if found.kind == "file" else None
     if fd is None:
         return 0
     try:

@@ -1,4 +1,4 @@
-"""Walks whole trees, within limits on everything that a guest can multiply: entries, depth, bytes of names, time."""
+"""Walks trees within limits on everything that a guest controls: entries, depth, length of names, time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from warmcell.core.types import MIB
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import AccessDenied, FileMissing, LimitExceeded, WrongKind
 from warmcell.workspace.names import MAX_PATH_BYTES, Parts
-from warmcell.workspace.root import OPEN_FILE, Root, explained, text_of
+from warmcell.workspace.root import OPEN_FILE, Root, text_of, translate_os_errors
 
-#: "closed" is a directory that may not be looked into: what is in it is not known, which is not the same as nothing.
+#: "closed" is a directory that cannot be listed, so its content is unknown.
 EntryKind = Literal["file", "directory", "symlink", "other", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """How large a tree may be before an operation on all of it gives up with `LimitExceeded`.
+    """Limits on a tree; beyond them operations raise `LimitExceeded`.
 
-    `path_bytes` counts the whole path of every entry: a thousand files two thousand levels down are a large tree.
+    `path_bytes` counts the whole path of every entry, so that depth counts too.
     """
 
     entries: int = 100_000
@@ -34,8 +34,8 @@ class TreeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One entry of a tree. `dir_fd` is its directory, open until the walk goes on."""
+class TreeEntry:
+    """One entry of a tree. `dir_fd` is its directory, open until the walk continues."""
 
     parts: Parts
     kind: EntryKind
@@ -55,34 +55,34 @@ def kind_of(mode: int) -> EntryKind:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
-def walk(root: Root, start: Parts = (), limits: TreeLimits | None = None) -> Iterator[Found]:
-    """Every entry beneath `start`, parents before children, each directory's content together.
+def walk(root: Root, start: Parts = (), limits: TreeLimits | None = None) -> Iterator[TreeEntry]:
+    """Yield every entry beneath `start`, parents before children.
 
-    Names can disappear or change kind while we walk, since a guest may be running: what is gone is left out. A
-    directory that may not be looked into is told a second time, as "closed".
+    A guest may be running, so names can disappear or change type during the walk; missing ones are skipped. A directory
+    that cannot be listed is yielded a second time, as "closed".
     """
     budget = _Budget(limits or TreeLimits())
-    waiting: list[Found | Parts] = [start]
+    waiting: list[TreeEntry | Parts] = [start]
     with Descent(root) as descent:
         while waiting:
             at = waiting.pop()
-            here = at.parts if isinstance(at, Found) else at
+            here = at.parts if isinstance(at, TreeEntry) else at
             try:
                 entries = _entries(descent.enter(here), here, budget)
             except (AccessDenied, FileMissing, WrongKind, PathTraversal) as error:
-                if not isinstance(at, Found):
+                if not isinstance(at, TreeEntry):
                     raise
                 if isinstance(error, AccessDenied):
-                    yield Found(here, "closed", at.state, -1)
+                    yield TreeEntry(here, "closed", at.state, -1)
                 continue
             yield from entries
             waiting += [entry for entry in reversed(entries) if entry.kind == "directory"]
 
 
-def _entries(fd: int, here: Parts, budget: _Budget) -> list[Found]:
-    """What is in an open directory, sorted by name. One that can be listed but not searched is closed as well."""
+def _entries(fd: int, here: Parts, budget: _Budget) -> list[TreeEntry]:
+    """The entries of an open directory, sorted by name. One that can be listed but not searched is closed too."""
     depth_bytes = sum(map(len, map(os.fsencode, here))) + len(here)
-    with explained(here):
+    with translate_os_errors(here):
         names = []
         with os.scandir(fd) as listed:
             for entry in listed:
@@ -92,16 +92,16 @@ def _entries(fd: int, here: Parts, budget: _Budget) -> list[Found]:
     return [entry for entry in found if entry is not None]
 
 
-def _look(fd: int, parts: Parts) -> Found | None:
+def _look(fd: int, parts: Parts) -> TreeEntry | None:
     try:
         state = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    return Found(parts, kind_of(state.st_mode), state, fd)
+    return TreeEntry(parts, kind_of(state.st_mode), state, fd)
 
 
 class _Budget:
-    """What a walk may still cost."""
+    """The remaining budget of a walk."""
 
     def __init__(self, limits: TreeLimits) -> None:
         self._limits = limits
@@ -109,24 +109,24 @@ class _Budget:
         self._deadline = time.monotonic() + limits.seconds
 
     def take(self, here: Parts, size: int) -> None:
-        """One more entry, whose whole path has that many bytes."""
+        """Charge one entry, whose whole path has `size` bytes."""
         self._entries -= 1
         self._path_bytes -= size
         if size > MAX_PATH_BYTES:
-            raise self._exceeded(here, "is too deep a tree", MAX_PATH_BYTES)
+            raise self._limit_error(here, "is too deep", MAX_PATH_BYTES)
         if self._entries < 0:
-            raise self._exceeded(here, "belongs to a tree with too many entries", self._limits.entries)
+            raise self._limit_error(here, "is in a tree with too many entries", self._limits.entries)
         if self._path_bytes < 0:
-            raise self._exceeded(here, "belongs to a tree with too long paths", self._limits.path_bytes)
+            raise self._limit_error(here, "is in a tree with too many bytes of paths", self._limits.path_bytes)
         if time.monotonic() > self._deadline:
-            raise self._exceeded(here, "belongs to a tree that takes too long to read", int(self._limits.seconds))
+            raise self._limit_error(here, "is in a tree that takes too long to read", int(self._limits.seconds))
 
-    def _exceeded(self, here: Parts, reason: str, limit: int) -> LimitExceeded:
+    def _limit_error(self, here: Parts, reason: str, limit: int) -> LimitExceeded:
         return LimitExceeded(text_of(here)[:200], reason, limit=limit)
 
 
-def open_found(found: Found) -> int | None:
-    """A file of a walk, open for reading; None when it is gone, closed to us, or was swapped for something else."""
+def open_entry(found: TreeEntry) -> int | None:
+    """Open a file of a walk for reading; None if it is gone, unreadable or no longer a regular file."""
     try:
         fd = os.open(found.name, OPEN_FILE, dir_fd=found.dir_fd)
     except OSError:

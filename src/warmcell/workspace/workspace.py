@@ -1,13 +1,13 @@
-"""Workspace: all that the host does with a sandbox's files, by path, blocking. `AsyncSandbox` calls it in threads."""
+"""Workspace: host-side operations on a sandbox's files, by path. Blocking; `AsyncSandbox` calls it in threads."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.enforcers.host_paths import note_writable
@@ -17,8 +17,8 @@ from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.diff import FsChange, State
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import DirEntry, FileStat, check_limit
-from warmcell.workspace.mount_points import WORK, MountPoint, Place, Places, guest_work_path, host_path
-from warmcell.workspace.names import split_guest_absolute
+from warmcell.workspace.mount_points import WORK, MountedRoot, MountPoint, MountTable, guest_work_path, host_path
+from warmcell.workspace.names import Parts, split_guest_absolute
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.quota import Quota
 from warmcell.workspace.remove import remove
@@ -26,18 +26,39 @@ from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId, SnapshotStore
 
 if TYPE_CHECKING:
+    from warmcell.workspace.file_watch import FileWatch
     from warmcell.workspace.transfer import Uploaded
-    from warmcell.workspace.watching import FileWatch
 
 AnyPath = str | os.PathLike[str]
 
+#: All snapshots of a sandbox together may take this many times its disk limit.
+_SNAPSHOT_FACTOR = 16
+
+
+class Layer(Protocol):
+    """Changes to a host directory that are kept apart from it."""
+
+    @property
+    def descriptor(self) -> int:
+        """The directory with the changes, open."""
+        ...
+
+    @property
+    def lower(self) -> Root:
+        """The directory without them."""
+        ...
+
+    def diff(self) -> list[FsChange]: ...
+
 
 class Workspace:
-    """The work directory of one sandbox and its mounts. Safe to use from several threads; `close` comes last.
+    """The work directory and the mounts of one sandbox. Thread-safe; call `close` last.
 
-    Without `work_dir` the directory is private (mode 0700) and goes away with `close`, at the latest when the
-    interpreter ends. A mount at "/work" takes the place of the work directory. `disk_mb` bounds what the methods here
-    add to all writable directories together. `work_path` is "/work", or "host": guests see the directory where it is.
+    Without `work_dir` the directory is private (mode 0700) and removed by `close` or at interpreter exit. A mount at
+    "/work" replaces the work directory. `disk_mb` bounds what these methods add to all writable directories together.
+    `work_path` is "/work", or "host": guests see the directory at its host path. With `layer`, changes
+    are kept apart from it. `protected`
+    gives the relative paths in a host directory that these methods must not change.
     """
 
     def __init__(
@@ -48,10 +69,12 @@ class Workspace:
         track_changes: bool = True,
         disk_mb: int | None = None,
         work_path: str = WORK,
+        layer: Layer | None = None,
+        protected: Callable[[str], Iterable[Parts]] = lambda directory: (),
     ) -> None:
         stand_in = next((mount for mount in mounts if mount.guest_path == WORK), None)
         if stand_in is not None and work_dir is not None:
-            raise InvalidRequest("there is a work_dir already", field="mounts")
+            raise InvalidRequest("cannot mount at /work and pass work_dir", field="mounts")
         self._cleanup: weakref.finalize[[], Workspace] | None = None
         if stand_in is None and work_dir is None:
             private = PrivateDirectory("work")
@@ -61,113 +84,122 @@ class Workspace:
             work_dir = host_path("work_dir", work_dir)
         host = stand_in.host if stand_in is not None else work_dir
         assert host is not None
+        self._disk_mb = disk_mb
         quota = None if disk_mb is None else Quota(disk_mb)
         is_writable = stand_in is None or stand_in.writable
-        root = Root(host, quota=quota)
+        root = Root(host, quota=quota, descriptor=None if layer is None else layer.descriptor)
         try:
             self.guest_path = guest_work_path(work_path, root.path)
         except BaseException:
             root.close()
             self.discard()
             raise
-        work = Place(split_guest_absolute(self.guest_path), root, is_writable)
-        self._places = Places(work, [_place(mount, quota) for mount in mounts if mount is not stand_in])
-        if is_writable and self._cleanup is None:  # what is private goes away; nobody hands on a path into it
+        work = MountedRoot(split_guest_absolute(self.guest_path), root, is_writable)
+        self._mounts = MountTable(work, [_place(mount, quota) for mount in mounts if mount is not stand_in])
+        for place in self._mounts.all if self._cleanup is None else self._mounts.all[1:]:
+            place.root.protected = tuple(protected(place.root.path)) if place.is_writable else ()
+        if is_writable and self._cleanup is None:  # a private directory is never passed on as a host path
             note_writable(work.root.path)
         self._begin_lock = threading.Lock()
-        self._before: State | LimitExceeded | None = None if track_changes else _untracked()
+        self._layer = layer
+        self._before: State | LimitExceeded | None = None if track_changes and layer is None else _not_tracked_error()
         self._snapshots: SnapshotStore | None = None
 
     @property
     def host_path(self) -> str:
-        """Where the work directory is on the host."""
-        return self._places.work.root.path
+        """The host path of the work directory."""
+        return self._mounts.work.root.path
+
+    @property
+    def root(self) -> Root:
+        """The work directory."""
+        return self._mounts.work.root
 
     @property
     def is_writable(self) -> bool:
-        return self._places.work.is_writable
+        return self._mounts.work.is_writable
 
     @property
     def has_begun(self) -> bool:
-        """Whether `begin` has nothing left to do."""
+        """Whether `begin` has nothing to do."""
         return self._before is not None or not self.is_writable
 
     def begin(self) -> None:
-        """Records the state that `diff` compares with. Called before anything can change it; the first call counts."""
+        """Record the state that `diff` compares with, on the first call. Call before anything can change it."""
         with self._begin_lock:
             if not self.has_begun:
                 try:
-                    self._before = diff.record(self._places.work.root)
+                    self._before = diff.record(self._mounts.work.root)
                 except LimitExceeded as error:
-                    # A tree too large to hash is no reason not to work in it: only `diff` has to say no.
+                    # A tree that is too large to hash can still be used; only `diff` raises.
                     self._before = error
 
     def close(self) -> None:
-        """Lets go of everything and removes what is private. May be called twice."""
-        self._places.close()
+        """Close all roots and remove private directories. Idempotent."""
+        self._mounts.close()
         if self._snapshots is not None:
             self._snapshots.close()
         self.discard()
 
     def discard(self) -> None:
-        """Removes what is private."""
+        """Remove the private work directory, if there is one."""
         if self._cleanup is not None:
             self._cleanup()
 
     def guest_cwd(self, path: AnyPath | None = None) -> str:
-        """The absolute guest path of a directory to start in. It must exist and be reached without links."""
-        place, parts = self._places.find("." if path is None else path)
+        """The absolute guest path of a working directory, which must exist and not be behind a link."""
+        place, parts = self._mounts.find("." if path is None else path)
         with place.root.directory(parts):
             return place.guest_path(parts)
 
     def standing_cwd(self, path: AnyPath | None = None) -> str | None:
-        """The same without looking, for what stands as long as the sandbox: the work directory, and mounts."""
-        place, parts = self._places.find("." if path is None else path)
+        """`guest_cwd` for the work directory and mounts, which always exist and need no check; None for others."""
+        place, parts = self._mounts.find("." if path is None else path)
         return None if parts else place.guest_path(())
 
     def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> FileWatch:
-        """Events of what is in a directory, and with `recursive` of all below it, from now on."""
-        from warmcell.workspace.watching import FileWatch
+        """Watch a directory, or with `recursive` a tree, from now on."""
+        from warmcell.workspace.file_watch import FileWatch
 
-        place, parts = self._places.find(path)
-        prefix = "" if place is self._places.work else place.guest_path(())
+        place, parts = self._mounts.find(path)
+        prefix = "" if place is self._mounts.work else place.guest_path(())
         return FileWatch(place.root, parts, prefix, recursive=bool(recursive))
 
     def read_file(self, path: AnyPath, *, max_bytes: int = files.MAX_FILE_BYTES) -> bytes:
-        """The content of a file. Larger than `max_bytes` (64 MiB) is `LimitExceeded`, before anything is read."""
-        return files.read_file(*self._places.find_readable(path), check_limit("max_bytes", max_bytes))
+        """The content of a file. `LimitExceeded`, before reading, if it is larger than `max_bytes` (64 MiB)."""
+        return files.read_file(*self._mounts.find_readable(path), check_limit("max_bytes", max_bytes))
 
     def read_text(self, path: AnyPath, *, encoding: str = "utf-8", max_bytes: int = files.MAX_FILE_BYTES) -> str:
-        """The content of a file as text; bytes that are not valid in the encoding become U+FFFD."""
+        """The content of a file as text; invalid bytes become U+FFFD."""
         return self.read_file(path, max_bytes=max_bytes).decode(encoding, "replace")
 
     def write_file(self, path: AnyPath, data: str | bytes, *, parents: bool = True) -> None:
-        """Puts `data` at the path in one step, making directories on the way unless `parents` is false."""
-        root, parts = self._places.find_writable(path)
+        """Write a file atomically, creating parent directories unless `parents` is false."""
+        root, parts = self._mounts.find_writable(path)
         files.write_file(root, parts, _as_bytes("data", data), parents=parents)
 
     def list_dir(self, path: AnyPath = ".", *, max_entries: int = files.MAX_LIST_ENTRIES) -> list[DirEntry]:
-        """The entries of a directory, sorted by name. More than `max_entries` (10,000) is `LimitExceeded`."""
-        return files.list_dir(*self._places.find_readable(path), check_limit("max_entries", max_entries))
+        """The entries of a directory, sorted by name. `LimitExceeded` if there are more than `max_entries` (10,000)."""
+        return files.list_dir(*self._mounts.find_readable(path), check_limit("max_entries", max_entries))
 
     def stat(self, path: AnyPath) -> FileStat:
-        """What is at the path: a file or a directory. Links and special files are `PathTraversal`."""
-        return files.stat_path(*self._places.find_readable(path))
+        """Stat a file or directory. Links and special files raise `PathTraversal`."""
+        return files.stat_path(*self._mounts.find_readable(path))
 
     def exists(self, path: AnyPath) -> bool:
-        """Whether a file or directory is at the path. A path that leads outside is still an error."""
+        """Whether the path is a file or directory. A path that leads outside raises."""
         try:
             return bool(self.stat(path))
         except FileNotFoundError:
             return False
 
     def remove(self, path: AnyPath, *, recursive: bool = True) -> None:
-        """Removes a file, or a directory with all that is in it (with `recursive=False`, only an empty one)."""
-        remove(*self._places.find_writable(path), recursive=recursive)
+        """Remove a file or directory tree (with `recursive=False`, only an empty directory)."""
+        remove(*self._mounts.find_writable(path), recursive=recursive)
 
     def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
-        """Makes a directory. With `parents`, also those on the way, and one that exists is fine."""
-        files.make_dir(*self._places.find_writable(path), parents=parents)
+        """Create a directory; with `parents`, like `mkdir -p`."""
+        files.make_dir(*self._mounts.find_writable(path), parents=parents)
 
     def upload(
         self,
@@ -178,107 +210,117 @@ class Workspace:
         executable: bool | None = None,
         limits: ArchiveLimits | None = None,
     ) -> Uploaded:
-        """Brings something in: bytes, or a file or directory of the host, which is named by the caller, never a model.
+        """Copy bytes, or a file or directory of the host, into the workspace. Never let a model choose a host path.
 
-        Bytes become the file `path`, a program with `executable`. A host file becomes `path`, or goes into it when it
-        is a directory; the content of a host directory goes beneath `path`. With `extract`, the source is a tar or zip
-        archive, unpacked beneath `path`: all of it, or, when anything in it is not a plain file or directory inside,
-        nothing (`ArchiveRejected`).
+        Bytes become the file `path`, with `executable` a program. A host file becomes `path`, or is copied into it if
+        it is a directory; the content of a host directory is copied beneath `path`. With `extract`, the source is a tar
+        or zip archive, unpacked beneath `path`; if it contains anything but plain files and directories, nothing is
+        written (`ArchiveRejected`).
         """
-        from warmcell.workspace import transfer  # archives cost a start that most sandboxes never need
+        from warmcell.workspace import transfer  # imported late: most sandboxes never use archives
 
         limits = limits or ArchiveLimits()
         if extract:
-            root, parts = self._places.find_writable("." if path is None else path)
+            root, parts = self._mounts.find_writable("." if path is None else path)
             return transfer.upload_archive(
                 root, parts, source if isinstance(source, bytes) else _host_source(source), limits
             )
         if isinstance(source, bytes):
             if path is None:
-                raise InvalidRequest("bytes need a name in the workspace", field="path", hint="or pass extract=True")
-            return transfer.upload_bytes(*self._places.find_writable(path), source, limits, executable=executable)
-        root, parts = self._places.find_writable("." if path is None else path)
+                raise InvalidRequest("is required to upload bytes", field="path", hint="or pass extract=True")
+            return transfer.upload_bytes(*self._mounts.find_writable(path), source, limits, executable=executable)
+        root, parts = self._mounts.find_writable("." if path is None else path)
         return transfer.upload_path(root, parts, _host_source(source), limits)
 
     def download(self, path: AnyPath = ".", *, max_bytes: int = files.MAX_FILE_BYTES) -> bytes:
-        """A file's content, or a directory as tar bytes. Links and special files are left out of the tar."""
+        """A file's content, or a directory as a tar without links and special files."""
         from warmcell.workspace import transfer
 
-        return transfer.download(*self._places.find_readable(path), check_limit("max_bytes", max_bytes))
+        return transfer.download(*self._mounts.find_readable(path), check_limit("max_bytes", max_bytes))
 
     def apply_patch(self, patch: str | bytes, path: AnyPath = ".") -> list[FsChange]:
-        """Applies a unified diff or a `*** Begin Patch` beneath `path`, all of it or, with `PatchRejected`, nothing."""
+        """Apply a unified diff or a `*** Begin Patch` beneath `path`, all or nothing. Raises `PatchRejected`."""
         from warmcell.workspace.patch.apply import apply_patch
 
         _as_bytes("patch", patch, check_only=True)
-        return apply_patch(*self._places.find_writable(path), patch)
+        return apply_patch(*self._mounts.find_writable(path), patch)
 
     def diff(self) -> list[FsChange]:
-        """What was created, modified and deleted in the work directory since the sandbox was made, by content.
-
-        Or since `mark`, where that was called.
-        """
+        """Files created, modified and deleted in the work directory since the last `mark`, or since creation."""
+        if self._layer is not None:
+            return self._layer.diff()
         before = self._state_before()
-        return [] if before is None else diff.changes_since(before, self._places.work.root)
+        return [] if before is None else diff.changes_since(before, self._mounts.work.root)
 
     def read_before(self, path: AnyPath) -> bytes:
-        """What was in a file of the work directory in the state that `diff` compares with; small ones are kept."""
-        place, parts = self._places.find(path)
+        """The content of a small file of the work directory in the state that `diff` compares with."""
+        place, parts = self._mounts.find(path)
+        if self._layer is not None and place is self._mounts.work:
+            return files.read_file(self._layer.lower, parts)
         before = self._state_before()
-        if before is None or place is not self._places.work:
-            return self.read_file(path)  # nobody could have changed it, or it is not compared
+        if before is None or place is not self._mounts.work:
+            return self.read_file(path)  # read-only, or not tracked
         return diff.content_before(before, parts)
 
     def mark(self) -> None:
-        """From now on `diff` compares with the work directory as it is now."""
+        """Make the present state the one that `diff` compares with."""
+        if self._layer is not None:
+            hint = "use commit() or discard()"
+            raise InvalidRequest("changes are compared with the host's directory", field="changes", hint=hint)
         self._state_before()
         with self._begin_lock:
             if self.is_writable:
-                self._before = diff.record(self._places.work.root)
+                self._before = diff.record(self._mounts.work.root)
 
     def _state_before(self) -> State | None:
-        """None where nothing can change."""
+        """The recorded state; None if the work directory is read-only."""
         self.begin()
         if isinstance(self._before, LimitExceeded):
             raise self._before
         return self._before
 
     def snapshot(self) -> SnapshotId:
-        """Copies the work directory aside. The copy lives as long as the sandbox does."""
-        return self._store().take(self._places.work.root)
+        """Copy the work directory. The copy is kept until the sandbox is closed."""
+        return self._store().take(self._mounts.work.root)
 
     def restore(self, snapshot: str) -> None:
-        """Puts the work directory back to a snapshot; what was made since is removed."""
-        root, _ = self._places.find_writable(".")
+        """Replace the content of the work directory by a snapshot."""
+        root, _ = self._mounts.find_writable(".")
         self._store().restore(snapshot, root)
 
     def copy_to(self, other: Workspace, snapshot: str | None = None) -> None:
-        """Fills another workspace, a new one, from this one or a snapshot of it. What is mounted is not copied."""
+        """Fill another, new workspace from this one or one of its snapshots. Mounts are not copied."""
         if other._cleanup is None:
             return
-        target, _ = other._places.find_writable(".")
+        target, _ = other._mounts.find_writable(".")
         if snapshot is None:
-            copy_tree(self._places.work.root, target)
+            copy_tree(self._mounts.work.root, target)
         else:
             self._store().restore(snapshot, target)
 
     def _store(self) -> SnapshotStore:
         with self._begin_lock:
-            self._snapshots = self._snapshots or SnapshotStore()
+            if self._snapshots is None:
+                self._snapshots = SnapshotStore(quota=_snapshot_quota(self._disk_mb))
             return self._snapshots
 
 
-def _place(mount: MountPoint, quota: Quota | None) -> Place:
+def _place(mount: MountPoint, quota: Quota | None) -> MountedRoot:
     if mount.writable:
         note_writable(mount.host)
-    return Place(split_guest_absolute(mount.guest_path), Root(mount.host, quota=quota), mount.writable)
+    return MountedRoot(split_guest_absolute(mount.guest_path), Root(mount.host, quota=quota), mount.writable)
+
+
+def _snapshot_quota(disk_mb: int | None) -> Quota | None:
+    hint = "close the sandbox, or give it a larger limits=Limits(disk_mb=...)"
+    return None if disk_mb is None else Quota(disk_mb * _SNAPSHOT_FACTOR, "for snapshots of the sandbox", hint)
 
 
 def _host_source(path: AnyPath) -> Path:
     return Path(host_path("source", path))
 
 
-def _untracked() -> LimitExceeded:
+def _not_tracked_error() -> LimitExceeded:
     hint = "create the Sandbox with track_changes=True"
     return LimitExceeded(WORK, "is not tracked for changes", limit=0, hint=hint)
 
@@ -291,4 +333,4 @@ def _as_bytes(name: str, data: str | bytes, *, check_only: bool = False) -> byte
     try:
         return b"" if check_only else data.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest("must be valid Unicode (it holds a lone surrogate)", field=name) from None
+        raise InvalidRequest("must be valid Unicode (it contains a lone surrogate)", field=name) from None

@@ -1,4 +1,4 @@
-"""A strict reader of tar headers: ustar, GNU long names and pax paths; files and directories, and nothing else."""
+"""A strict tar reader: ustar, GNU long names and pax paths; only files and directories."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import IO
 from warmcell.core.types import MIB
 from warmcell.workspace.archive.members import ArchiveLimits, Member, MemberList
 from warmcell.workspace.errors import ArchiveRejected
-from warmcell.workspace.names import shown
+from warmcell.workspace.names import display_path
 
 _BLOCK = 512
-#: For one extended header, and for all of them together: names have 4,096 bytes at most, the rest is of no use to us.
+#: For one extended header, and for all together. Names have at most 4,096 bytes; nothing else is used.
 _MAX_EXTENSION = 64 * 1024
 _MAX_EXTENSIONS = 8 * MIB
 _FILE, _DIRECTORY, _PAX, _PAX_GLOBAL, _GNU_LONG_NAME = b"0", b"5", b"x", b"g", b"L"
 _EXTENSIONS = (_PAX, _PAX_GLOBAL, _GNU_LONG_NAME)
 _KINDS = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device", b"6": "a FIFO"}
-#: Keys of pax headers that change nothing which we use.
+#: Keys of pax headers that are used or can be ignored.
 _HARMLESS_PAX = {"mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment", "size", "path"}
 
 
 @dataclass(slots=True)
 class _Overrides:
-    """What extended headers say about the member that follows them."""
+    """Values from extended headers for the next member."""
 
     name: str | None = None
     size: int | None = None
@@ -40,7 +40,7 @@ class _Overrides:
 
 
 def read_tar(stream: IO[bytes], size: int, limits: ArchiveLimits) -> tuple[Member, ...]:
-    """The members of an uncompressed tar of `size` bytes. Content stays where it is; members carry offsets."""
+    """The members of an uncompressed tar of `size` bytes, with the offsets of their content."""
     if size < _BLOCK:
         raise ArchiveRejected("this is not a tar or zip archive")
     found, overrides, offset, extended = MemberList(limits), _Overrides(), 0, 0
@@ -62,13 +62,13 @@ def read_tar(stream: IO[bytes], size: int, limits: ArchiveLimits) -> tuple[Membe
 
 
 def _header_at(stream: IO[bytes], offset: int, size: int) -> bytes | None:
-    """The next header, or None at the end: a block of zeros, or the end of the file just after a member."""
+    """The next header, or None at the end: a block of zeros, or end of file after a member."""
     if offset >= size:
         return None
     stream.seek(offset)
     header = stream.read(_BLOCK)
     if len(header) < _BLOCK:
-        raise ArchiveRejected("this is not a tar or zip archive, or it is cut short")
+        raise ArchiveRejected("this is not a tar or zip archive, or it is truncated")
     if not any(header):
         return None
     unsigned = sum(header) - sum(header[148:156]) + 8 * ord(" ")
@@ -80,17 +80,17 @@ def _header_at(stream: IO[bytes], offset: int, size: int) -> bytes | None:
 def _add(found: MemberList, name: str, kind: bytes, header: bytes, length: int, offset: int, size: int) -> None:
     if kind not in (_FILE, _DIRECTORY):
         what = _KINDS.get(kind, f"of the unknown type {kind!r}")
-        raise ArchiveRejected(f"{shown(name)!r} is {what}; only files and directories are unpacked")
+        raise ArchiveRejected(f"{display_path(name)!r} is {what}; only files and directories are unpacked")
     is_dir = kind == _DIRECTORY or name.endswith("/")
     if is_dir and length:
-        raise ArchiveRejected(f"{shown(name)!r} is a directory with content")
+        raise ArchiveRejected(f"{display_path(name)!r} is a directory with content")
     if offset + length > size:
-        raise ArchiveRejected(f"{shown(name)!r} is cut short")
+        raise ArchiveRejected(f"{display_path(name)!r} is cut short")
     found.add(name, is_dir=is_dir, mode=_number(header[100:108], "mode"), size=length, offset=offset)
 
 
 def _number(field: bytes, what: str) -> int:
-    """An octal number. The binary form of GNU tar holds sizes of 8 GiB and more, or negative ones: both refused."""
+    """Parse an octal number. GNU tar's binary form, for negative sizes and sizes from 8 GiB, is refused."""
     text = field.split(b"\0")[0].strip()
     if not text:
         return 0
@@ -101,7 +101,7 @@ def _number(field: bytes, what: str) -> int:
 
 def _name(header: bytes) -> str:
     name = header[:100].split(b"\0")[0]
-    # GNU's older format keeps times where ustar keeps the prefix.
+    # GNU's older format has times in the place of ustar's prefix.
     prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
     return _text(prefix + b"/" + name if prefix else name)
 
@@ -121,7 +121,7 @@ def _extension(stream: IO[bytes], offset: int, length: int, size: int) -> bytes:
 
 
 def _pax(payload: bytes) -> dict[str, str]:
-    """The records of a pax header: "LENGTH KEY=VALUE\\n", the length counting the whole record."""
+    """Parse pax records: "LENGTH KEY=VALUE\\n", where the length includes the whole record."""
     values: dict[str, str] = {}
     at = 0
     while at < len(payload):
@@ -135,7 +135,7 @@ def _pax(payload: bytes) -> dict[str, str]:
         at += length
     unknown = [key for key in values if key not in _HARMLESS_PAX and not key.startswith(("LIBARCHIVE.", "SCHILY."))]
     if unknown:
-        raise ArchiveRejected(f"an extended header has the key {shown(unknown[0])!r}, which is not supported")
+        raise ArchiveRejected(f"an extended header has the key {display_path(unknown[0])!r}, which is not supported")
     return values
 
 

@@ -1,8 +1,8 @@
-"""Archives that somebody else made: read to the end and judged as a whole before the first byte is written.
+"""Unpacks untrusted archives. The whole archive is checked before anything is written.
 
-`read_archive` gives back members whose names were split and checked like any path, and a private file that holds their
-content; `unpack` then writes through `Root`. Links, special files, set-id bits, names twice: all of it is refused.
-The readers are our own, strict and small: those of the standard library follow extensions that we would have to fear.
+`read_archive` returns members with checked names, and a private file with their content; `unpack` writes them through
+`Root`. Links, special files, set-id bits and duplicate names are refused. The readers are our own because those of the
+standard library support extensions that would be dangerous here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import ArchiveRejected, FileMissing, WrongKind
 from warmcell.workspace.files import replace_file
 from warmcell.workspace.names import Parts
-from warmcell.workspace.root import Root, explained, text_of
+from warmcell.workspace.root import Root, text_of, translate_os_errors
 
 _SPOOL_IN_MEMORY = 8 * MIB
 _XZ_MEMORY = 128 * MIB
@@ -37,7 +37,7 @@ _DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A judged archive: what it holds, and an open file with the content of each member at its offset."""
+    """A checked archive: its members, and an open file with their content."""
 
     members: tuple[Member, ...]
     content: IO[bytes]
@@ -48,7 +48,7 @@ class Archive:
 
 
 def read_archive(source: bytes | IO[bytes], limits: ArchiveLimits | None = None) -> Archive:
-    """Reads tar (plain, gzip, bzip2, xz) or zip. Raises `ArchiveRejected` for anything that is not plainly harmless."""
+    """Read tar (plain, gzip, bzip2, xz) or zip. Raises `ArchiveRejected`."""
     limits = limits or ArchiveLimits()
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     size = stream.seek(0, os.SEEK_END)
@@ -104,7 +104,7 @@ def _xz_chunks(stream: IO[bytes]) -> Iterator[bytes]:
     while not decompressor.eof:
         data = stream.read(MIB) if decompressor.needs_input else b""
         if decompressor.needs_input and not data:
-            raise EOFError("it ends too early")
+            raise EOFError("unexpected end of data")
         yield decompressor.decompress(data, MIB)
 
 
@@ -116,12 +116,12 @@ _DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Iterator[bytes]]] = {
 
 
 def unpack(root: Root, base: Parts, archive: Archive) -> int:
-    """Writes the members beneath `base`; returns how many files. What would collide is found before the first write."""
+    """Write the members beneath `base` and return the number of files. Conflicts are found before the first write."""
     with Descent(root) as descent:
         for member in archive.members:
             _check_target(descent, (*base, *member.parts), member)
     files = 0
-    with Descent(root, makes=True) as descent:
+    with Descent(root, create=True) as descent:
         descent.enter(base)
         for member in archive.members:
             target = (*base, *member.parts)
@@ -136,11 +136,11 @@ def unpack(root: Root, base: Parts, archive: Archive) -> int:
 
 def _check_target(descent: Descent, target: Parts, member: Member) -> None:
     try:
-        with explained(target):
+        with translate_os_errors(target):
             mode = os.stat(target[-1], dir_fd=descent.enter(target[:-1]), follow_symlinks=False).st_mode
     except FileMissing:
         return
     if stat.S_ISDIR(mode) != member.is_dir and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        raise WrongKind(text_of(target), "is there already and is of another kind than in the archive")
+        raise WrongKind(text_of(target), "exists and is of another type than in the archive")
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-        raise PathTraversal(text_of(target), "is a link or special file and is not written through")
+        raise PathTraversal(text_of(target), "is a link or special file, which is never written through")

@@ -1,1 +1,1 @@
-"""Patches as tools and models write them: parsed, placed and applied, all or nothing."""
+"""Patches: unified diffs and the format of coding agents, applied all or nothing."""

@@ -1,4 +1,4 @@
-"""Applies a patch to a workspace: all worked out in memory first, then written, and undone if a write fails."""
+"""Applies a patch to a workspace: computed in memory first, then written, and undone if a write fails."""
 
 from __future__ import annotations
 
@@ -13,21 +13,45 @@ from warmcell.workspace.diff import ChangeKind, FsChange
 from warmcell.workspace.errors import FileMissing, Misfit, PatchRejected
 from warmcell.workspace.files import put_file, read_file, replace_file, stat_path
 from warmcell.workspace.name_tree import NameTree
-from warmcell.workspace.names import Parts, shown
-from warmcell.workspace.patch.hunks import MAX_MISFITS, Effort, apply_hunks
+from warmcell.workspace.names import Parts, display_path
+from warmcell.workspace.patch.agent_format import BEGIN, parse_agent_patch
+from warmcell.workspace.patch.hunks import MAX_MISFITS, ComparisonBudget, apply_hunks
 from warmcell.workspace.patch.model import FilePatch
-from warmcell.workspace.patch.parse import parse_patch
+from warmcell.workspace.patch.unified_diff import parse_unified
 from warmcell.workspace.quota import DIRECTORY_SPACE, space_for
-from warmcell.workspace.root import Root, explained, text_of
+from warmcell.workspace.root import Root, text_of, translate_os_errors
+
+MAX_PATCH_BYTES = 8 * MIB
+
+
+def parse_patch(text: str) -> list[FilePatch]:
+    """Parse a unified diff or an agent's patch. Raises `PatchRejected`."""
+    if len(text) > MAX_PATCH_BYTES:
+        raise PatchRejected(f"the patch is larger than {MAX_PATCH_BYTES} bytes")
+    text = _strip_fence(text)
+    patches = parse_agent_patch(text) if text.lstrip().startswith(BEGIN) else parse_unified(text)
+    if not patches:
+        hint = f"it needs '--- a/file', '+++ b/file' and '@@' lines, or '{BEGIN}' and '*** End Patch' around it"
+        raise PatchRejected("this is not a unified diff", hint=hint)
+    return patches
+
+
+def _strip_fence(text: str) -> str:
+    """Remove a Markdown code fence, and add the final newline that models often omit."""
+    stripped = text.strip()
+    if stripped.startswith("```") and stripped.endswith("\n```") and "\n" in stripped[:-4]:
+        text = stripped[stripped.index("\n") + 1 : -3]
+    return text if not text or text.endswith("\n") else text + "\n"
+
 
 MAX_PATCHED_BYTES = 64 * MIB
-#: Files, and the directories on the way to them, which a patch makes when they are missing.
+#: Files and their parent directories, which a patch may create.
 MAX_PATCHED_NAMES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """One file before and after; None is "not there"."""
+    """One file before and after; None if it does not exist."""
 
     parts: Parts
     before: bytes | None
@@ -41,22 +65,22 @@ class _Edit:
 
 
 def apply_patch(root: Root, base: Parts, patch: str | bytes) -> list[FsChange]:
-    """Applies a patch beneath `base`, all of it or nothing. Raises `PatchRejected`, or what a path raises."""
+    """Apply a patch beneath `base`, all or nothing. Raises `PatchRejected` or a path error."""
     edits = _plan(root, base, parse_patch(_text(patch)))
     done: list[_Edit] = []
-    with Descent(root, makes=True) as descent:
+    with Descent(root, create=True) as descent:
         try:
             for edit in edits:
                 done.append(edit)
-                _carry_out(root, descent, edit)
+                _apply_edit(root, descent, edit)
         except BaseException:
-            _undo(root, done, descent.made)
+            _undo(root, done, descent.created)
             raise
     return sorted((edit.as_change() for edit in edits), key=lambda change: change.path)
 
 
 def _text(patch: str | bytes) -> str:
-    """As text in which every byte of the original can be found again."""
+    """Decode reversibly (surrogateescape)."""
     try:
         raw = patch if isinstance(patch, bytes) else patch.encode()
     except UnicodeEncodeError:
@@ -65,9 +89,9 @@ def _text(patch: str | bytes) -> str:
 
 
 def _plan(root: Root, base: Parts, patches: list[FilePatch]) -> list[_Edit]:
-    """The edits, in the order of a tree, so that no directory is entered twice."""
+    """The edits in depth-first order, so that each directory is entered once."""
     planned: NameTree[_Edit] = NameTree()
-    budget, effort = MAX_PATCHED_BYTES, Effort()
+    budget, effort = MAX_PATCHED_BYTES, ComparisonBudget()
     misfits: list[Misfit] = []
     for patch in patches:
         if len(misfits) >= MAX_MISFITS:
@@ -88,22 +112,22 @@ def _plan(root: Root, base: Parts, patches: list[FilePatch]) -> list[_Edit]:
 
 
 def _edits_of(
-    root: Root, base: Parts, patch: FilePatch, budget: int, effort: Effort, misfits: list[Misfit]
+    root: Root, base: Parts, patch: FilePatch, budget: int, effort: ComparisonBudget, misfits: list[Misfit]
 ) -> list[_Edit]:
-    """What the patch of one file comes to. What does not fit is added to `misfits`: all of them are told at once."""
+    """The edits for one file patch. Parts that do not apply are added to `misfits`, to report all of them at once."""
     old = (*base, *patch.old) if patch.old is not None else None
     new = (*base, *patch.new) if patch.new is not None else None
     found = len(misfits)
     if old is not None and not _is_there(root, old):
-        misfits.append(Misfit(text_of(old), None, None, "is to be patched and does not exist"))
+        misfits.append(Misfit(text_of(old), None, None, "does not exist"))
     if new is not None and new != old and _is_there(root, new):
-        misfits.append(Misfit(text_of(new), None, None, "is to be created and exists already"))
+        misfits.append(Misfit(text_of(new), None, None, "already exists and would be created"))
     if len(misfits) > found:
         return []
     before = read_file(root, old, max(budget, 0)) if old is not None else None
-    content = _patched(patch, before or b"", effort, misfits)
+    content = _patch_content(patch, before or b"", effort, misfits)
     if new is None and content and len(misfits) == found:
-        misfits.append(Misfit(text_of(old or ()), None, None, "is to be deleted, but the patch leaves lines of it"))
+        misfits.append(Misfit(text_of(old or ()), None, None, "would be deleted, but lines remain"))
     mode = stat_path(root, old).mode & 0o777 if old is not None else 0o644
     edits = []
     if new is not None:
@@ -122,31 +146,32 @@ def _is_there(root: Root, parts: Parts) -> bool:
     return True
 
 
-def _patched(patch: FilePatch, before: bytes, effort: Effort, misfits: list[Misfit]) -> bytes:
+def _patch_content(patch: FilePatch, before: bytes, effort: ComparisonBudget, misfits: list[Misfit]) -> bytes:
     if patch.is_whole:
         return b""
     text, found = apply_hunks(before.decode("utf-8", "surrogateescape"), patch.hunks, effort)
     path = text_of(patch.target)
-    misfits += (Misfit(path, number, shown(patch.hunks[number - 1].title), reason) for number, reason in found)
+    misfits += (Misfit(path, number, display_path(patch.hunks[number - 1].title), reason) for number, reason in found)
     return text.encode("utf-8", "surrogateescape")
 
 
-def _carry_out(root: Root, descent: Descent, edit: _Edit) -> None:
+def _apply_edit(root: Root, descent: Descent, edit: _Edit) -> None:
+    root.check_unprotected(edit.parts)
     dir_fd = descent.enter(edit.parts[:-1])
     if edit.after is not None:
         replace_file(root, dir_fd, edit.parts, edit.after, executable=edit.executable)
         return
-    with explained(edit.parts):
+    with translate_os_errors(edit.parts):
         os.unlink(edit.parts[-1], dir_fd=dir_fd)
     root.refund(_space(edit.before))
 
 
 def _undo(root: Root, done: list[_Edit], made: list[tuple[Parts, int]]) -> None:
-    """Puts back what was there. It was there before, so the quota must not stand in the way."""
+    """Restore the files without charging the quota."""
     with Descent(root) as descent:
         for edit in reversed(done):
             with contextlib.suppress(Exception):
-                _put_back(root, descent.enter(edit.parts[:-1]), edit)
+                _restore_file(root, descent.enter(edit.parts[:-1]), edit)
         for parts, first in reversed(made):
             with contextlib.suppress(Exception):
                 for depth in range(len(parts) - 1, first - 1, -1):
@@ -154,7 +179,7 @@ def _undo(root: Root, done: list[_Edit], made: list[tuple[Parts, int]]) -> None:
                     root.refund(DIRECTORY_SPACE)
 
 
-def _put_back(root: Root, dir_fd: int, edit: _Edit) -> None:
+def _restore_file(root: Root, dir_fd: int, edit: _Edit) -> None:
     if edit.before is None:
         os.unlink(edit.parts[-1], dir_fd=dir_fd)
     else:

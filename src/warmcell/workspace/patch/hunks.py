@@ -1,21 +1,21 @@
-"""Pure module: puts hunks into text, with bounded effort."""
+"""Applies hunks to text with a bounded number of comparisons. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from warmcell.workspace.errors import PatchRejected
-from warmcell.workspace.names import shown
+from warmcell.workspace.names import display_path
 from warmcell.workspace.patch.model import Hunk, split_lines
 
-#: How many lines a whole patch may compare in search of where its hunks belong; a hostile one could need billions.
+#: Line comparisons for a whole patch. A hostile one could need billions.
 _MAX_COMPARISONS = 5_000_000
-#: Whoever wrote a patch that fits nowhere learns no more from the next hundred; and each costs a search to the end.
+#: Reported misfits. Each costs a search through the whole file.
 MAX_MISFITS = 100
 
 
-class Effort:
-    """What is left of the comparisons, for all files of a patch together."""
+class ComparisonBudget:
+    """The remaining comparisons, shared by all files of a patch."""
 
     def __init__(self) -> None:
         self._left = _MAX_COMPARISONS
@@ -23,20 +23,22 @@ class Effort:
     def spend(self, amount: int) -> None:
         self._left -= amount
         if self._left < 0:
-            raise PatchRejected("finding the places of the hunks takes too long")
+            raise PatchRejected("locating the hunks takes too long")
 
 
 class _Unplaced(Exception):
-    """The file has no place for a hunk; says why."""
+    """A hunk does not match the file."""
 
 
-def apply_hunks(text: str, hunks: Sequence[Hunk], effort: Effort | None = None) -> tuple[str, list[tuple[int, str]]]:
-    """The patched text, and for each hunk that found no place its number and the reason.
+def apply_hunks(
+    text: str, hunks: Sequence[Hunk], budget: ComparisonBudget | None = None
+) -> tuple[str, list[tuple[int, str]]]:
+    """The patched text, and the number and reason of each hunk that does not match.
 
-    Hunks come in the file's order and may have moved. Their lines must match, but for blanks at the ends of lines, and
-    lines that stay do so as the file has them.
+    Hunks are in file order and may have moved. Lines match exactly or without trailing blanks; context lines are kept
+    as the file has them.
     """
-    file = _File(split_lines(text), effort or Effort())
+    file = _File(split_lines(text), budget or ComparisonBudget())
     misfits = []
     for number, hunk in enumerate(hunks, start=1):
         try:
@@ -49,13 +51,13 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], effort: Effort | None = None) 
 
 
 class _File:
-    """A file while it is patched: what is done, and the old lines that are still to come."""
+    """A file being patched: the result so far, and the remaining old lines."""
 
-    def __init__(self, lines: list[str], effort: Effort) -> None:
-        effort.spend(len(lines))
+    def __init__(self, lines: list[str], budget: ComparisonBudget) -> None:
+        budget.spend(len(lines))
         self._lines = lines
         self._bare = [line.rstrip() for line in lines]
-        self._effort = effort
+        self._budget = budget
         self._done, self._shift = 0, 0
         self._result: list[str] = []
 
@@ -65,13 +67,13 @@ class _File:
         at = self._place_between(hunk, first) if not old else self._place_of(hunk, old, first)
         found = self._lines[at : at + len(old)]
         self._result += self._lines[self._done : at]
-        self._result += _merged(hunk, found, _has_lost_returns(old, found))
+        self._result += _merge_lines(hunk, found, _has_lost_returns(old, found))
         self._done = at + len(old)
         if hunk.start is not None:
             self._shift = at - (hunk.start - (1 if old else 0))
 
     def text(self) -> str:
-        """Only the last line may lack its end; a hunk that says otherwise would glue two lines together."""
+        """Add missing newlines except on the last line; otherwise a hunk could join two lines."""
         lines = self._result + self._lines[self._done :]
         ended = [line if line.endswith("\n") else line + "\n" for line in lines[:-1]]
         return "".join(ended + lines[-1:])
@@ -79,62 +81,64 @@ class _File:
     def _after_anchors(self, anchors: Sequence[str]) -> int:
         at = self._done
         for anchor in anchors:
-            self._effort.spend(len(self._bare) - at)
+            self._budget.spend(len(self._bare) - at)
             found = next((n for n in range(at, len(self._bare)) if self._bare[n].strip() == anchor), None)
             if found is None:
-                raise _Unplaced(f"the line {shown(anchor)!r} that its '@@' names is not there{self._since()}")
+                raise _Unplaced(f"the '@@' line {display_path(anchor)!r} was not found{self._since()}")
             at = found + 1
         return at
 
     def _place_between(self, hunk: Hunk, first: int) -> int:
-        """For lines that only come: by number, after the anchors, or at the end."""
+        """The place of a hunk that only adds lines: by line number, after the anchors, or at the end."""
         if hunk.start is None:
             return first if hunk.anchors and not hunk.is_at_end else len(self._lines)
         at = hunk.start + self._shift if self._lines else 0
         if not first <= at <= len(self._lines):
-            raise _Unplaced(f"it adds lines after line {hunk.start}, and the file has {len(self._lines)}")
+            raise _Unplaced(f"it adds lines after line {hunk.start}, but the file has {len(self._lines)} lines")
         return at
 
     def _place_of(self, hunk: Hunk, old: list[str], first: int) -> int:
-        """Where all old lines stand: exactly, or else but for blanks at the ends of lines."""
+        """The position where all old lines match, exactly or else without trailing blanks."""
         bare = [line.rstrip() for line in old]
         for lines, wanted in ((self._lines, old), (self._bare, bare)):
             for at in self._candidates(hunk, first, len(self._lines) - len(old)):
-                self._effort.spend(1)
+                self._budget.spend(1)
                 if lines[at] == wanted[0]:
-                    self._effort.spend(len(wanted))
+                    self._budget.spend(len(wanted))
                     if lines[at : at + len(wanted)] == wanted:
                         return at
         raise _Unplaced(self._reason(bare, first))
 
     def _candidates(self, hunk: Hunk, first: int, last: int) -> Iterator[int]:
-        """Nearest first where a line number says where; otherwise in the file's order."""
+        """Nearest to the hunk's line number first; without one, in file order."""
         if hunk.start is not None:
             return _outwards(hunk.start - 1 + self._shift, first, last)
         return _outwards(last if hunk.is_at_end else first, first, last)
 
     def _reason(self, wanted: list[str], first: int) -> str:
-        """Where most of the hunk's lines stand one after another, and what is there instead of the next."""
+        """Describe the longest partial match and the first line that differs."""
         most, place = 0, first
         for at in range(first, len(self._bare)):
             length = self._agreement(at, wanted)
             if length > most:
                 most, place = length, at
         if not most:
-            return f"the line {shown(wanted[0])!r} is not there{self._since()}"
+            return f"the line {display_path(wanted[0])!r} was not found{self._since()}"
         there = place + most
-        found = f"line {there + 1} is {shown(self._bare[there])!r}" if there < len(self._bare) else "the file ends"
-        return f"it fits from line {place + 1} on, but then {found} and not {shown(wanted[most])!r}"
+        found = (
+            f"line {there + 1} is {display_path(self._bare[there])!r}" if there < len(self._bare) else "the file ends"
+        )
+        return f"it matches from line {place + 1}, but then {found}, not {display_path(wanted[most])!r}"
 
     def _agreement(self, at: int, wanted: list[str]) -> int:
         length = 0
         while length < len(wanted) and at + length < len(self._bare) and self._bare[at + length] == wanted[length]:
             length += 1
-        self._effort.spend(length + 1)
+        self._budget.spend(length + 1)
         return length
 
     def _since(self) -> str:
-        return f" after line {self._done}, where the hunk before it ends" if self._done else ""
+        return f" after line {self._done}, where the previous hunk ends" if self._done else ""
 
 
 def _outwards(middle: int, first: int, last: int) -> Iterator[int]:
@@ -146,12 +150,12 @@ def _outwards(middle: int, first: int, last: int) -> Iterator[int]:
 
 
 def _has_lost_returns(old: list[str], found: list[str]) -> bool:
-    """Whether the file ends its lines with CR LF and whoever wrote the hunk did not see that."""
+    """Whether the file uses CR LF but the hunk was written with LF."""
     return found != old and all(line.endswith("\r\n") for line in found) and not any("\r" in line for line in old)
 
 
-def _merged(hunk: Hunk, found: list[str], has_lost_returns: bool) -> Iterator[str]:
-    """The hunk's new lines, where those that stay are the file's own."""
+def _merge_lines(hunk: Hunk, found: list[str], has_lost_returns: bool) -> Iterator[str]:
+    """The hunk's new lines; context lines are taken from the file."""
     standing = iter(found)
     for sign, content in hunk.lines:
         if sign == " ":

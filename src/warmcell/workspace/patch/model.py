@@ -1,4 +1,4 @@
-"""Pure module: what a patch says, whichever form it was written in."""
+"""A parsed patch, independent of its format. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from warmcell.workspace.names import Parts, split_relative
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Lines that stay (" "), go ("-") or come ("+"), with their line ends. `title` is its header as it was written.
+    """Context (" "), removed ("-") and added ("+") lines with their newlines. `title` is the header as written.
 
-    Where it belongs: near line `start` when it has one; after the lines `anchors`; at the end of the file.
+    Its place: near line `start` if set; after the lines `anchors`; or at the end of the file.
     """
 
     title: str
@@ -30,9 +30,9 @@ class Hunk:
 
 @dataclass(slots=True)
 class FilePatch:
-    """What to do to one file. `old` is None for a new file, `new` for a deleted one; both differ for a move or copy.
+    """The patch of one file. `old` is None for a new file, `new` for a deleted one; they differ for a move or copy.
 
-    `is_whole`: a deletion that does not say what the file holds.
+    `is_whole`: a deletion without the file's content.
     """
 
     old: Parts | None = None
@@ -48,12 +48,12 @@ class FilePatch:
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines with their ends. Only LF ends a line here; CR, form feeds and Unicode separators are content."""
+    """Split into lines with their newlines. Only LF ends a line; CR, form feeds and Unicode separators are content."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def named_file(text: str) -> Parts:
-    """The names of a path in a patch, which must lead to something beneath the workspace."""
+def parse_file_name(text: str) -> Parts:
+    """Parse a file name of a patch, which must be beneath the workspace."""
     try:
         parts = split_relative(text)
     except PathTraversal as error:

@@ -1,7 +1,7 @@
-"""What happens to files, seen from the host: `FileEvent`s of a directory, or of all that are in it.
+"""File events of a directory or a tree, seen from the host.
 
-The guest makes the events, so everything is bounded: the kernel's queue, the directories that are watched, and what one
-new directory may hold. Whoever meets a bound is told "overflow": something was missed, look again.
+The guest causes the events, so everything is bounded: the kernel's queue, the watched directories, and the entries
+reported for one new directory. Past a bound, an "overflow" event says that events were lost.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.workspace import inotify
 from warmcell.workspace.names import Parts, printable
-from warmcell.workspace.root import OPEN_DIRECTORY, Root, open_one
+from warmcell.workspace.root import OPEN_DIRECTORY, Root, is_temporary_name, open_one
 
-#: Directories in one watch. The kernel's memory for them is not the guest's, and a user may have but so many.
+#: Directories in one watch. They use kernel memory and the user's inotify limit.
 MOST_DIRECTORIES = 4096
-#: Each level is a descriptor while they are looked through.
+#: Scanning needs one descriptor per level.
 MOST_DEEP = 64
-#: Names that are told of one directory which was there, with all that is in it, before it could be watched.
+#: Entries reported for one directory that was filled before it could be watched.
 MOST_FOUND = 4096
-#: Characters of paths that wait to be told: a name may have 255, at every level.
+#: Characters of paths in undelivered events.
 MOST_TEXT = 1 << 22
 
 Kind = Literal["created", "modified", "deleted", "moved", "overflow"]
@@ -40,10 +40,9 @@ _KINDS: tuple[tuple[int, Kind], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FileEvent:
-    """`path` is relative to the work directory (of a mount: absolute, as the guest sees it).
+    """`path` is relative to the work directory; in a mount it is absolute, as the guest sees it.
 
-    "moved" is where something was, and "created" where it is now, or where something appeared. "overflow": below `path`
-    more happened than could be told.
+    A rename is "moved" for the old path and "created" for the new one. "overflow": events below `path` were lost.
     """
 
     path: str
@@ -51,31 +50,31 @@ class FileEvent:
 
 
 class FileWatch:
-    """Watches from the moment that it is made until `close`. `descriptor` can be polled; nothing here blocks.
+    """Watches from construction until `close`. `descriptor` can be polled; no method blocks.
 
-    Where it is recursive, somebody must `gather` as things happen, or what is made in new directories is not seen.
-    No link is followed: directories are opened name by name, and what is watched is what was opened.
+    With `recursive`, call `gather` promptly: it adds new directories, and until then their content is not watched.
+    Links are not followed: directories are opened name by name and watched by descriptor.
     """
 
     def __init__(self, root: Root, parts: Parts, prefix: str, *, recursive: bool) -> None:
         self._owned = Descriptors()
         if not sys.platform.startswith("linux"):
-            raise BackendUnavailable("this system cannot watch files as Linux does")
+            raise BackendUnavailable("watching files needs Linux (inotify)")
         self._root, self._prefix, self.is_recursive = root, prefix, recursive
         self._directories: dict[int, Parts] = {}
         self._found: deque[FileEvent] = deque()
         self._text = 0
-        #: What was read of the kernel's and not taken, each with where it ended among all bytes that were read.
+        #: Records that were read and not processed, each with the stream position of its end.
         self._records: deque[tuple[inotify.Record, int]] = deque()
-        #: How many those are, and up to which of them a new directory's names may be told a second time.
+        #: The stream position, and for each new directory the position up to which creations repeat its listing.
         self._read = 0
         self._listed: dict[int, tuple[int, set[str]]] = {}
-        #: Whether the directory itself has gone, so that nothing more can happen in it.
+        #: Whether the watched directory was removed, so that there will be no more events.
         self.is_over = False
         self._base = parts
         with self._owned:
             try:
-                self.descriptor = self._owned.opened(inotify.opened)
+                self.descriptor = self._owned.open(inotify.create)
                 with root.directory(parts) as directory:
                     self._base_watch = self._add(directory, parts)
                     self._enter(directory, parts)
@@ -92,7 +91,7 @@ class FileWatch:
 
     @property
     def is_full(self) -> bool:
-        """As much as is kept was gathered: until somebody has read, the rest is left to the kernel."""
+        """Whether the buffer is full; further events stay in the kernel's queue until some are read."""
         return len(self._found) > 2 * MOST_FOUND or self._text > MOST_TEXT
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ class FileWatch:
         self._owned.close()
 
     def next_event(self) -> FileEvent | None:
-        """The oldest that was gathered. The same twice in a row is told once."""
+        """The oldest event, or None. Consecutive duplicates are merged."""
         if not self._found:
             return None
         event = self._found.popleft()
@@ -110,13 +109,13 @@ class FileWatch:
         return event
 
     def forget(self) -> None:
-        """What was gathered and not read."""
+        """Drop the events that were gathered and not read."""
         self._found.clear()
         self._records.clear()
         self._text = 0
 
     def gather(self) -> None:
-        """What has happened since, a bounded part of it; directories that have come are watched from here on."""
+        """Process a bounded number of kernel records and start watching new directories."""
         if not self._records:
             with suppress(BlockingIOError):
                 self._read_more()
@@ -131,8 +130,8 @@ class FileWatch:
 
     def _take(self, record: inotify.Record, position: int) -> None:
         if record.mask & inotify.OVERFLOW:
-            self._tell(self._base, "overflow")
-            self._look_again()
+            self._emit(self._base, "overflow")
+            self._rescan()
             return
         directory = self._directories.get(record.watch)
         if directory is None:
@@ -140,15 +139,15 @@ class FileWatch:
         if record.mask & inotify.IGNORED:
             del self._directories[record.watch]
             self.is_over = self.is_over or record.watch == self._base_watch
-        elif record.name and not self._was_listed(record, position):
+        elif record.name and not is_temporary_name(record.name) and not self._was_listed(record, position):
             self._take_named(record, (*directory, record.name))
 
     def _was_listed(self, record: inotify.Record, position: int) -> bool:
-        """Whether its name was told as found: made after its directory was watched, and before that was looked into."""
+        """Whether the creation was already reported: made after its directory was watched but before it was listed."""
         until, names = self._listed.get(record.watch, (0, set()))
         if position > until or record.name not in names or record.mask & (inotify.MODIFY | inotify.ATTRIB):
             return False
-        names.discard(record.name)  # what happens to that name afterwards is told
+        names.discard(record.name)  # later events for that name are reported
         return bool(record.mask & (inotify.CREATE | inotify.MOVED_TO))
 
     def _take_named(self, record: inotify.Record, parts: Parts) -> None:
@@ -157,53 +156,55 @@ class FileWatch:
             self._forget_below(parts)
         for bits, kind in _KINDS:
             if record.mask & bits:
-                self._tell(parts, kind)
+                self._emit(parts, kind)
         if is_directory and self.is_recursive and record.mask & (inotify.CREATE | inotify.MOVED_TO):
             self._follow(parts)
 
     def _follow(self, parts: Parts) -> None:
-        """A directory that has come, unless it is gone again, or something else stands there by now."""
+        """Watch a new directory, unless it was removed or replaced meanwhile."""
         with suppress(SandboxError, OSError), self._root.directory(parts) as directory:
             known = set(self._directories)
-            watch = self._add_or_tell(directory, parts)
+            watch = self._try_add(directory, parts)
             if watch is not None and watch not in known:
                 self._enter(directory, parts, watch)
 
     def _enter(self, directory: int, parts: Parts, new: int | None = None) -> None:
-        """All directories below. What was in a new one, which has this watch, before it was watched is told, too."""
+        """Watch all directories below. `new` is the watch of a new directory, whose existing entries are reported."""
         if not self.is_recursive:
             return
         names: set[str] = set()
         with os.scandir(directory) as entries:
             for entry in entries:
+                if is_temporary_name(entry.name):
+                    continue
                 below = (*parts, entry.name)
                 if new is not None:
                     if len(names) >= MOST_FOUND:
-                        self._tell(parts, "overflow")
+                        self._emit(parts, "overflow")
                         break
                     names.add(entry.name)
-                    self._tell(below, "created")
+                    self._emit(below, "created")
                 is_directory = entry.is_dir(follow_symlinks=False)
                 if is_directory and not self._descend(directory, entry.name, below, tells=new is not None):
                     break
-        if new is not None and (waiting := inotify.waiting(self.descriptor)):
+        if new is not None and (waiting := inotify.unread_bytes(self.descriptor)):
             self._listed[new] = (self._read + waiting, names)
 
     def _descend(self, directory: int, name: str, below: Parts, *, tells: bool) -> bool:
-        """False where there is no room for another."""
+        """Watch one subdirectory; False if no more can be watched."""
         try:
             child = open_one(directory, name, OPEN_DIRECTORY)
         except OSError as error:
             return error.errno not in (errno.EMFILE, errno.ENFILE)
         try:
-            watch = self._add_or_tell(child, below)
+            watch = self._try_add(child, below)
             if watch is not None:
                 self._enter(child, below, watch if tells else None)
             return watch is not None
         finally:
             os.close(child)
 
-    def _add_or_tell(self, directory: int, parts: Parts) -> int | None:
+    def _try_add(self, directory: int, parts: Parts) -> int | None:
         is_deep = len(parts) - len(self._base) > MOST_DEEP
         if len(self._directories) < MOST_DIRECTORIES and not is_deep:
             try:
@@ -211,7 +212,7 @@ class FileWatch:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                     raise
-        self._tell(parts[:-1], "overflow")
+        self._emit(parts[:-1], "overflow")
         return None
 
     def _add(self, directory: int, parts: Parts) -> int:
@@ -220,18 +221,18 @@ class FileWatch:
         return watch
 
     def _forget_below(self, parts: Parts) -> None:
-        """It goes on under another name, which is told if it stays in sight."""
+        """Stop watching a moved directory. If it stays in the tree, its new name is watched again."""
         gone = [watch for watch, known in self._directories.items() if known[: len(parts)] == parts]
         for watch in gone:
             inotify.remove(self.descriptor, watch)
             del self._directories[watch]
 
-    def _look_again(self) -> None:
-        """After records were lost: directories that came are watched, too. Those that went are told as ignored."""
+    def _rescan(self) -> None:
+        """After lost records: watch new directories. The kernel reports removed ones as IGNORED."""
         with suppress(SandboxError, OSError), self._root.directory(self._base) as directory:
             self._enter(directory, self._base)
 
-    def _tell(self, parts: Parts, kind: Kind) -> None:
+    def _emit(self, parts: Parts, kind: Kind) -> None:
         if self.is_full:
             kind, parts = "overflow", self._base
         path = printable("/".join(parts)) or "."
@@ -243,13 +244,13 @@ class FileWatch:
 
 
 def _refusal(error: OSError) -> Exception:
-    """Inotify's own limits are per user, and are told by errnos that mean other things elsewhere."""
+    """The typed error. inotify reports its per-user limits as EMFILE and ENOSPC."""
     if isinstance(error, SandboxError):
         return error
     if error.errno == errno.EMFILE:
         hint = "close some watches, or raise fs.inotify.max_user_instances, or `ulimit -n`"
-        return ExecutionFailed("could not watch the directory: this user has as many watches as it may have", hint=hint)
+        return ExecutionFailed("could not watch the directory: too many inotify instances of this user", hint=hint)
     if error.errno == errno.ENOSPC:
         hint = "watch less, or raise fs.inotify.max_user_watches"
-        return ExecutionFailed("could not watch the directory: this user watches as much as it may watch", hint=hint)
+        return ExecutionFailed("could not watch the directory: too many inotify watches of this user", hint=hint)
     return host_failure(error, "watch the directory")

@@ -1,0 +1,63 @@
+"""Writes a directory for other tools: a copy of it, or a tar file."""
+
+from __future__ import annotations
+
+import gzip
+import os
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.images.limits import Budget, ImageLimits
+from warmcell.images.tree_tar import write_tree
+from warmcell.lifetime.own_modes import make_directory
+from warmcell.workspace.copy import copy_tree
+from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.root import Root
+from warmcell.workspaces.snapshots.take import LIMITS
+
+_TAR, _COMPRESSED = (".tar",), (".tar.gz", ".tgz")
+
+
+def is_tar(target: str) -> bool:
+    return target.endswith(_TAR + _COMPRESSED)
+
+
+def export_directory(directory: str, target: str) -> None:
+    """All or nothing. The target must not exist."""
+    try:
+        if is_tar(target):
+            _write_tar(directory, target)
+        else:
+            _copy(directory, target)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InvalidRequest(f"cannot write {target!r}: {reason}", field="path") from None
+
+
+def _write_tar(directory: str, target: str) -> None:
+    draft = f"{target}.{os.urandom(6).hex()}.new"
+    budget = Budget(ImageLimits(LIMITS.total_bytes, LIMITS.entries))
+    try:
+        with open(draft, "xb") as file:
+            if target.endswith(_COMPRESSED):
+                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                    write_tree(directory, packed, budget)
+            else:
+                write_tree(directory, file, budget)
+        os.rename(draft, target)
+    except BaseException:
+        if os.path.exists(draft):
+            os.unlink(draft)
+        raise
+
+
+def _copy(directory: str, target: str) -> None:
+    make_directory(target)
+    source, copy = Root(directory), Root(target)
+    try:
+        copy_tree(source, copy, limits=LIMITS)
+    except BaseException:
+        remove_directory(target)
+        raise
+    finally:
+        source.close()
+        copy.close()

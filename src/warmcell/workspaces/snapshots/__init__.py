@@ -1,0 +1,1 @@
+"""Snapshots of directories, as content-addressed chunks in packs."""

@@ -1,0 +1,267 @@
+"""SnapshotArchive: snapshots of directories in one place, each with a small document of its owner's.
+
+    packs/NAME          chunks (`packs.py`)
+    snapshots/ID        one record each: the document, and the pieces of the top directory; ID is its digest
+    catalogue.db        an index of both (`catalogue.py`), and nothing that the objects do not have
+    staging/            files that are not finished
+
+The order of a snapshot: packs are on disk, then the record, then the index. A program that is killed in between leaves
+packs that `compact` removes, or a record that the next program finds; never a record without its packs. The directory
+is the lock: programs that add something share it, `compact` has it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from warmcell.core.errors import ExecutionFailed, InvalidRequest, SnapshotInvalid, SnapshotNotFound
+from warmcell.core.records import dataclass
+from warmcell.lifetime.held_directories import hold
+from warmcell.lifetime.own_modes import make_directories
+from warmcell.workspace.names import printable
+from warmcell.workspace.root import Root
+from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspaces.snapshots import catalogue as index
+from warmcell.workspaces.snapshots.catalogue import Catalogue
+from warmcell.workspaces.snapshots.chunks import ChunkCodec, damage_error
+from warmcell.workspaces.snapshots.compaction import compact_packs
+from warmcell.workspaces.snapshots.objects import PACKS, SNAPSHOTS, LocalObjects, Objects, Staging
+from warmcell.workspaces.snapshots.packs import Pack, PackWriter, read_index
+from warmcell.workspaces.snapshots.reading import ChunkReader
+from warmcell.workspaces.snapshots.restore import TreeWriter
+from warmcell.workspaces.snapshots.take import DirectoryReader
+from warmcell.workspaces.snapshots.tree import Entry, from_plain, to_plain
+
+_PATIENCE_SECONDS = 60.0
+_ID = re.compile(r"[0-9a-f]{32}")
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """`document` is the owner's. `stored_bytes` is what this snapshot added to the store."""
+
+    id: SnapshotId
+    created: float
+    files: int
+    total_bytes: int
+    stored_bytes: int
+    document: Mapping[str, Any]
+    root: Entry
+
+
+class SnapshotArchive:
+    """Blocking, and safe to share between threads and programs. Without `objects` they lie below `path` too."""
+
+    def __init__(self, path: str, *, objects: Objects | None = None, key: bytes | None = None) -> None:
+        self.path = os.path.abspath(path)
+        make_directories(self.path)
+        if os.stat(self.path).st_uid != os.geteuid():
+            raise InvalidRequest(f"the store {self.path!r} belongs to another user", field="path")
+        self.codec = ChunkCodec(key)
+        self.catalogue = Catalogue(os.path.join(self.path, "catalogue.db"))
+        self._objects = objects or LocalObjects(self.path)
+        self._is_shared_with_machines = objects is not None
+        self._staging = Staging(os.path.join(self.path, "staging"))
+        #: Packs that were not whole when they were read.
+        self._incomplete: set[str] = set()
+        self.synchronise()
+
+    def take(self, directory: str, source: str, document: Mapping[str, Any]) -> SnapshotRecord:
+        """A new snapshot of a directory. `source` names the directory: unchanged files are those of its last one."""
+        self._follow_others()
+        root = Root(directory)
+        try:
+            with self.lock(is_shared=True), self.catalogue.connect() as database:
+                return self._take(database, root, source, document)
+        finally:
+            root.close()
+
+    def _take(
+        self, database: sqlite3.Connection, root: Root, source: str, document: Mapping[str, Any]
+    ) -> SnapshotRecord:
+        writer = PackWriter(self._objects, self._staging)
+        try:
+            scan = index.read_scan(database, source)
+            reader = DirectoryReader(self._chunk_adder(database, writer), scan and self.open_document(scan))
+            taken = reader.read(root)
+            writer.finish()
+        finally:
+            writer.abandon()
+        stored = sum(place.length for pack in writer.packs for place in pack.chunks)
+        record: dict[str, Any] = {"version": _VERSION, "nonce": secrets.token_hex(16), "created": time.time()}
+        record |= {"files": taken.files, "bytes": taken.total_bytes, "stored": stored, "skipped": taken.skipped}
+        record |= {"document": dict(document), "root": to_plain(taken.root)}
+        identity, sealed = self._seal_record(record)
+        self._staging.put_bytes(self._objects, SNAPSHOTS, identity, sealed)
+        index.add_packs(database, writer.packs)
+        index.put_snapshot(database, identity, sealed)
+        index.put_scan(database, source, self.seal_document(taken.scan))
+        return self._open_record(identity, sealed)
+
+    def _chunk_adder(self, database: sqlite3.Connection, writer: PackWriter) -> Callable[[bytes], str]:
+        added: set[str] = set()
+
+        def add(data: bytes) -> str:
+            digest = self.codec.digest(data)
+            if digest not in added and not index.has_chunk(database, digest):
+                added.add(digest)
+                writer.append(digest, self.codec.seal(data, digest))
+            return digest
+
+        return add
+
+    def restore(self, snapshot: str, target: Root) -> SnapshotRecord:
+        """Write the files of a snapshot into an empty directory. Every chunk is verified."""
+        record = self.get(snapshot)
+        with self.lock(is_shared=True), self._read_chunks() as read:
+            TreeWriter(read, target).write(record.root)
+        sync_file_system(target.fd)
+        return record
+
+    def get(self, snapshot: str) -> SnapshotRecord:
+        """`SnapshotNotFound` if there is none."""
+        if isinstance(snapshot, str) and _ID.fullmatch(snapshot):
+            self._follow_others()
+            for attempt in range(2):
+                with self.catalogue.connect() as database:
+                    document = index.read_snapshot(database, snapshot)
+                if document is not None:
+                    return self._open_record(snapshot, document)
+                if attempt == 0:
+                    self.synchronise()  # another machine may have added it
+        raise SnapshotNotFound(f"no snapshot {printable(str(snapshot))[:80]!r}")
+
+    def records(self) -> list[SnapshotRecord]:
+        """The oldest first."""
+        with self.catalogue.connect() as database:
+            found = database.execute("select id, document from snapshots").fetchall()
+        return sorted((self._open_record(*row) for row in found), key=lambda record: record.created)
+
+    def remove(self, snapshot: str) -> None:
+        """What only this one needs is freed by `compact`."""
+        identity = self.get(snapshot).id
+        with self.lock(is_shared=True), self.catalogue.connect() as database:
+            self._objects.remove(SNAPSHOTS, identity)
+            index.remove_snapshot(database, identity)
+
+    def compact(self) -> int:
+        """Remove what no snapshot needs, and return the bytes freed. `ExecutionFailed` while another program writes."""
+        with self.lock(is_shared=False):
+            self._incomplete.clear()
+            self._synchronise()
+            self._staging.clear()
+            with self._read_chunks() as read:
+                tops = [record.root for record in self.records()]
+                return compact_packs(self.catalogue, self._objects, self._staging, read, tops)
+
+    def synchronise(self) -> None:
+        """Bring the index up to date with the objects: after a kill, or when another machine has written to a URL."""
+        if self._differences() is not None:
+            with self.lock(is_shared=True):  # not beside a compaction, which removes packs
+                self._synchronise()
+
+    def _follow_others(self) -> None:
+        """Other machines do not write to this index: packs that it names may be gone."""
+        if self._is_shared_with_machines:
+            self.synchronise()
+
+    def _synchronise(self) -> None:
+        found = self._differences()
+        if found is None:
+            return
+        new_packs, lost_packs, new_snapshots, lost_snapshots = found
+        packs = self._read_indexes(new_packs)
+        with self.catalogue.connect() as database:
+            index.add_packs(database, packs)
+            index.remove_packs(database, lost_packs)
+            for name in new_snapshots:
+                with suppress(SnapshotInvalid):  # removed meanwhile
+                    index.put_snapshot(database, name, self._objects.read(SNAPSHOTS, name))
+            for name in lost_snapshots:
+                index.remove_snapshot(database, name)
+
+    def _differences(self) -> tuple[set[str], set[str], set[str], set[str]] | None:
+        """New and lost packs, new and lost snapshots. The index is read first: what it names was in the objects."""
+        with self.catalogue.connect() as database:
+            known_packs, known_snapshots = index.pack_names(database), index.snapshot_ids(database)
+        packs, snapshots = set(self._objects.names(PACKS)), set(self._objects.names(SNAPSHOTS))
+        packs -= self._incomplete
+        found = packs - known_packs, known_packs - packs, snapshots - known_snapshots, known_snapshots - snapshots
+        return found if any(found) else None
+
+    def _read_indexes(self, names: set[str]) -> list[Pack]:
+        packs = []
+        with self._read_chunks() as read:
+            for name in names:
+                try:
+                    packs.append(read_index(read.fetch(name), name))
+                except SnapshotInvalid:  # not whole: another program is writing it where files cannot be renamed
+                    self._incomplete.add(name)
+        return packs
+
+    @contextmanager
+    def lock(self, *, is_shared: bool) -> Iterator[None]:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (held := hold(self.path, is_shared=is_shared)) is None:
+            if time.monotonic() > deadline:
+                what = "compacting" if is_shared else "writing to"
+                raise ExecutionFailed(f"another program is {what} the store {self.path!r}")
+            time.sleep(0.02)
+        try:
+            yield
+        finally:
+            held.let_go()
+
+    def seal_document(self, data: bytes) -> bytes:
+        digest = self.codec.digest(data)
+        return digest.encode() + self.codec.seal(data, digest, is_compressed=False)
+
+    def open_document(self, sealed: bytes) -> bytes:
+        digest = sealed[:48].decode("ascii", "replace")
+        return self.codec.open(sealed[48:], digest)
+
+    @contextmanager
+    def _read_chunks(self) -> Iterator[ChunkReader]:
+        reader = ChunkReader(self.catalogue, self._objects, self._staging, self.codec)
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    def _seal_record(self, record: dict[str, Any]) -> tuple[str, bytes]:
+        data = json.dumps(record, separators=(",", ":")).encode("ascii")
+        sealed = self.seal_document(data)
+        return sealed[:32].decode(), sealed
+
+    def _open_record(self, identity: str, sealed: bytes) -> SnapshotRecord:
+        data = self.open_document(sealed)
+        if not self.codec.digest(data).startswith(identity):
+            raise damage_error(f"snapshots/{identity}", "it is the record of another snapshot")
+        try:
+            plain = json.loads(data)
+            skipped = tuple(map(str, plain["skipped"]))
+            numbers = (float(plain["created"]), int(plain["files"]), int(plain["bytes"]), int(plain["stored"]))
+            document, root = dict(plain["document"]), from_plain(plain["root"])
+        except (ValueError, KeyError, TypeError):
+            raise damage_error(f"snapshots/{identity}", "its record has an unknown form") from None
+        return SnapshotRecord(SnapshotId(identity, skipped), *numbers, document, root)
+
+
+def sync_file_system(fd: int) -> None:
+    """What was written to this file system is on disk afterwards: one call for all files."""
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    if hasattr(library, "syncfs"):
+        library.syncfs(fd)
+    else:
+        os.sync()

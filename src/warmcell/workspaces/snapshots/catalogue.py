@@ -1,0 +1,114 @@
+"""Catalogue: an SQLite index of packs, chunks and snapshots, and the workspaces of this machine.
+
+The objects are the truth about snapshots: `adopt` and `forget` bring the index up to date with them. A connection is
+opened for each operation, so that threads, forks and other programs need no care.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from warmcell.core.errors import ExecutionFailed, SandboxError, SnapshotInvalid
+from warmcell.workspaces.snapshots.packs import Pack
+
+_PATIENCE_SECONDS = 60.0
+_TABLES = """
+create table if not exists packs (number integer primary key, name text unique not null);
+create table if not exists chunks (
+    digest blob primary key, pack integer not null, offset integer not null, length integer not null) without rowid;
+create index if not exists chunks_by_pack on chunks (pack);
+create table if not exists snapshots (id text primary key, document blob not null);
+create table if not exists scans (source text primary key, document blob not null);
+create table if not exists workspaces (id text primary key, name text unique not null, document blob not null);
+"""
+
+
+class Catalogue:
+    """`connect` gives a transaction: it is committed as a whole, or not at all."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with self.connect() as database:
+            database.executescript(_TABLES)
+
+    @contextmanager
+    def connect(self) -> Iterator[sqlite3.Connection]:
+        try:
+            database = sqlite3.connect(self._path, timeout=_PATIENCE_SECONDS)
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from None
+        try:
+            database.execute("pragma synchronous = extra")  # a commit is on disk, and so is the end of its journal
+            with database:
+                yield database
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from None
+        finally:
+            database.close()
+
+
+def _translate(error: sqlite3.Error, path: str) -> SandboxError:
+    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        return ExecutionFailed(f"the catalogue {path!r} is in use by other programs for too long")
+    return SnapshotInvalid(f"cannot use the catalogue {path!r}: {error}", hint="restore the store from a backup")
+
+
+def has_chunk(database: sqlite3.Connection, digest: str) -> bool:
+    return database.execute("select 1 from chunks where digest = ?", (bytes.fromhex(digest),)).fetchone() is not None
+
+
+def find_chunk(database: sqlite3.Connection, digest: str) -> tuple[str, int, int] | None:
+    """The pack, offset and length of a chunk."""
+    query = "select name, offset, length from chunks join packs on pack = number where digest = ?"
+    found: tuple[str, int, int] | None = database.execute(query, (bytes.fromhex(digest),)).fetchone()
+    return found
+
+
+def add_packs(database: sqlite3.Connection, packs: Iterable[Pack], *, is_preferred: bool = False) -> None:
+    """A chunk that is in two packs is read from the first, or from this one if that `is_preferred`."""
+    verb = "replace" if is_preferred else "ignore"
+    for pack in packs:
+        database.execute("insert or ignore into packs (name) values (?)", (pack.name,))
+        number = database.execute("select number from packs where name = ?", (pack.name,)).fetchone()[0]
+        rows = ((bytes.fromhex(digest), number, offset, length) for digest, offset, length in pack.chunks)
+        database.executemany(f"insert or {verb} into chunks values (?, ?, ?, ?)", rows)
+
+
+def remove_packs(database: sqlite3.Connection, names: Iterable[str]) -> None:
+    """Scans may name chunks of these packs, so they are removed too: the next snapshots read every file."""
+    for name in names:
+        database.execute("delete from chunks where pack = (select number from packs where name = ?)", (name,))
+        database.execute("delete from packs where name = ?", (name,))
+        database.execute("delete from scans")
+
+
+def pack_names(database: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in database.execute("select name from packs")}
+
+
+def snapshot_ids(database: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in database.execute("select id from snapshots")}
+
+
+def put_snapshot(database: sqlite3.Connection, snapshot: str, document: bytes) -> None:
+    database.execute("insert or replace into snapshots values (?, ?)", (snapshot, document))
+
+
+def remove_snapshot(database: sqlite3.Connection, snapshot: str) -> None:
+    database.execute("delete from snapshots where id = ?", (snapshot,))
+
+
+def read_snapshot(database: sqlite3.Connection, snapshot: str) -> bytes | None:
+    found = database.execute("select document from snapshots where id = ?", (snapshot,)).fetchone()
+    return None if found is None else bytes(found[0])
+
+
+def read_scan(database: sqlite3.Connection, source: str) -> bytes | None:
+    found = database.execute("select document from scans where source = ?", (source,)).fetchone()
+    return None if found is None else bytes(found[0])
+
+
+def put_scan(database: sqlite3.Connection, source: str, document: bytes) -> None:
+    database.execute("insert or replace into scans values (?, ?)", (source, document))

@@ -1,0 +1,113 @@
+"""Chunks: pieces of data named by their digest, compressed, and encrypted if there is a key.
+
+What is read is compared with its name, so a chunk that was changed on disk is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import zlib
+from typing import Any
+
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SnapshotInvalid
+
+#: Files are split into blocks of this size.
+BLOCK = 256 * 1024
+#: The largest chunk: a list of names can be longer than a block. Bounds what a hostile chunk unpacks to.
+MAX_CHUNK = 64 * 1024 * 1024
+KEY_BYTES = 32
+_DIGEST_BYTES = 24
+_RAW, _DEFLATED = b"\x00", b"\x01"
+_NONCE_BYTES = 12
+#: With a key, names of chunks depend on it too: without the key, one cannot test whether a known file is in the store.
+_NAMES, _CONTENT = b"warmcell names", b"warmcell content"
+
+
+class ChunkCodec:
+    """Names, compresses and encrypts chunks. Without a key they are not encrypted."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._name_key = b"" if key is None else _derive(key, _NAMES)
+        self._cipher: Any = None if key is None else _make_cipher(_derive(key, _CONTENT))
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self._cipher is not None
+
+    def digest(self, data: bytes) -> str:
+        return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=self._name_key).hexdigest()
+
+    def seal(self, data: bytes, digest: str, *, is_compressed: bool = True) -> bytes:
+        """The stored form."""
+        packed = zlib.compress(data, 1) if is_compressed else data
+        body = _DEFLATED + packed if len(packed) < len(data) else _RAW + data
+        if self._cipher is None:
+            return body
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + bytes(self._cipher.encrypt(nonce, body, digest.encode()))
+
+    def open(self, stored: bytes, digest: str) -> bytes:
+        """Raises `SnapshotInvalid` unless this is what `seal` was given under that digest."""
+        data = _unpack(self._decrypt(stored, digest), digest)
+        if not hmac.compare_digest(self.digest(data), digest):
+            raise damage_error(digest, "its content has changed")
+        return data
+
+    def _decrypt(self, stored: bytes, digest: str) -> bytes:
+        if self._cipher is None:
+            return stored
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return bytes(self._cipher.decrypt(stored[:_NONCE_BYTES], stored[_NONCE_BYTES:], digest.encode()))
+        except (InvalidTag, ValueError):
+            raise damage_error(digest, "it cannot be decrypted with this key") from None
+
+
+def damage_error(what: str, reason: str) -> SnapshotInvalid:
+    return SnapshotInvalid(f"the store is damaged at {what[:80]}: {reason}", hint="restore the store from a backup")
+
+
+def parse_key(text: str) -> bytes:
+    """A key as text: 64 hexadecimal digits."""
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        hint = "make one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
+        raise InvalidRequest(f"must be {2 * KEY_BYTES} hexadecimal digits", field="key", hint=hint)
+    return key
+
+
+def _derive(key: bytes, purpose: bytes) -> bytes:
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise InvalidRequest(f"must be {KEY_BYTES} bytes", field="key")
+    return hmac.digest(key, purpose, "sha256")
+
+
+def _make_cipher(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        reason = "encryption needs the package 'cryptography', which is not installed"
+        raise BackendUnavailable(reason, hint="pip install 'warmcell[encryption]'") from None
+    return AESGCM(key)
+
+
+def _unpack(body: bytes, digest: str) -> bytes:
+    kind, content = body[:1], body[1:]
+    if kind == _RAW and len(content) <= MAX_CHUNK:
+        return content
+    if kind != _DEFLATED:
+        raise damage_error(digest, "its form is unknown")
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(content, MAX_CHUNK)
+    except zlib.error:
+        raise damage_error(digest, "it cannot be decompressed") from None
+    if not unpacker.eof or unpacker.unused_data:
+        raise damage_error(digest, "it is incomplete or too large")
+    return data

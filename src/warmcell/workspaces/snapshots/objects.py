@@ -1,0 +1,164 @@
+"""Where packs and snapshot records are kept: a directory, or any place that fsspec knows, such as S3."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from typing import Any, Protocol
+
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SnapshotInvalid
+from warmcell.lifetime.own_modes import make_directories
+
+PACKS, SNAPSHOTS = "packs", "snapshots"
+_UNFINISHED = ".new-"
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+class Objects(Protocol):
+    """Named, immutable objects. `put` is all or nothing, and durable when it returns."""
+
+    def names(self, kind: str) -> list[str]: ...
+
+    def read(self, kind: str, name: str) -> bytes: ...
+
+    def put(self, kind: str, name: str, path: str) -> None:
+        """Move a finished local file there."""
+
+    def fetch(self, kind: str, name: str, directory: str) -> str:
+        """The path of a local copy; one that has to be made is made in `directory`."""
+
+    def remove(self, kind: str, name: str) -> None:
+        """One that is missing is not an error."""
+
+
+class LocalObjects:
+    """Objects as files below a directory."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        for kind in (PACKS, SNAPSHOTS):
+            make_directories(os.path.join(path, kind))
+
+    def names(self, kind: str) -> list[str]:
+        return [name for name in os.listdir(os.path.join(self._path, kind)) if _NAME.fullmatch(name)]
+
+    def read(self, kind: str, name: str) -> bytes:
+        try:
+            with open(self._file(kind, name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            raise missing(kind, name) from None
+
+    def put(self, kind: str, name: str, path: str) -> None:
+        sync_file(path)
+        os.rename(path, self._file(kind, name))
+        sync_directory(os.path.join(self._path, kind))
+
+    def fetch(self, kind: str, name: str, directory: str) -> str:
+        return self._file(kind, name)
+
+    def remove(self, kind: str, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._file(kind, name))
+        sync_directory(os.path.join(self._path, kind))
+
+    def _file(self, kind: str, name: str) -> str:
+        return os.path.join(self._path, kind, name)
+
+
+class UrlObjects:
+    """Objects below a URL, through fsspec. While a machine compacts the store, no other one may write to it."""
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        self._files, self._path = _open_url(url, options or {})
+        for kind in (PACKS, SNAPSHOTS):
+            self._files.makedirs(f"{self._path}/{kind}", exist_ok=True)
+
+    def names(self, kind: str) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(f"{self._path}/{kind}", detail=False)
+        except FileNotFoundError:  # object stores have no empty directories
+            return []
+        return [name for path in found if _NAME.fullmatch(name := str(path).rstrip("/").rsplit("/", 1)[-1])]
+
+    def read(self, kind: str, name: str) -> bytes:
+        try:
+            return bytes(self._files.cat_file(self._file(kind, name)))
+        except FileNotFoundError:
+            raise missing(kind, name) from None
+
+    def put(self, kind: str, name: str, path: str) -> None:
+        self._files.put_file(path, self._file(kind, name))
+        os.unlink(path)
+
+    def fetch(self, kind: str, name: str, directory: str) -> str:
+        path = os.path.join(directory, name)
+        if not os.path.exists(path):
+            try:
+                self._files.get_file(self._file(kind, name), path + ".part")
+            except FileNotFoundError:
+                raise missing(kind, name) from None
+            os.rename(path + ".part", path)
+        return path
+
+    def remove(self, kind: str, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self._file(kind, name))
+
+    def _file(self, kind: str, name: str) -> str:
+        return f"{self._path}/{kind}/{name}"
+
+
+class Staging:
+    """A local directory for files that are not finished. What a killed program left is removed by `clear`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        make_directories(path)
+
+    def new_path(self) -> str:
+        return os.path.join(self.path, _UNFINISHED + os.urandom(12).hex())
+
+    def put_bytes(self, objects: Objects, kind: str, name: str, data: bytes) -> None:
+        path = self.new_path()
+        with open(path, "xb") as file:
+            file.write(data)
+        objects.put(kind, name, path)
+
+    def clear(self) -> None:
+        """Only while no other program writes to the store."""
+        for name in os.listdir(self.path):
+            path = os.path.join(self.path, name)
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+
+def missing(kind: str, name: str) -> SnapshotInvalid:
+    return SnapshotInvalid(f"{kind}/{name} is missing in the store", hint="restore the store from a backup")
+
+
+def sync_file(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+sync_directory = sync_file
+
+
+def _open_url(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        hint = "pip install 'warmcell[fsspec]'"
+        raise BackendUnavailable(f"{url!r} needs the package 'fsspec', which is not installed", hint=hint) from None
+    try:
+        files, path = url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        hint = "install the package that fsspec names for it, such as s3fs"
+        raise InvalidRequest(f"cannot open {url!r}: {error}", field="url", hint=hint) from None
+    return files, str(path).rstrip("/")

@@ -1,0 +1,342 @@
+"""WorkspaceStore: workspaces below one directory, and their snapshots there or at a URL.
+
+work/ID/            the work directory of a workspace; a sandbox on it holds a lock on it
+catalogue.db, packs/, snapshots/, staging/      see `snapshots/archive.py`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from warmcell.core.errors import InvalidRequest, SessionBusy, SnapshotNotFound, WorkspaceNotFound
+from warmcell.core.records import dataclass, field
+from warmcell.lifetime.held_directories import HeldDirectory, find_holder, hold
+from warmcell.lifetime.own_modes import make_directories, make_directory
+from warmcell.workspace.names import printable
+from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.root import Root
+from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspaces.manifest import Manifest
+from warmcell.workspaces.provision import provision
+from warmcell.workspaces.running import WorkspaceSandbox, start_sandbox
+from warmcell.workspaces.snapshots.archive import SnapshotArchive, SnapshotRecord, sync_file_system
+from warmcell.workspaces.snapshots.chunks import parse_key
+from warmcell.workspaces.snapshots.objects import UrlObjects
+
+#: The key that encrypts snapshots, as hexadecimal digits.
+KEY_VARIABLE = "WARMCELL_STORE_KEY"
+#: `list` takes the lock of a workspace for a moment, to see whether it runs.
+_PATIENCE_SECONDS = 0.5
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*::?//")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceHandle:
+    """`state`: "new", "running" or "stopped"."""
+
+    id: str
+    name: str
+    state: str
+    created: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """`stored_bytes` is what it added to the store; the rest it shares with earlier ones."""
+
+    id: SnapshotId
+    name: str | None
+    workspace: str
+    created: float
+    files: int
+    total_bytes: int
+    stored_bytes: int
+
+
+class WorkspaceStore:
+    """The workspaces of this user. Blocking, and safe to share between threads and programs.
+
+    `url`: a directory, or an fsspec URL for the snapshots; None: below the user's data directory. `key`: 32 bytes that
+    encrypt snapshots; None: the variable WARMCELL_STORE_KEY, else they are not encrypted. `options` are those of the
+    fsspec file system.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        key: bytes | None = None,
+        snapshot_on_stop: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if key is None and os.environ.get(KEY_VARIABLE):
+            key = parse_key(os.environ[KEY_VARIABLE])
+        where = os.path.join(data_place(), "workspaces") if url is None else os.fspath(url)
+        objects = UrlObjects(where, dict(options or {})) if _URL.match(where) else None
+        if objects is not None:
+            where = os.path.join(data_place(), "remote", hashlib.sha256(where.encode()).hexdigest()[:32])
+        self.path = os.path.abspath(where)
+        self._snapshot_on_stop = snapshot_on_stop
+        self._archive = SnapshotArchive(self.path, objects=objects, key=key)
+        self._work = os.path.join(self.path, "work")
+        make_directories(self._work)
+        #: By workspace: sandboxes that this object started.
+        self._running: dict[str, tuple[WorkspaceSandbox, HeldDirectory]] = {}
+
+    def provision(self, manifest: Manifest | None = None, name: str | None = None) -> WorkspaceHandle:
+        """Make a workspace, all or nothing. Without a name it gets one."""
+        chosen = manifest or Manifest()
+        with self._new_directory(name) as (identity, unique, path):
+            provision(chosen, path)
+            return self._add(identity, unique, chosen.settings(), path, "new")
+
+    def start(self, workspace: WorkspaceHandle | str, **options: Any) -> WorkspaceSandbox:
+        """A `Sandbox` on the workspace; `options` are its. Closing it is the same as `stop`.
+
+        `SessionBusy` if it runs already, here or in another program.
+        """
+        found = self.get(workspace)
+        held = self._hold(found)
+        try:
+            sandbox = start_sandbox(self._directory(found.id), found.settings, options)
+        except BaseException:
+            held.let_go()
+            raise
+        sandbox.on_stopped = lambda: self._finish(found, held, None)
+        self._running[found.id] = sandbox, held
+        return sandbox
+
+    @contextmanager
+    def use_directory(self, workspace: WorkspaceHandle | str, snapshot: bool | None = None) -> Iterator[str]:
+        """The work directory, for a sandbox that the caller makes. Afterwards the workspace is stopped."""
+        found = self.get(workspace)
+        held = self._hold(found)
+        try:
+            yield self._directory(found.id)
+        finally:
+            self._finish(found, held, snapshot)
+
+    def stop(self, workspace: WorkspaceHandle | str, snapshot: bool | None = None) -> SnapshotId | None:
+        """End the sandbox that this object started. `snapshot`: take one; None: as `snapshot_on_stop` says."""
+        found = self.get(workspace)
+        sandbox, held = self._running.pop(found.id, (None, None))
+        if sandbox is not None:
+            sandbox.on_stopped = lambda: None
+            sandbox.destroy()
+        return self._finish(found, held or self._hold(found), snapshot)
+
+    def _finish(self, found: WorkspaceHandle, held: HeldDirectory, snapshot: bool | None) -> SnapshotId | None:
+        self._running.pop(found.id, None)
+        try:
+            self._set_state(found, "stopped")
+            wanted = self._snapshot_on_stop if snapshot is None else snapshot
+            return self.snapshot(found) if wanted else None
+        finally:
+            held.let_go()
+
+    def snapshot(self, workspace: WorkspaceHandle | str, name: str | None = None) -> SnapshotId:
+        """The files as they are now. Files that a running program writes meanwhile may be caught halfway."""
+        found = self.get(workspace)
+        document = {"workspace": found.id, "workspace_name": found.name, "name": name, "settings": dict(found.settings)}
+        if name is not None:
+            _check_name(name)
+        return self._archive.take(self._directory(found.id), found.id, document).id
+
+    def resume(self, snapshot: str, name: str | None = None) -> WorkspaceHandle:
+        """A new workspace with the files and settings of a snapshot, by its id or name."""
+        record = self._find_snapshot(snapshot)
+        settings = record.document.get("settings")
+        with self._new_directory(name) as (identity, unique, path):
+            self._restore(record, path)
+            return self._add(identity, unique, settings if isinstance(settings, dict) else {}, path, "stopped")
+
+    def get(self, workspace: WorkspaceHandle | str) -> WorkspaceHandle:
+        """By handle, id or name; `WorkspaceNotFound`."""
+        key = workspace.id if isinstance(workspace, WorkspaceHandle) else workspace
+        if isinstance(key, str):
+            with self._archive.catalogue.connect() as database:
+                query = "select id, name, document from workspaces where id = ? or name = ? order by id = ? desc"
+                row = database.execute(query, (key, key, key)).fetchone()
+            if row is not None:
+                return self._handle(*row)
+        raise WorkspaceNotFound(printable(str(key))[:80])
+
+    def find_user(self, workspace: WorkspaceHandle | str) -> int | None:
+        """The process that uses the workspace, as the kernel's list of locks has it; None if there is none."""
+        return find_holder(self._directory(self.get(workspace).id))
+
+    def list(self) -> list[WorkspaceHandle]:
+        """The oldest first."""
+        with self._archive.catalogue.connect() as database:
+            rows = database.execute("select id, name, document from workspaces").fetchall()
+        return sorted((self._handle(*row) for row in rows), key=lambda found: found.created)
+
+    def snapshots(self, workspace: WorkspaceHandle | str | None = None) -> tuple[SnapshotInfo, ...]:
+        """Those of a workspace, or all; the oldest first. They outlast their workspace."""
+        identity = workspace.id if isinstance(workspace, WorkspaceHandle) else workspace
+        found = [_describe(record) for record in self._archive.records()]
+        if identity is not None and not any(identity == info.workspace for info in found):
+            identity = self.get(identity).id
+        return tuple(info for info in found if identity in (None, info.workspace))
+
+    def export(self, source: WorkspaceHandle | str, path: str | os.PathLike[str]) -> None:
+        """Write a snapshot or a workspace to a new directory, or to a tar file if the path ends in .tar or .tar.gz."""
+        from warmcell.workspaces.export import export_directory, is_tar
+
+        target = os.path.abspath(os.fspath(path))
+        if os.path.lexists(target):
+            raise InvalidRequest(f"{target!r} exists", field="path")
+        try:
+            record = None if isinstance(source, WorkspaceHandle) else self._find_snapshot(source)
+        except SnapshotNotFound:
+            record = None
+        if record is None:
+            export_directory(self._directory(self.get(source).id), target)
+            return
+        if not is_tar(target):
+            make_directory(target)
+            self._restore(record, target)
+            return
+        with self._new_directory(None) as (_, _, directory):
+            self._restore(record, directory)
+            export_directory(directory, target)
+            remove_directory(directory)
+
+    def remove(self, item: WorkspaceHandle | str) -> None:
+        """Remove a workspace, whose snapshots stay, or a snapshot. `compact` frees the space of snapshots."""
+        try:
+            found = self.get(item)
+        except WorkspaceNotFound:
+            if isinstance(item, WorkspaceHandle):
+                raise
+            self._archive.remove(self._find_snapshot(item).id)
+            return
+        held = self._hold(found)
+        try:
+            with self._archive.catalogue.connect() as database:
+                database.execute("delete from workspaces where id = ?", (found.id,))
+                database.execute("delete from scans where source = ?", (found.id,))
+            remove_directory(self._directory(found.id))
+        finally:
+            held.let_go()
+
+    def compact(self) -> int:
+        """Remove what nothing needs any more, also what killed programs left; returns the bytes freed in packs."""
+        freed = self._archive.compact()
+        with self._archive.lock(is_shared=False):
+            known = {found.id for found in self.list()}
+            for name in os.listdir(self._work):
+                held = None if name in known else hold(os.path.join(self._work, name))
+                if held is not None:
+                    remove_directory(held.path)
+                    held.let_go()
+        return freed
+
+    @contextmanager
+    def _new_directory(self, name: str | None) -> Iterator[tuple[str, str, str]]:
+        """The id, the name and the directory of a workspace that is being made. Removed if the body raises."""
+        identity = secrets.token_hex(16)
+        unique = f"workspace-{identity[:8]}" if name is None else _check_name(name)
+        path = self._directory(identity)
+        with self._archive.lock(is_shared=True):
+            make_directory(path)
+            held = hold(path)  # `compact` removes directories without a row that are not held
+        try:
+            yield identity, unique, path
+        except BaseException:
+            remove_directory(path)
+            raise
+        finally:
+            if held is not None:
+                held.let_go()
+
+    def _restore(self, record: SnapshotRecord, directory: str) -> None:
+        root = Root(directory)
+        try:
+            self._archive.restore(record.id, root)
+        finally:
+            root.close()
+
+    def _add(self, identity: str, name: str, settings: Mapping[str, Any], path: str, state: str) -> WorkspaceHandle:
+        root = Root(path)
+        sync_file_system(root.fd)
+        root.close()
+        created = time.time()
+        document = {"created": created, "settings": dict(settings), "state": state}
+        with self._archive.catalogue.connect() as database:
+            values = (identity, name, self._seal(document))
+            added = database.execute("insert or ignore into workspaces values (?, ?, ?)", values).rowcount
+        if not added:
+            raise InvalidRequest(f"a workspace named {name!r} exists", field="name")
+        return WorkspaceHandle(identity, name, state, created, settings)
+
+    def _handle(self, identity: str, name: str, sealed: bytes) -> WorkspaceHandle:
+        document = json.loads(self._archive.open_document(bytes(sealed)))
+        state = "running" if self._is_held(identity) else document["state"]
+        return WorkspaceHandle(identity, name, state, document["created"], document["settings"])
+
+    def _set_state(self, found: WorkspaceHandle, state: str) -> None:
+        document = {"created": found.created, "settings": dict(found.settings), "state": state}
+        with self._archive.catalogue.connect() as database:
+            query = "update workspaces set document = ? where id = ?"
+            database.execute(query, (self._seal(document), found.id))
+
+    def _seal(self, document: dict[str, Any]) -> bytes:
+        return self._archive.seal_document(json.dumps(document).encode("ascii"))
+
+    def _find_snapshot(self, snapshot: str) -> SnapshotRecord:
+        """By id, or the latest of that name."""
+        try:
+            return self._archive.get(snapshot)
+        except SnapshotNotFound:
+            named = [record for record in self._archive.records() if record.document.get("name") == snapshot]
+            if not named or not snapshot:
+                raise
+            return named[-1]
+
+    def _directory(self, identity: str) -> str:
+        return os.path.join(self._work, identity)
+
+    def _hold(self, found: WorkspaceHandle) -> HeldDirectory:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (held := hold(self._directory(found.id))) is None:
+            if time.monotonic() > deadline:
+                raise SessionBusy(f"the workspace {found.name!r} is in use", hint="stop it first")
+            time.sleep(0.02)
+        return held
+
+    def _is_held(self, identity: str) -> bool:
+        held = hold(self._directory(identity), is_shared=True)
+        if held is None:
+            return True
+        held.let_go()
+        return False
+
+
+def data_place() -> str:
+    """The data directory of this user."""
+    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return os.path.join(base, "warmcell")
+
+
+def _describe(record: SnapshotRecord) -> SnapshotInfo:
+    name, workspace = record.document.get("name"), str(record.document.get("workspace"))
+    sizes = (record.files, record.total_bytes, record.stored_bytes)
+    return SnapshotInfo(record.id, None if name is None else str(name), workspace, record.created, *sizes)
+
+
+def _check_name(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or re.fullmatch(r"[0-9a-f]{32}", name):
+        hint = "letters, digits, dots, dashes and underscores, at most 100"
+        raise InvalidRequest(f"{printable(str(name))[:80]!r} is not a name", field="name", hint=hint)
+    return name
