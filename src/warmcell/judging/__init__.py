@@ -1,1 +1,1 @@
-"""Many programs, many cases: what each came to, and whose fault it was."""
+"""Building a program once, running it on many cases, and verdicts."""

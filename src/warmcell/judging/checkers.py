@@ -1,4 +1,4 @@
-"""Whether what a program printed is what was expected. Pure module."""
+"""Compares a program's output with the expected output. Pure module."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def exact(case: Case, result: ExecResult) -> bool:
 
 
 def trim(case: Case, result: ExecResult) -> bool:
-    """Line by line; white space at the end of lines and empty lines at the end do not count."""
+    """Line by line, ignoring white space at the end of lines and empty lines at the end."""
     return _lines(result.stdout_bytes) == _lines(case.expected_bytes)
 
 
 def tokens(case: Case, result: ExecResult) -> bool:
-    """Word by word; how they are spaced does not count."""
+    """Word by word, ignoring white space."""
     return result.stdout_bytes.split() == case.expected_bytes.split()
 
 
 def number(tolerance: float = DEFAULT_TOLERANCE) -> Checker:
-    """Word by word; two numbers are the same when they differ by no more than `tolerance`, as such or relatively."""
+    """Word by word; numbers are equal if they differ by at most `tolerance`, absolutely or relatively."""
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise InvalidRequest("must be a number of at least 0", field="tolerance")
 
@@ -46,12 +46,12 @@ CHECKERS: dict[str, Checker] = {"exact": exact, "trim": trim, "tokens": tokens, 
 
 
 def checker_for(checker: Any) -> Checker:
-    """One of ours by its name, or the caller's own function."""
+    """A checker by name, or the caller's own function."""
     if callable(checker):
         return checker  # type: ignore[no-any-return]
     if not isinstance(checker, str) or checker not in CHECKERS:
         hint = f"one of {', '.join(CHECKERS)}, or a function of case and result"
-        raise InvalidRequest(f"{checker!r} is none", field="checker", hint=hint)
+        raise InvalidRequest(f"unknown checker {checker!r}", field="checker", hint=hint)
     return CHECKERS[checker]
 
 
@@ -72,7 +72,7 @@ def _is_close(printed: bytes | None, expected: bytes | None, tolerance: float) -
 
 
 def _number(word: bytes | None) -> float | None:
-    """A finite number as programs print them. One too large to be told from another is no number."""
+    """A finite number as programs print it. None for words and for numbers that overflow to infinity."""
     if word is None or b"_" in word:
         return None
     try:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any, Literal
 
 from warmcell.backends.built import Program
 from warmcell.backends.many import Execute, attempt, run_many
 from warmcell.backends.shared import shared_backend
+from warmcell.backends.supervisors import Supervisors, supervisors_for
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError
 from warmcell.core.outcomes import Outcome
 from warmcell.core.records import replace
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MAX_TIMEOUT, ExecRequest, ExecResult, Limits
 from warmcell.judging.checkers import Checker, checker_for
-from warmcell.judging.verdicts import Case, Verdict, failure, verdict_of
+from warmcell.judging.doubt import is_doubtful, run_alone
+from warmcell.judging.verdicts import Case, CheckerFailed, Verdict, failure_verdict, verdict_of
 
 Clock = Literal["wall", "cpu"]
 OnVerdict = Callable[[int, Verdict], object]
 
-#: Where processor time is what counts, a program that only waits is ended after this many times its limit.
-_WAITING_FACTOR = 5
-_WAITING_SECONDS = 5.0
-#: What a program that computes all the time gets of a processor that it has for itself.
-_OWN_SHARE = 0.9
+#: If the limit is on processor time, a program that only sleeps is ended after so many times its limit, and seconds.
+_SLEEPING_FACTOR = 3
+_SLEEPING_SECONDS = 2.0
 
 
 def judge(
@@ -34,16 +36,19 @@ def judge(
     *,
     backend: SandboxBackend | None = None,
     checker: str | Checker = "trim",
-    clock: Clock = "wall",
+    clock: Clock = "cpu",
     concurrency: int | None = None,
+    processes: int | None = None,
     stop_early: bool = False,
     on_verdict: OnVerdict | None = None,
+    interactor: ExecRequest | None = None,
 ) -> list[Verdict]:
     """`ajudge` for code without an event loop."""
     from warmcell.lifetime.portal import portal
 
     options: dict[str, Any] = {"checker": checker, "clock": clock, "concurrency": concurrency}
     options |= {"stop_early": stop_early, "on_verdict": on_verdict, "backend": backend}
+    options |= {"interactor": interactor, "processes": processes}
     return portal.call(ajudge, request, cases, **options)
 
 
@@ -53,34 +58,53 @@ async def ajudge(
     *,
     backend: SandboxBackend | None = None,
     checker: str | Checker = "trim",
-    clock: Clock = "wall",
+    clock: Clock = "cpu",
     concurrency: int | None = None,
+    processes: int | Supervisors | None = None,
     stop_early: bool = False,
     on_verdict: OnVerdict | None = None,
+    interactor: ExecRequest | None = None,
+    max_elapsed: float = MAX_TIMEOUT,
 ) -> list[Verdict]:
-    """A verdict for each case, in their order. `backend` is the one to build with (None: one that all share).
+    """A verdict for each case, in order. `backend` builds the program (None: one that all share).
 
-    `clock` says which time the limit is on: the time that passes, or the processor's. `concurrency` cases run at a time
-    (None: as many as there are processors, so that they do not take time from each other). With `stop_early` the list
-    ends with the first case that was not accepted. `on_verdict` is called with index and verdict as they come.
+    `clock` says which time is limited: processor time, with a limit on elapsed time behind it, or elapsed time.
+    `concurrency` cases run at a time (None: one for each processor), started by `processes` Python processes (None:
+    from the processors and the number of cases), or by supervisors that the caller has started. With `stop_early` the
+    list ends with the first case that was not accepted. `on_verdict` is called with index and verdict as they come. An
+    `interactor` talks to the program in place of a checker: see `judging.interactor`. No run takes longer than
+    `max_elapsed` seconds, whatever the clock.
     """
     check = checker_for(checker)
-    cases = [_checked_case(case) for case in cases]
+    cases = [_check_case(case) for case in cases]
     if clock not in ("wall", "cpu"):
-        raise InvalidRequest(f"{clock!r} is none", field="clock", hint="'wall' or 'cpu'")
+        raise InvalidRequest(f"unknown clock {clock!r}", field="clock", hint="'wall' or 'cpu'")
+    limit = partial(request_for, clock=clock, max_elapsed=max_elapsed)
     async with AsyncExitStack() as cleanup:
+        if interactor is not None:
+            return await _judge_interactively(
+                program, interactor, cases, backend or shared_backend(), limit, concurrency, stop_early, on_verdict
+            )
         execute, request = _unbuilt(backend), program if isinstance(program, ExecRequest) else program.request
-        if isinstance(program, ExecRequest):
-            request = _with_room(program, cases)
+        supervisors = None
+        if isinstance(program, ExecRequest) and isinstance(processes, Supervisors):
+            request = _normalise(program, cases)
+            execute = processes.runner_of(request)  # which builds it
+        elif isinstance(program, ExecRequest):
+            request = _normalise(program, cases)
             built = await _build(backend or shared_backend(), request)
             if isinstance(built, Verdict):
                 return [built] * len(cases)
+            supervisors = supervisors_for(backend or shared_backend(), processes, cases)
+            if supervisors is not None:
+                execute = (await cleanup.enter_async_context(supervisors)).execute
             if built is not None:
                 program = await cleanup.enter_async_context(built)
         if isinstance(program, Program):
-            execute = _runs_of(program)
-        session = _Session(execute, request, cases, check, clock, on_verdict)
-        return await session.run(concurrency or _processors(), stop_early)
+            execute = supervisors.runner_of(request) if supervisors is not None else _runs_of(program)
+        requests = [limit(request, case) for case in cases]
+        at_once = concurrency or await _processors(backend)
+        return await _Session(execute, requests, cases, check, on_verdict).run(at_once, stop_early)
 
 
 class _Session:
@@ -89,16 +113,15 @@ class _Session:
     def __init__(
         self,
         execute: Execute,
-        request: ExecRequest,
+        requests: Sequence[ExecRequest],
         cases: Sequence[Case],
         check: Checker,
-        clock: Clock,
         on_verdict: OnVerdict | None,
     ) -> None:
         self._execute = execute
         self._cases = cases
         self._check = check
-        self._requests = [_request_for(request, case, clock) for case in cases]
+        self._requests = requests
         self._on_verdict = on_verdict
         self._verdicts: dict[int, Verdict] = {}
 
@@ -106,7 +129,7 @@ class _Session:
         doubtful: list[int] = []
         async with aclosing(run_many(self._execute, self._requests, concurrency)) as outcomes:  # type: ignore[type-var]
             async for outcome in outcomes:
-                if _is_doubtful(outcome):
+                if is_doubtful(outcome, self._requests[outcome.index]):
                     doubtful.append(outcome.index)
                 else:
                     self._settle(outcome)
@@ -115,21 +138,32 @@ class _Session:
         for index in sorted(doubtful):
             if stop_early and self._is_decided():
                 break
-            # Alone this time: was it the program that was slow, or did it only have to share the processors?
-            self._settle(await attempt(self._execute, index, self._requests[index]))
+            async with run_alone():
+                self._settle(await attempt(self._execute, index, self._requests[index]))
         return self._prefix() if stop_early else [self._verdicts[index] for index in range(len(self._cases))]
 
     def _settle(self, outcome: Outcome) -> None:
-        found = verdict_of(outcome)
-        case = self._cases[outcome.index]
-        if isinstance(found, ExecResult):
-            found = Verdict("accepted" if self._check(case, found) else "wrong_answer", found)
-        self._verdicts[outcome.index] = found
+        verdict = self._verdicts[outcome.index] = self._judge(outcome)
         if self._on_verdict is not None:
-            self._on_verdict(outcome.index, found)
+            self._on_verdict(outcome.index, verdict)
+
+    def _judge(self, outcome: Outcome) -> Verdict:
+        found = verdict_of(outcome)
+        if isinstance(found, Verdict):
+            return found
+        limits = self._requests[outcome.index].limits
+        if limits is not None and limits.cpu_seconds is not None and found.usage.cpu_time > limits.cpu_seconds:
+            return Verdict("time_limit", found, ExecutionTimeout(limits.cpu_seconds, found, clock="cpu"))
+        try:
+            is_right = self._check(self._cases[outcome.index], found)
+        except Exception as error:  # the caller's function: the other cases stand
+            failed = CheckerFailed(f"the checker raised {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            return Verdict("checker_error", found, failed)
+        return Verdict("accepted" if is_right else "wrong_answer", found)
 
     def _prefix(self) -> list[Verdict]:
-        """The verdicts from the first one on, as far as there are any without a gap, to the first that is no pass."""
+        """The verdicts from the first on, up to a gap or the first that is not accepted."""
         found: list[Verdict] = []
         while len(found) in self._verdicts and (not found or found[-1].ok):
             found.append(self._verdicts[len(found)])
@@ -141,35 +175,71 @@ class _Session:
         return bool(prefix) and not prefix[-1].ok
 
 
-def _is_doubtful(outcome: Outcome) -> bool:
-    """Out of time by the clock on the wall, without having computed for as long: it slept, or others ran instead."""
-    error = outcome.error
-    if not isinstance(error, ExecutionTimeout) or error.clock != "wall" or error.phase != "run":
-        return False
-    return error.result is None or error.result.usage.cpu_time < _OWN_SHARE * error.timeout
-
-
-def _request_for(request: ExecRequest, case: Case, clock: Clock) -> ExecRequest:
+def request_for(request: ExecRequest, case: Case, clock: Clock, max_elapsed: float = MAX_TIMEOUT) -> ExecRequest:
+    """The request with the limits of one case."""
     limit = case.timeout or request.timeout
     request = replace(request, stdin=case.stdin, timeout=limit)
+    if case.memory_mb is not None:
+        request = replace(request, limits=replace(request.limits or Limits(), memory_mb=case.memory_mb))
     if clock == "wall":
         return request
     limits = replace(request.limits or Limits(), cpu_seconds=limit)
-    waiting = min(limit * _WAITING_FACTOR + _WAITING_SECONDS, MAX_TIMEOUT)
-    return replace(request, limits=limits, timeout=waiting)
+    elapsed = min(limit * _SLEEPING_FACTOR + _SLEEPING_SECONDS, max_elapsed)
+    return replace(request, limits=limits, timeout=elapsed)
 
 
-def _with_room(request: ExecRequest, cases: Sequence[Case]) -> ExecRequest:
-    """With a cap on output that the right answer does not meet, unless the request has one of its own."""
-    if request.limits is not None and request.limits.output_bytes is not None:
-        return request
-    longest = max((len(case.expected_bytes) for case in cases), default=0)
-    most = min(max(DEFAULT_OUTPUT_BYTES, 2 * longest), 1 << 30)
-    return replace(request, limits=replace(request.limits or Limits(), output_bytes=most))
+def _normalise(request: ExecRequest, cases: Sequence[Case]) -> ExecRequest:
+    """The memory limit where a case can replace it, and a cap on output that the right answer does not meet."""
+    limits = request.limits or Limits()
+    if request.memory_limit_mb is not None:
+        limits = limits.cap_with(Limits(memory_mb=request.memory_limit_mb))
+    if limits.output_bytes is None:
+        longest = max((len(case.expected_bytes) for case in cases), default=0)
+        limits = replace(limits, output_bytes=min(max(DEFAULT_OUTPUT_BYTES, 2 * longest), 1 << 30))
+    return replace(request, memory_limit_mb=None, limits=limits, ends_at_output_limit=True)
+
+
+async def _judge_interactively(
+    program: ExecRequest | Program,
+    interactor: ExecRequest,
+    cases: Sequence[Case],
+    backend: SandboxBackend,
+    limit: Callable[[ExecRequest, Case], ExecRequest],
+    concurrency: int | None,
+    stop_early: bool,
+    on_verdict: OnVerdict | None,
+) -> list[Verdict]:
+    from warmcell.judging.interactor import Interaction
+
+    request = _normalise(program if isinstance(program, ExecRequest) else program.request, cases)
+    built = await _build(backend, request)
+    if isinstance(built, Verdict):
+        return [built] * len(cases)
+    interaction = Interaction(backend, interactor)
+    await interaction.prepare()
+    verdicts: list[Verdict | None] = [None] * len(cases)
+    places = asyncio.Semaphore(concurrency or 1)
+    is_over = False
+
+    async def run(index: int) -> None:
+        nonlocal is_over
+        async with places:
+            if not is_over:
+                verdict = verdicts[index] = await interaction.run(limit(request, cases[index]), cases[index])
+                is_over = stop_early and not verdict.ok
+                if on_verdict is not None:
+                    on_verdict(index, verdict)
+
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(len(cases)):
+            tasks.create_task(run(index))
+    if built is not None:
+        await built.aclose()
+    return [verdict for verdict in verdicts if verdict is not None]
 
 
 async def _build(backend: SandboxBackend, request: ExecRequest) -> Program | Verdict | None:
-    """The program, or why there is none; None for a backend that does not build."""
+    """The program, or the verdict if it cannot be built. None for a backend that does not build."""
     build = getattr(backend, "build", None)
     if build is None:
         return None
@@ -181,7 +251,7 @@ async def _build(backend: SandboxBackend, request: ExecRequest) -> Program | Ver
                 raise
         return await build(request)  # type: ignore[no-any-return]
     except SandboxError as error:
-        verdict = failure(error)
+        verdict = failure_verdict(error)
         return verdict if verdict.status == "host_error" else replace(verdict, status="build_error")
 
 
@@ -199,11 +269,15 @@ def _runs_of(program: Program) -> Execute:
     return execute
 
 
-def _checked_case(case: object) -> Case:
+def _check_case(case: object) -> Case:
     if not isinstance(case, Case):
         raise InvalidRequest(f"must be Case, not {type(case).__name__}", field="cases")
     return case
 
 
-def _processors() -> int:
+async def _processors(backend: SandboxBackend | None) -> int:
+    """Those that cases can use: of this host, or of a cluster."""
+    count = getattr(backend, "count_processors", None)
+    if count is not None:
+        return max(1, int(await count()))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Cases and verdicts, and what an outcome means for a case. Pure module."""
+"""Cases and verdicts, and which verdict an outcome calls for. Pure module."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from warmcell.core.errors import (
 )
 from warmcell.core.outcomes import Outcome
 from warmcell.core.records import dataclass
+from warmcell.core.request_checks import check_positive_int
 from warmcell.core.types import ExecResult, check_timeout
 
 Status = Literal[
@@ -24,18 +25,33 @@ Status = Literal[
     "output_limit",
     "runtime_error",
     "build_error",
+    "checker_error",
     "host_error",
 ]
+#: Nothing was learnt about the program: the case is to be judged again.
+NOT_JUDGED: frozenset[Status] = frozenset({"checker_error", "host_error"})
+_SIGXFSZ = 25
+
+
+class CheckerFailed(SandboxError):
+    """The caller's checker or interactor failed, so that nothing is known about the case."""
+
+    code = "sandbox.checker_failed"
+    fault = "caller"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a program reads and what it is to print. `timeout` is its own, else the request's; `name` is for people."""
+    """What a program reads and what it is to print.
+
+    `timeout` (seconds) and `memory_mb` are used in place of the request's if they are set. `name` is for reports.
+    """
 
     stdin: str | bytes = ""
     expected: str | bytes = ""
     timeout: float | None = None
-    name: str = ""
+    memory_mb: int | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("stdin", "expected"):
@@ -44,17 +60,29 @@ class Case:
                 raise InvalidRequest(f"must be text or bytes, not {kind}", field=field)
         if self.timeout is not None:
             check_timeout(self.timeout)
+        if self.memory_mb is not None:
+            check_positive_int("memory_mb", self.memory_mb, 1 << 20)
+        if self.name is not None and not isinstance(self.name, str):
+            raise InvalidRequest(f"must be text, not {type(self.name).__name__}", field="name")
+
+    @property
+    def stdin_bytes(self) -> bytes:
+        return _as_bytes(self.stdin)
 
     @property
     def expected_bytes(self) -> bytes:
-        return self.expected if isinstance(self.expected, bytes) else self.expected.encode("utf-8", "surrogatepass")
+        return _as_bytes(self.expected)
+
+
+def _as_bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a case came to. `result` is the run's, the compiler's for `build_error`, None where there is none.
+    """The verdict on a case. `result` is that of the run, of the compiler for `build_error`, or None.
 
-    `host_error` says nothing about the program: `error` has what went wrong here, in two attempts.
+    `host_error` and `checker_error` say nothing about the program; `error` says what went wrong.
     """
 
     status: Status
@@ -76,15 +104,17 @@ class Verdict:
 
     @property
     def memory_bytes(self) -> int:
-        """At its peak, all processes together."""
+        """The peak, all processes together."""
         return self.result.usage.peak_memory_bytes if self.result is not None else 0
 
 
-def failure(error: SandboxError) -> Verdict:
-    """What an error says about the case. The caller's mistakes and a host that will never do are raised instead."""
+def failure_verdict(error: SandboxError) -> Verdict:
+    """The verdict that an error calls for. Mistakes of the caller, and a host that can never run it, are raised."""
     partial = getattr(error, "result", None)
     if isinstance(error, BuildFailed) or getattr(error, "phase", "run") == "build":
         return Verdict("build_error", partial, error)
+    if partial is not None and partial.stdout_truncated and isinstance(error, ExecutionTimeout):
+        return Verdict("output_limit", partial, error)
     if isinstance(error, ExecutionTimeout | FuelExhausted):
         return Verdict("time_limit", partial, error)
     if isinstance(error, MemoryExceeded):
@@ -95,12 +125,12 @@ def failure(error: SandboxError) -> Verdict:
 
 
 def verdict_of(outcome: Outcome) -> Verdict | ExecResult:
-    """A verdict, or a result whose output is still to be looked at."""
+    """A verdict, or a result whose output is still to be checked."""
     if outcome.error is not None:
-        return failure(outcome.error)
+        return failure_verdict(outcome.error)
     result = outcome.result
     assert result is not None
-    if result.stdout_truncated:
+    if result.stdout_truncated or (result.stderr_truncated and result.signal == _SIGXFSZ):
         return Verdict("output_limit", result)
     if not result.ok:
         return Verdict("runtime_error", result)

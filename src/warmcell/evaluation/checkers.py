@@ -1,0 +1,93 @@
+"""Checkers of the known formats, beside those of `judging.checkers`. Pure module."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal, InvalidOperation
+from itertools import zip_longest
+from typing import Any
+
+from warmcell.core.types import ExecResult
+from warmcell.judging.checkers import Checker
+from warmcell.judging.verdicts import Case
+from warmcell.workspace.untrusted_files import parse_json
+
+#: A longer number is compared as text: arithmetic on it would cost more than the run.
+_LONGEST_NUMBER = 400
+_PYTEST_LINE = re.compile(r"^(PASSED|XFAIL) (\S.*)$")
+
+
+def last_line(case: Case, result: ExecResult) -> bool:
+    """The last line that is not empty is the expected text."""
+    return _last_line(result) == case.expected_bytes.decode("utf-8", "replace").strip()
+
+
+def json_value(case: Case, result: ExecResult) -> bool:
+    """The last line is JSON with the expected value. Numbers may differ by 1e-6; a tuple is printed as a list."""
+    try:
+        return _is_same(parse_json(_last_line(result)), json.loads(case.expected_bytes))
+    except (ValueError, OverflowError):  # not JSON, or a whole number that no float can hold
+        return False
+
+
+def words(tolerance: str = "0") -> Checker:
+    """Word by word. Two words that are numbers may be written differently, and differ by `tolerance` unless both are
+    whole numbers.
+    """
+    allowed = Decimal(tolerance)
+
+    def check(case: Case, result: ExecResult) -> bool:
+        pairs = zip_longest(result.stdout_bytes.split(), case.expected_bytes.split())
+        return all(printed == expected or _is_close(printed, expected, allowed) for printed, expected in pairs)
+
+    return check
+
+
+def find_passed_tests(output: str) -> set[str]:
+    """The tests that pytest's summary (`-rA`) lists as passed."""
+    found = (_PYTEST_LINE.match(line.rstrip()) for line in output.splitlines())
+    return {match[2].partition(" - ")[0] for match in found if match}
+
+
+def has_passed_tests(case: Case, result: ExecResult) -> bool:
+    """Every test named in `expected`, one on each line, is reported as passed."""
+    wanted = set(case.expected_bytes.decode("utf-8", "replace").splitlines())
+    return wanted <= find_passed_tests(result.stdout)
+
+
+def _last_line(result: ExecResult) -> str:
+    lines = result.stdout.strip().rsplit("\n", 1)
+    return lines[-1].strip()
+
+
+def _is_same(printed: Any, expected: Any) -> bool:
+    if isinstance(printed, list) and isinstance(expected, list):
+        return len(printed) == len(expected) and all(map(_is_same, printed, expected))
+    if isinstance(printed, dict) and isinstance(expected, dict):
+        return printed.keys() == expected.keys() and all(_is_same(printed[key], expected[key]) for key in expected)
+    if isinstance(printed, float) or isinstance(expected, float):
+        is_pair = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (printed, expected))
+        return is_pair and abs(printed - expected) <= 1e-6 * max(1.0, abs(expected))
+    return type(printed) is type(expected) and bool(printed == expected)
+
+
+def _is_close(printed: bytes | None, expected: bytes | None, allowed: Decimal) -> bool:
+    ours, theirs = _number(printed), _number(expected)
+    if ours is None or theirs is None:
+        return False
+    if ours == theirs:
+        return True
+    is_whole = not {b".", b"e", b"E"} & {bytes([byte]) for byte in (printed or b"") + (expected or b"")}
+    far = max(abs(ours.adjusted()), abs(theirs.adjusted())) > _LONGEST_NUMBER  # a difference of a billion digits
+    return not is_whole and not far and abs(ours - theirs) <= allowed * max(Decimal(1), abs(theirs))
+
+
+def _number(word: bytes | None) -> Decimal | None:
+    if word is None or len(word) > _LONGEST_NUMBER or b"_" in word:
+        return None
+    try:
+        value = Decimal(word.decode("ascii"))
+    except (InvalidOperation, UnicodeDecodeError):
+        return None
+    return value if value.is_finite() else None

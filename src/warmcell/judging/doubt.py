@@ -1,0 +1,77 @@
+"""Which outcomes the load of the host may have caused; such cases run again, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from warmcell.core.errors import ExecutionTimeout
+from warmcell.core.outcomes import Outcome
+from warmcell.core.types import MIB, ExecRequest
+from warmcell.lifetime.ownership import Lock, own
+
+#: What a program that computes all the time gets of a processor that it has for itself.
+_OWN_SHARE = 0.9
+#: A program that uses less of its elapsed time sleeps or waits. What starts and ends processes uses more.
+_ASLEEP_SHARE = 0.01
+_ALONE_POLL = 0.02
+
+
+class _Gate:
+    """Lets one case at a time through, whatever thread or event loop judges. A fork finds it open."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.abandon()
+        own(self)
+
+    def abandon(self) -> None:
+        self._is_taken = False
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        while not self._take():
+            await asyncio.sleep(_ALONE_POLL)
+        try:
+            yield
+        finally:
+            self._is_taken = False
+
+    def _take(self) -> bool:
+        with self._lock:
+            was_taken, self._is_taken = self._is_taken, True
+        return not was_taken
+
+
+run_alone = _Gate().alone
+
+
+def is_doubtful(outcome: Outcome, request: ExecRequest) -> bool:
+    """Whether the same case, run alone, might end differently.
+
+    It ran out of elapsed time without having computed for as long, and it did not just sleep: others may have run
+    instead. Or its peak of resident memory is over the limit, but that peak includes pages that may not be its own.
+    """
+    error = outcome.error
+    if error is None:
+        limits = request.limits
+        limit = request.memory_limit_mb or (limits.memory_mb if limits is not None else None)
+        peak = outcome.result.usage.peak_memory_bytes if outcome.result is not None else 0
+        return limit is not None and peak > limit * MIB
+    return isinstance(error, ExecutionTimeout) and is_doubtful_timeout(error)
+
+
+def is_doubtful_timeout(error: ExecutionTimeout) -> bool:
+    """Whether others may have run instead, so that the program did not have its time.
+
+    Processes that have ended, and calls that wait for the kernel's own locks, do not show how long they were delayed.
+    """
+    if error.clock != "wall" or error.phase != "run":
+        return False
+    if error.result is None:
+        return True
+    usage = error.result.usage
+    # Its deadline was not moved for time on a run queue, and it hardly computed: it waited for something of its own.
+    is_asleep = usage.wall_time < error.timeout / _OWN_SHARE and usage.cpu_time < _ASLEEP_SHARE * error.timeout
+    return not is_asleep and usage.cpu_time < _OWN_SHARE * error.timeout

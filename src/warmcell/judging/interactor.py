@@ -1,0 +1,165 @@
+"""An interactor: a program that talks to the judged one over pipes and decides. Both run in cages of their own.
+
+The interactor reads what the program prints and prints what the program reads. `input` and `expected` are files in its
+work directory. It accepts with exit status 42 and rejects with 43, as in the ICPC problem format. Any other end, such
+as an exception, is a failure of the interactor and says nothing about the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from contextlib import suppress
+from typing import Any
+
+from warmcell.core.contracts import SandboxBackend
+from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.outcomes import Outcome
+from warmcell.core.records import replace
+from warmcell.core.types import MAX_TIMEOUT, ExecRequest, ExecResult
+from warmcell.judging.verdicts import Case, CheckerFailed, Verdict, verdict_of
+
+INPUT_FILE, EXPECTED_FILE = "input", "expected"
+#: What the interactor may take longer than the program, to decide when the program has ended.
+_EXTRA_SECONDS = 5.0
+ACCEPTED, REJECTED = 42, 43
+#: Bytes that wait for the other program before the writer has to wait too.
+_MOST_UNREAD = 1 << 16
+
+
+class PipeWriter:
+    """A listener that writes a guest's stdout to a pipe, no faster than it is read."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unread = bytearray()
+        os.set_blocking(descriptor, False)
+
+    def deliver(self, stream: str, data: bytes) -> None:
+        if stream == "stdout" and self._descriptor >= 0:
+            self._unread += data
+            self.catch_up()
+
+    def behind(self) -> tuple[int, int] | None:
+        return (self._descriptor, select.POLLOUT) if len(self._unread) > _MOST_UNREAD else None
+
+    def catch_up(self) -> None:
+        try:
+            while self._unread:
+                del self._unread[: os.write(self._descriptor, self._unread)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the reader has ended: the rest is lost, as in any pipe
+            self._unread.clear()
+
+    async def finish(self) -> None:
+        """Writes what is left as fast as it is read, and closes the pipe."""
+        while self._unread and self._descriptor >= 0:
+            self.catch_up()
+            await asyncio.sleep(0.005)
+        self.close()
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class Interaction:
+    """Runs of one interactor. `backend` must be able to read a guest's input from a descriptor."""
+
+    def __init__(self, backend: SandboxBackend, interactor: ExecRequest) -> None:
+        self._execute: Any = backend.execute
+        self._backend: Any = backend
+        self._interactor = interactor
+
+    async def prepare(self) -> None:
+        """Compiles the interactor ahead, so that no case waits for that. One that does not compile is an error."""
+        if getattr(self._backend, "build", None) is None:
+            raise InvalidRequest("this backend cannot connect two programs", field="interactor", hint="ProcessBackend")
+        try:
+            await (await self._backend.build(self._interactor)).aclose()
+        except SandboxError as error:
+            if error.fault == "host":
+                raise
+            raise CheckerFailed(f"the interactor does not build: {error}") from error
+
+    async def run(self, request: ExecRequest, case: Case) -> Verdict:
+        """The verdict on one case."""
+        to_interactor, from_program = os.pipe2(os.O_CLOEXEC)
+        to_program, from_interactor = os.pipe2(os.O_CLOEXEC)
+        ends = _Ends(to_interactor, to_program)
+        program = self._run(replace(request, stdin=None), to_program, PipeWriter(from_program), ends.close_to_program)
+        other = self._run(self._request(request, case), to_interactor, PipeWriter(from_interactor), ends.close_to_other)
+        try:
+            ended, decided = await asyncio.gather(program, other)
+        finally:
+            ends.close_to_program()
+            ends.close_to_other()
+        return decide(ended, decided)
+
+    def _request(self, request: ExecRequest, case: Case) -> ExecRequest:
+        own = self._interactor
+        files = {**own.files, INPUT_FILE: case.stdin_bytes, EXPECTED_FILE: case.expected_bytes}
+        timeout = min(request.timeout + max(own.timeout, _EXTRA_SECONDS), MAX_TIMEOUT)
+        return replace(own, stdin=None, files=files, timeout=timeout)
+
+    async def _run(self, request: ExecRequest, stdin: int, writer: PipeWriter, close_stdin: Any) -> Outcome:
+        try:
+            return Outcome(0, await self._execute(request, stdin=stdin, listener=writer))
+        except SandboxError as error:
+            return Outcome(0, error=error)
+        finally:
+            close_stdin()  # so that the other one's writes fail, as in any pipe
+            await writer.finish()
+
+
+class _Ends:
+    """Our reading ends of both pipes, each closed once."""
+
+    def __init__(self, to_other: int, to_program: int) -> None:
+        self._open = {"other": to_other, "program": to_program}
+
+    def close_to_other(self) -> None:
+        self._close("other")
+
+    def close_to_program(self) -> None:
+        self._close("program")
+
+    def _close(self, name: str) -> None:
+        descriptor = self._open.pop(name, -1)
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def decide(program: Outcome, interactor: Outcome) -> Verdict:
+    """Whose fault it was. A limit that the program met outweighs what the interactor made of the silence."""
+    found = verdict_of(program)
+    if isinstance(found, Verdict) and found.status not in ("runtime_error", "output_limit"):
+        return found
+    result = program.result
+    said = interactor.result
+    if said is None or said.exit_code not in (ACCEPTED, REJECTED):
+        return Verdict("checker_error", result, _interactor_failure(interactor))
+    # A program that is rejected loses its reader, and may die of that.
+    was_cut_off = isinstance(found, Verdict) and result is not None and _is_broken_pipe(result)
+    if isinstance(found, Verdict) and not (was_cut_off and said.exit_code == REJECTED):
+        return found
+    return Verdict("accepted" if said.exit_code == ACCEPTED else "wrong_answer", result)
+
+
+def _is_broken_pipe(result: ExecResult) -> bool:
+    """By the signal, or as Python and others report the error."""
+    return result.signal == signal.SIGPIPE or "BrokenPipe" in result.stderr or "EOF" in result.stderr
+
+
+def _interactor_failure(outcome: Outcome) -> CheckerFailed:
+    if outcome.error is not None:
+        failed = CheckerFailed(f"the interactor failed: {outcome.error}")
+        failed.__cause__ = outcome.error
+        return failed
+    assert outcome.result is not None
+    return CheckerFailed(f"the interactor ended with status {outcome.result.exit_code}: {outcome.result.stderr[-500:]}")
