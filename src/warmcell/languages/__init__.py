@@ -1,1 +1,1 @@
-"""From source text to something that can be started: argv and files, or a warm worker that takes the text."""
+"""From source text to something that can be started: argv and files, or a warm worker that runs the text."""

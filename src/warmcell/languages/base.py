@@ -1,20 +1,21 @@
-"""The interpreter that guests get unless told otherwise."""
+"""The interpreter that guests get by default."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 from warmcell.lifetime.host_program import base_interpreter
 
-_real: dict[str, str] = {}
+_known: dict[tuple[object, ...], str] = {}
 
 
 def base_executable() -> str:
-    """The interpreter that this one's virtual environment was made from, as a real file; looked up once.
+    """The real path of the interpreter that this program's virtual environment was created from.
 
-    `BackendUnavailable` where this program is run by none: it is frozen, or Python is embedded in it.
+    Raises `BackendUnavailable` if an interpreter does not run this program: it is frozen, or embeds Python.
     """
-    name = base_interpreter()
-    if name not in _real:
-        _real[name] = os.path.realpath(name)
-    return _real[name]
+    key = (getattr(sys, "_base_executable", None), sys.executable, getattr(sys, "frozen", False))
+    if key not in _known:
+        _known[key] = os.path.realpath(base_interpreter())
+    return _known[key]

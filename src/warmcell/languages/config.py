@@ -1,4 +1,4 @@
-"""ProcessConfig: which interpreters to use and how warm to keep them."""
+"""ProcessConfig: which interpreters to use, and how many cells to keep warm."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ProcessConfig:
     """Paths default to what the host has: the base interpreter behind `sys.executable`, `node` and `rustc` on PATH.
 
     `preload` names Python modules to import once, before any run; with it, and without `python_path`, the guest gets
-    the caller's own environment (`sys.executable` and its site-packages), since that is where those modules are.
-    `pool_size` is how many warm cells may wait per kind of run (0: none, every run is made on demand).
-    `max_concurrency` is how many runs may go on at once (None: from the processors); the rest wait in order, each for
-    at most `queue_timeout` seconds, then `BackendBusy`.
-    Compilers have limits of their own, whatever the program that they make may use: `build_limits`, and where `build`
-    is called `build_timeout` (in `execute` the request's timeout is for both).
+    the caller's own environment (`sys.executable` and its site-packages), where those modules are. `pool_size` is how
+    many warm cells may wait per kind of run (0: none, every cell is made on demand). `max_concurrency` is how many runs
+    may go on at once (None: from the processors); the rest wait in order, each for at most `queue_timeout` seconds,
+    then raise `BackendBusy`. Compilers have limits of their own, whatever the program may use: `build_limits`, and in
+    `build` also `build_timeout` (in `execute` the request's timeout covers both). `gpu_concurrency` is how many runs
+    and live cages of this user may have the same GPU at a time; 1 keeps their timings apart.
     """
 
     python_path: str | os.PathLike[str] | None = None
@@ -36,6 +36,7 @@ class ProcessConfig:
     queue_timeout: float = 60.0
     build_timeout: float = 60.0
     build_limits: Limits = Limits(memory_mb=1024, disk_mb=512)
+    gpu_concurrency: int = 1
 
     def __post_init__(self) -> None:
         for name in ("python_path", "node_path", "rustc_path"):
@@ -47,6 +48,7 @@ class ProcessConfig:
         object.__setattr__(self, "preload", tuple(check_text("preload", item) for item in self.preload))
         _check_number("pool_size", self.pool_size, 0, 256)
         _check_number("pool_min", self.pool_min, 0, 256)
+        _check_number("gpu_concurrency", self.gpu_concurrency, 1, 256)
         if self.max_concurrency is not None:
             _check_number("max_concurrency", self.max_concurrency, 1, 1 << 16)
         for name in ("queue_timeout", "build_timeout"):
@@ -61,8 +63,8 @@ class ProcessConfig:
 
     @property
     def most_at_once(self) -> int:
-        """Many more than processors, because most guests wait for something most of the time; bounded, because each is
-        some processes and descriptors, and because those that do compute must not starve one another into timeouts.
+        """Many more than processors, because most guests wait most of the time; bounded, because each takes processes
+        and descriptors, and because guests that compute must not starve one another into timeouts.
         """
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.max_concurrency or _FEWEST_AT_ONCE + _PER_PROCESSOR * processors

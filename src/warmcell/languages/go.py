@@ -1,41 +1,43 @@
-"""Go: one file, built in the cage with a cache of the standard library that no guest can write to."""
+"""Go: one file, built in the cage with a cache of the standard library that no guest can write."""
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
+from warmcell.core.slow_steps import report_slow_step
 from warmcell.enforcers.host import FileStamp, ask, find_program, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.plain import ARTEFACT, build_key
-from warmcell.languages.program import CODE_DIR, OUT_DIR, Build, Program
+from warmcell.languages.program_spec import CODE_DIR, OUT_DIR, Build, ProgramSpec
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr
 from warmcell.lifetime.held_directories import (
     UNFINISHED_LIBRARIES,
     HeldDirectory,
-    abandoned,
     cache_place,
+    create_held_directory,
+    find_abandoned,
     make_cache,
-    make_held,
 )
 
 MAIN_FILE = "main.go"
-#: Libraries of other versions that are kept beside the one in use, 100 MB each.
+_COMPILED_AT_FIRST_USE = "its standard library is compiled when Go is first used, which takes about a minute"
+#: How many libraries of other versions to keep, 100 MB each.
 _MOST_OTHERS = 1
-#: Where there is no home directory: held while we live, and swept by the next start.
+#: Without a home directory: held until we exit, and removed by the next sweep.
 _for_this_process: list[HeldDirectory] = []
 
-#: Compiled once for each Go, because compiling them anew takes a minute. Other packages of the standard library work
-#: too; they are compiled with every program that asks for them.
+#: Compiled once for each Go version, because that takes a minute. Other packages of the standard library work too; they
+#: are compiled with every program that imports them.
 COMMON_PACKAGES = """
     bufio bytes cmp container/heap container/list container/ring context encoding/json errors fmt io maps math math/big
     math/bits math/cmplx math/rand os regexp slices sort strconv strings sync sync/atomic text/template time unicode
     unicode/utf8
 """.split()
-#: No network, no modules, no C compiler, no settings of the host, nothing that depends on where files lie.
+#: No network, modules, C compiler or host settings, and nothing that depends on file locations.
 _ENVIRONMENT = {
     "CGO_ENABLED": "0",
     "GO111MODULE": "off",
@@ -50,7 +52,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class GoToolchain:
-    """A Go on this host: the `go` command, where it is installed, and what it says of itself."""
+    """A Go on this host: the `go` command, its root, and its version line."""
 
     program: str
     root: str
@@ -62,22 +64,24 @@ class GoRuntime:
 
     name = "go"
 
-    def check(self, config: ProcessConfig) -> None:
-        find_go()
+    def check(self, config: ProcessConfig) -> str:
+        go = find_go()
+        is_compiled = _is_ours(_library_place(go))
+        return go.program if is_compiled else f"{go.program}; {_COMPILED_AT_FIRST_USE}"
 
     def version(self, config: ProcessConfig) -> str:
         return find_go().version
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         go = find_go()
-        cache = standard_library(go)
+        library = standard_library(go)
         out, source = f"{OUT_DIR}/{ARTEFACT}", f"{CODE_DIR}/{MAIN_FILE}"
-        argv = (*_settings(cache), go.program, "build", "-o", out, source)
-        return Program(
+        argv = (*_settings(library), go.program, "build", "-o", out, source)
+        return ProgramSpec(
             argv=(f"{OUT_DIR}/{ARTEFACT}",),
             files={MAIN_FILE: code.encode()},
             main_file=MAIN_FILE,
-            runtime_paths=beside_usr([go.root, cache]),
+            runtime_paths=beside_usr([go.root, library]),
             build=Build(argv, ARTEFACT, build_key("go", code, go.program, go.version, _ENVIRONMENT)),
         )
 
@@ -95,24 +99,42 @@ def _toolchain(identity: FileStamp) -> GoToolchain:
     return GoToolchain(program, os.path.realpath(_ask_go(program, "env", "GOROOT")), _ask_go(program, "version"))
 
 
-def _ask_go(program: str, *words: str, cache: str = "/nonexistent") -> str:
-    return ask([*_settings(cache), program, *words], timeout=900)
+def _ask_go(program: str, *words: str, library: str = "") -> str:
+    prefix = _ending_with_us() if library else ()
+    return ask([*prefix, *_settings(library or "/nonexistent"), program, *words], timeout=900)
+
+
+@cache
+def _ending_with_us() -> tuple[str, ...]:
+    """A prefix for commands that take long: if this process is killed, so is the command."""
+    setpriv = find_program("setpriv")
+    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv and _knows_pdeathsig(setpriv) else ()
+
+
+def _knows_pdeathsig(setpriv: str) -> bool:
+    try:
+        return "--pdeathsig" in ask([setpriv, "--help"])
+    except BackendUnavailable:
+        return False
 
 
 def _settings(cache: str) -> tuple[str, ...]:
-    """A command line that goes before one of Go's. (A build's own environment is the same for everybody.)"""
+    """A prefix for commands of Go that sets their environment. It is the same for every build."""
     return ("/usr/bin/env", *(f"{name}={value}" for name, value in {**_ENVIRONMENT, "GOCACHE": cache}.items()))
 
 
 @lru_cache(maxsize=8)
 def standard_library(go: GoToolchain) -> str:
-    """The directory with the compiled packages, made if this user has none yet. Guests see it read-only.
+    """The directory with the compiled packages, created if this user has none yet. Guests see it read-only.
 
-    Nothing of a guest goes into it, so that none can learn or leave anything there.
+    Nothing of a guest goes into it, so that guests can neither learn nor leave anything there.
     """
-    name = build_key(go.program, go.version, _ENVIRONMENT, COMMON_PACKAGES)[:16]
-    place = os.path.join(cache_place(), "go", name)
-    return place if _is_ours(place) else _compiled(go, place)
+    place = _library_place(go)
+    return place if _is_ours(place) else _compile_library(go, place)
+
+
+def _library_place(go: GoToolchain) -> str:
+    return os.path.join(cache_place(), "go", build_key(go.program, go.version, _ENVIRONMENT, COMMON_PACKAGES)[:16])
 
 
 def _is_ours(directory: str) -> bool:
@@ -123,23 +145,24 @@ def _is_ours(directory: str) -> bool:
     return os.path.isdir(directory) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
-def _compiled(go: GoToolchain, place: str) -> str:
-    """Made beside its place and moved there whole: another process may be at it too, and the first to end wins."""
+def _compile_library(go: GoToolchain, place: str) -> str:
+    """Builds in a temporary directory and renames it: another process may do the same, and the first to finish wins."""
     import shutil
 
+    report_slow_step("compiling the standard library of Go: once for this user, about a minute")
     home = os.path.dirname(place)
     try:
         make_cache(home)
         _forget_others(home)
-        held = make_held(".go-", home)
+        held = create_held_directory(".go-", home)
     except OSError:
-        held = make_held("warmcell-go-")  # no home directory: for this process only
+        held = create_held_directory("warmcell-go-")  # no home directory: for this process only
         place = held.path
     fresh = held.path
     try:
-        there = set(_ask_go(go.program, "list", "std", cache=fresh).split())
-        packages = [name for name in COMMON_PACKAGES if name in there]  # some came with a later Go
-        _ask_go(go.program, "build", *packages, cache=fresh)
+        there = set(_ask_go(go.program, "list", "std", library=fresh).split())
+        packages = [name for name in COMMON_PACKAGES if name in there]  # older versions lack some
+        _ask_go(go.program, "build", *packages, library=fresh)
         os.chmod(fresh, 0o755)
         if fresh != place:
             os.rename(fresh, place)
@@ -156,10 +179,10 @@ def _compiled(go: GoToolchain, place: str) -> str:
 
 
 def _forget_others(home: str) -> None:
-    """What a killed process left unfinished, and all but the last of those that were made for another Go."""
+    """Removes what a killed process left unfinished, and all but the latest library of other Go versions."""
     import shutil
 
-    for path in abandoned(home, UNFINISHED_LIBRARIES):
+    for path in find_abandoned(home, UNFINISHED_LIBRARIES):
         shutil.rmtree(path, ignore_errors=True)
     kept = [entry for entry in os.scandir(home) if not entry.name.startswith(".")]
     for entry in sorted(kept, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)[:-_MOST_OTHERS]:

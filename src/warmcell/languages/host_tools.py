@@ -1,6 +1,6 @@
-"""Toolchains of the host for programs that a sandbox starts by name: what to show of the host, and what goes on PATH.
+"""The host's toolchains for programs that a sandbox starts by name: what to show of the host, and what goes on PATH.
 
-For the languages themselves each runtime finds its own; this is for `sh("cargo test")` and `exec("python", ...)`.
+Each language runtime finds its own; this is for `sh("cargo test")` and `exec("python", ...)`.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from warmcell.lifetime.host_program import own_interpreter
 from warmcell.policy.places import WORK_DIR, is_within
 
 USUAL_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
-#: By the program that is asked for; where it is not on PATH, where its installer puts it.
+#: By program: where its installer puts it, if it is not on PATH.
 _TOOLCHAINS = {"node": "", "cargo": "", "go": "/usr/local/go/bin:/usr/lib/go/bin"}
 _DEFAULT_TOOLCHAIN = re.compile(r'^default_toolchain\s*=\s*"([\w.+-]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class HostTools:
-    """Trees that hold nothing but what was installed, to be shown read-only, and the directories of their programs."""
+    """Directories that contain only installed files, to be shown read-only, and their program directories."""
 
     shown: tuple[str, ...] = ()
     path: tuple[str, ...] = USUAL_PATH
 
     def without(self, targets: Iterable[str]) -> HostTools:
-        """Where something else is shown, trees are not: what lies there is as the policy says."""
+        """Without the directories at which the policy shows something else."""
         taken = (WORK_DIR, *targets)
         return replace(self, shown=tuple(tree for tree in self.shown if not any(is_within(tree, at) for at in taken)))
 
 
 def host_tools(config: ProcessConfig) -> HostTools:
-    """What the caller configured comes first on PATH, as in a virtual environment; the host's toolchains come last."""
-    shown, first = _named(config)
+    """Configured programs come first on PATH, as in a virtual environment; the host's toolchains come last."""
+    shown, first = _find_named(config)
     trees = [tree for name, usual in _TOOLCHAINS.items() for tree in _tree_of(name, usual)]
     last = [os.path.join(tree, "bin") for tree in trees]
     return HostTools(beside_usr([*shown, *trees]), tuple(dict.fromkeys([*first, *USUAL_PATH, *last])))
 
 
-def _named(config: ProcessConfig) -> tuple[list[str], list[str]]:
-    """What is wrong with a configured program is told by the run that needs it."""
+def _find_named(config: ProcessConfig) -> tuple[list[str], list[str]]:
+    """Problems with a configured program are reported by the run that needs it."""
     shown: list[str] = []
     path: list[str] = []
     try:
@@ -65,7 +65,7 @@ def _named(config: ProcessConfig) -> tuple[list[str], list[str]]:
 
 
 def environment_of(config: ProcessConfig) -> str | None:
-    """The virtual environment whose interpreter guests are forked from, where the caller chose one."""
+    """The virtual environment whose interpreter guests are forked from, if the caller chose one."""
     if config.python_path is not None:
         path = os.path.abspath(os.fspath(config.python_path))
     elif config.preload:
@@ -104,19 +104,19 @@ def _tree_of(name: str, usual: str) -> Iterator[str]:
 
 
 def _installation(program: str) -> list[str]:
-    """The tree of a program in a `bin`; nothing where other things lie there too: a home is not shown for its `go`."""
+    """The directory around a program's `bin`; none if it contains other things: a home is not shown for its `go`."""
     tree = os.path.dirname(os.path.dirname(program))
     is_tree = os.path.basename(os.path.dirname(program)) == "bin"
     return [tree] if is_tree and (is_installation(tree) or _is_go_root(tree)) else []
 
 
 def _is_go_root(tree: str) -> bool:
-    """Go's own tree holds its sources and tests too, so that it looks like a project."""
+    """Go's own directory contains sources and tests, so it looks like a project."""
     return all(os.path.exists(os.path.join(tree, name)) for name in ("VERSION", "src/runtime", "pkg/tool"))
 
 
 def _behind_rustup() -> Iterator[str]:
-    """Its proxies need a home directory and the network; the toolchain itself needs neither."""
+    """rustup's proxies need a home directory and the network; the toolchain itself needs neither."""
     home = os.environ.get("RUSTUP_HOME") or os.path.expanduser("~/.rustup")
     try:
         with open(os.path.join(home, "settings.toml"), encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""Java: one source file, compiled and run by the JDK's own launcher, with a heap that fits the run's memory.
+"""Java: one source file, compiled and run by the JDK's own launcher, with a heap that fits the run's memory limit.
 
-Who runs a program often has it compiled first, into a jar, by the same rules: any file name, the first class runs.
+A program that runs often is compiled first, into a jar, by the same rules: any file name, the first class runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, find_program, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.plain import build_key
-from warmcell.languages.program import CODE_DIR, MEMORY, OUT_DIR, Build, Program
+from warmcell.languages.program_spec import CODE_DIR, MEMORY, OUT_DIR, Build, ProgramSpec
 from warmcell.languages.table import REMEDIES
-from warmcell.languages.toolchain import beside_usr, shown_for
+from warmcell.languages.toolchain import beside_usr, visible_paths
 
 MAIN_FILE = "Main.java"
 BUILDER_FILE = "JavaBuilder.java"
 JAR = "main.jar"
 
 #: Half for the heap; the rest is for classes, compiled code, stacks and the compiler itself. Without `MaxRAM` the heap
-#: would be sized by the host's memory, and the run would be killed for what the collector had no reason to collect.
+#: would be sized by the host's memory, and the run would be killed for garbage that was not collected in time.
 SWITCHES = (f"-XX:MaxRAM={MEMORY}m", "-XX:MaxRAMPercentage=50", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 
 
@@ -37,27 +37,27 @@ class Jdk:
 
 
 class JavaRuntime:
-    """Runs the first class of the file, whatever it is called."""
+    """Runs the first class of the file, whatever its name."""
 
     name = "java"
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         jdk = find_jdk()
         argv = (jdk.program, *SWITCHES, f"{CODE_DIR}/{MAIN_FILE}")
         files = {MAIN_FILE: code.encode()}
-        return Program(argv, files, MAIN_FILE, jdk.runtime_paths, ahead=_ahead(jdk, files))
+        return ProgramSpec(argv, files, MAIN_FILE, jdk.runtime_paths, ahead=_ahead(jdk, files))
 
     def version(self, config: ProcessConfig) -> str:
         return ask([find_jdk().program, "--version"])
 
 
-def _ahead(jdk: Jdk, files: Mapping[str, bytes]) -> Program:
+def _ahead(jdk: Jdk, files: Mapping[str, bytes]) -> ProgramSpec:
     builder = _builder()
     jar = f"{OUT_DIR}/{JAR}"
     compiling = (jdk.program, *SWITCHES, f"{CODE_DIR}/{BUILDER_FILE}", f"{CODE_DIR}/{MAIN_FILE}", jar)
     build = Build(compiling, JAR, build_key("java", *stamp(jdk.program)))
     argv = (jdk.program, *SWITCHES, "-jar", jar)
-    return Program(argv, {BUILDER_FILE: builder, **files}, MAIN_FILE, jdk.runtime_paths, build=build)
+    return ProgramSpec(argv, {BUILDER_FILE: builder, **files}, MAIN_FILE, jdk.runtime_paths, build=build)
 
 
 @cache
@@ -69,7 +69,7 @@ def _builder() -> bytes:
 def find_jdk() -> Jdk:
     path = find_program("java")
     if path is None:
-        raise BackendUnavailable("java needs a JDK, and there is no java on PATH", hint=REMEDIES["java"])
+        raise BackendUnavailable("java needs a JDK; java was not found on PATH", hint=REMEDIES["java"])
     return _jdk(stamp(path))
 
 
@@ -81,11 +81,11 @@ def _jdk(identity: FileStamp) -> Jdk:
         raise BackendUnavailable(
             f"java needs a JDK, and {program} is a runtime without the compiler", hint=REMEDIES["java"]
         )
-    return Jdk(program, beside_usr([*shown_for(program), *_settings(home)]))
+    return Jdk(program, beside_usr([*visible_paths(program), *_settings(home)]))
 
 
 def _settings(home: str) -> list[str]:
-    """Where the settings really are: distributions keep them in /etc and put links into the installation."""
+    """The real directories of the settings: distributions keep them in /etc and put links into the installation."""
     conf = os.path.join(home, "conf")
     names = os.listdir(conf) if os.path.isdir(conf) else []
     return sorted({os.path.dirname(os.path.realpath(os.path.join(conf, name))) for name in names})

@@ -13,9 +13,9 @@ from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
 from warmcell.languages import node_boot
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import CODE_DIR, Program
+from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.languages.table import REMEDIES
-from warmcell.languages.toolchain import beside_usr, configured_program, shown_for
+from warmcell.languages.toolchain import beside_usr, configured_program, visible_paths
 
 Version = tuple[int, int, int]
 Suits = Callable[[Version], bool]
@@ -42,20 +42,20 @@ class JavaScriptRuntime:
     def version(self, config: ProcessConfig) -> str:
         return _version(find_node(config, runs_javascript, _JAVASCRIPT_NEEDS, remedy=REMEDIES["javascript"]))
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         node = find_node(config, runs_javascript, _JAVASCRIPT_NEEDS, remedy=REMEDIES["javascript"])
         return _program(node, code, "js")
 
 
 class TypeScriptRuntime:
-    """Runs TypeScript as Node does: types are removed, not checked; enums and namespaces work where Node can."""
+    """Runs TypeScript as Node does: types are removed, not checked; enums and namespaces work if Node supports them."""
 
     name = "typescript"
 
     def version(self, config: ProcessConfig) -> str:
         return _version(find_node(config, runs_typescript, _TYPESCRIPT_NEEDS, prefer=transforms_types))
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         node = find_node(config, runs_typescript, _TYPESCRIPT_NEEDS, prefer=transforms_types)
         transform = ("--experimental-transform-types",) if transforms_types(node.version) else ()
         switches = (*transform, "--disable-warning=ExperimentalWarning")
@@ -66,17 +66,17 @@ def _version(node: Node) -> str:
     return f"Node.js {'.'.join(map(str, node.version))}"
 
 
-def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ()) -> Program:
+def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ()) -> ProgramSpec:
     texts, entry = files_for(node.version, code, suffix)
     files = {name: text.encode() for name, text in texts.items()}
     main_file = next(iter(texts))
-    check = Program(
+    check = ProgramSpec(
         argv=(node.path, *switches, f"{CODE_DIR}/check.cjs", f"{CODE_DIR}/{main_file}"),
         files={"check.cjs": node_boot.CHECK.encode(), main_file: files[main_file]},
         main_file=main_file,
         runtime_paths=node.runtime_paths,
     )
-    return Program(
+    return ProgramSpec(
         argv=(node.path, *switches, "--require", f"{CODE_DIR}/boot.cjs", f"{CODE_DIR}/{entry}"),
         files=files,
         main_file=main_file,
@@ -87,7 +87,7 @@ def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ())
 
 
 def files_for(version: Version, code: str, suffix: str) -> tuple[dict[str, str], str]:
-    """The files, the guest's own first, and the one to start; both spellings where START must choose."""
+    """The files, the guest's own first, and the one to start; both spellings if START must choose."""
     if detects_modules(version):
         return {f"main.{suffix}": code, "boot.cjs": node_boot.BOOT}, f"main.{suffix}"
     both = {f"main.c{suffix}": code, f"main.m{suffix}": code}
@@ -99,21 +99,21 @@ def runs_javascript(version: Version) -> bool:
 
 
 def detects_modules(version: Version) -> bool:
-    """Whether Node itself tells ES modules from CommonJS, in every case.
+    """Whether Node itself reliably distinguishes ES modules from CommonJS.
 
-    It has tried since 20.19 and 22.7, but for a while it took `console.log(await x)` for a spelling mistake.
+    It tries since 20.19 and 22.7, but for a while took `console.log(await x)` for a spelling mistake.
     """
     line = version[0]
     return version >= {20: (20, 20, 0), 22: (22, 20, 0), 24: (24, 11, 0)}.get(line, (25, 0, 0))
 
 
 def runs_typescript(version: Version) -> bool:
-    """Whether types are stripped without a switch; the short-lived 23 learnt it later than 22 did."""
+    """Whether types are stripped without a switch; Node 23 supports it later than 22."""
     return version >= (22, 18, 0) and not (23, 0, 0) <= version < (23, 6, 0)
 
 
 def transforms_types(version: Version) -> bool:
-    """Whether enums, namespaces and parameter properties can work; Node 26 gave that up."""
+    """Whether enums, namespaces and parameter properties can work; Node 26 dropped them."""
     return runs_typescript(version) and version < (26, 0, 0)
 
 
@@ -124,7 +124,7 @@ def find_node(
     prefer: Suits | None = None,
     remedy: str = REMEDIES["typescript"],
 ) -> Node:
-    """The configured Node if there is one, else the first of PATH and wheel that suits, best one first."""
+    """The configured Node if there is one, else the first suitable one of PATH and the wheel."""
     seen: list[Node] = []
     for path in _candidates(config):
         node = _node(stamp(path))
@@ -149,12 +149,12 @@ def _candidates(config: ProcessConfig) -> Iterator[str]:
 
 
 def places_of_node(config: ProcessConfig) -> tuple[str, ...]:
-    """What has to be shown of this host for Node to run, found without running it; nothing where there is none.
+    """The host paths that Node needs, found without running it; empty if there is no Node.
 
-    Of each that there is: the first may be too old for TypeScript.
+    Of every Node found: the first may be too old for TypeScript.
     """
     try:
-        found = [place for path in _candidates(config) for place in shown_for(os.path.realpath(path))]
+        found = [place for path in _candidates(config) for place in visible_paths(os.path.realpath(path))]
     except BackendUnavailable:
         return ()
     return beside_usr(found)
@@ -163,11 +163,11 @@ def places_of_node(config: ProcessConfig) -> tuple[str, ...]:
 @lru_cache(maxsize=32)
 def _node(identity: FileStamp) -> Node:
     path = _behind_shim(os.path.realpath(identity[0]))
-    return Node(path, parse_version(ask([path, "--version"])), beside_usr(shown_for(path)))
+    return Node(path, parse_version(ask([path, "--version"])), beside_usr(visible_paths(path)))
 
 
 def _behind_shim(path: str) -> str:
-    """Version managers put scripts on PATH; the binary behind one is what a cage can start."""
+    """Version managers put scripts on PATH; a cage can start only the binary behind them."""
     with Path(path).open("rb") as file:
         if file.read(4) in _EXECUTABLE_FORMATS:
             return path
@@ -175,7 +175,7 @@ def _behind_shim(path: str) -> str:
 
 
 def parse_version(text: str) -> Version:
-    """`v22.18.0` as numbers. Suffixes (nightlies) count as the release that they lead to."""
+    """`v22.18.0` as numbers. Nightlies count as the release that they lead to."""
     match = re.match(r"v(\d+)\.(\d+)\.(\d+)", text)
     if match is None:
         raise BackendUnavailable(f"not a Node.js version: {text[:40]!r}", hint=REMEDIES["typescript"])

@@ -1,8 +1,8 @@
-"""Small files that go beside a JavaScript or TypeScript guest. They run inside the cage; nothing imports them."""
+"""Small files beside a JavaScript or TypeScript guest. They run inside the cage; nothing imports them."""
 
-#: Loaded before the guest's file. The file lies in the code directory, but "./helper.js" and packages are meant to be
-#: those of the working directory; and code that mixes `require` with top-level await, which Node takes for an ES
-#: module without `require`, gets one. (Hooks for `import` exist from Node 22.15 on.)
+#: Loaded before the guest's file. The file is in the code directory, but "./helper.js" and packages are resolved in the
+#: working directory; and code that mixes `require` with top-level await, which Node takes for an ES module, gets a
+#: `require`. (Hooks for `import` exist from Node 22.15 on.)
 BOOT = """
 "use strict";
 const Module = require("node:module");
@@ -34,8 +34,8 @@ const define = (how) => Object.defineProperty(globalThis, "require", { configura
 define({ get: () => Module.createRequire(workFile), set: (value) => define({ value, writable: true }) });
 """.lstrip()
 
-#: The entry point for a Node that cannot reliably tell CommonJS from ES modules by itself: it looks whether the text
-#: parses as the one, and takes it for the other if not.
+#: The entry point for a Node that does not reliably distinguish CommonJS from ES modules: if the text does not parse as
+#: the one, it is taken for the other.
 START = """
 "use strict";
 const fs = require("node:fs");
@@ -60,7 +60,7 @@ if (isCommon) Module._load(common, null, true);
 else import(pathToFileURL(modern).href);
 """.lstrip()
 
-#: Reads the file that it is given without running it: CommonJS, or else whatever `node --check` says of an ES module.
+#: Checks a file without running it: as CommonJS, else as an ES module by `node --check`.
 CHECK = """
 "use strict";
 const { spawnSync } = require("node:child_process");

@@ -1,4 +1,4 @@
-"""Languages that need no more than the commands in their row: find the program, build if told to, start."""
+"""Languages that need only the commands in their row: find the program, build if needed, start."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import replace
 from warmcell.enforcers.host import ask, find_program, stamp
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Build, Program
+from warmcell.languages.program_spec import Build, ProgramSpec
 from warmcell.languages.row import LanguageRow
-from warmcell.languages.toolchain import beside_usr, shown_for
+from warmcell.languages.toolchain import beside_usr, visible_paths
 from warmcell.policy.places import is_within
 
 ARTEFACT = "main"
@@ -26,55 +26,55 @@ class PlainRuntime:
     def name(self) -> str:
         return self._row.name
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         row = self._row
-        program = found_program(row)
+        program = find_toolchain(row)
         build = self._build(code, program) if row.build else None
-        shown = [*shown_for(program), *existing(row.shows)]
-        made = Program(
-            argv=_filled(row.start, program),
+        shown = [*visible_paths(program), *existing(row.shows)]
+        made = ProgramSpec(
+            argv=_fill(row.start, program),
             files={row.main_file: code.encode()},
             main_file=row.main_file,
             runtime_paths=beside_usr(shown),
             build=build,
             env=row.env,
         )
-        return replace(made, check=replace(made, argv=_filled(row.check, program))) if row.check else made
+        return replace(made, check=replace(made, argv=_fill(row.check, program))) if row.check else made
 
     def version(self, config: ProcessConfig) -> str:
-        return ask(_filled(self._row.version, found_program(self._row)))
+        return ask(_fill(self._row.version, find_toolchain(self._row)))
 
     def _build(self, code: str, program: str) -> Build:
-        """Kept by all that the result depends on: the text, the command, and the very compiler that was found."""
-        argv = _filled(self._row.build, program)
+        """The cache key covers the source, the command and the identity of the compiler."""
+        argv = _fill(self._row.build, program)
         return Build(argv, ARTEFACT, build_key(self.name, code, argv, stamp(os.path.realpath(program))))
 
 
 def existing(patterns: tuple[str, ...]) -> list[str]:
-    """The host's paths that match."""
+    """The host paths that match."""
     from glob import glob
 
     return [path for pattern in patterns for path in sorted(glob(pattern))]
 
 
-def found_program(row: LanguageRow) -> str:
+def find_toolchain(row: LanguageRow) -> str:
     """The first of the row's programs that the host has."""
     for name in row.programs:
         path = find_program(name)
         if path is not None:
-            # Inside /usr the name by which it was found is kept: some programs ask by which name they were called.
+            # Keep the name inside /usr: some programs depend on the name by which they were called.
             return path if is_within(path, "/usr") else os.path.realpath(path)
     wanted = " or ".join(row.programs)
     raise BackendUnavailable(f"{row.name} needs {wanted}, which is not on PATH", hint=row.remedy or None)
 
 
 def build_key(*parts: object) -> str:
-    """A name for what a build makes of its parts. JSON keeps them from running together."""
+    """A hash of all parts. JSON keeps them separate."""
     import hashlib
     import json
 
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _filled(words: tuple[str, ...], program: str) -> tuple[str, ...]:
+def _fill(words: tuple[str, ...], program: str) -> tuple[str, ...]:
     return tuple(word.replace("{program}", program) for word in words)

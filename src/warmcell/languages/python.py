@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import lru_cache, partial
 
 from warmcell.core.errors import BackendUnavailable
@@ -12,9 +11,9 @@ from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, is_program, stamp
 from warmcell.languages.base import base_executable
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import CODE_DIR, Program
+from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.languages.table import REMEDIES
-from warmcell.languages.toolchain import beside_usr, configured_program, is_installation, shown_for, symlink_chain
+from warmcell.languages.toolchain import beside_usr, configured_program, is_installation, symlink_chain, visible_paths
 from warmcell.lifetime.host_program import own_interpreter
 
 MAIN_FILE = "main.py"
@@ -23,14 +22,14 @@ OLDEST = (3, 9)
 _QUESTION = """
 import json, os, sys, sysconfig
 names = "prefix exec_prefix base_prefix base_exec_prefix".split()
-print(json.dumps({"executable": sys.executable, "version": list(sys.version_info[:3]),
+print("\\nWARMCELL", json.dumps({"executable": sys.executable, "version": list(sys.version_info[:3]),
     "prefixes": [getattr(sys, name) for name in names],
     "libraries": [os.path.dirname(os.__file__), sysconfig.get_path("platstdlib")]}))
 """
 
-#: Runs the file as `__main__` would: the working directory is importable, `exit()` exists although `-S` left `site`
-#: out, a locale that the interpreter coerced into its own environment goes again, and no frame of this text shows
-#: in the guest's tracebacks. It must work in every Python from 3.9 on.
+#: Runs the file as `__main__`: the working directory is importable, `exit()` exists despite `-S`, a locale that the
+#: interpreter coerced into its environment is removed, and no frame of this text appears in the guest's tracebacks. It
+#: must work in every Python from 3.9 on.
 BOOT = """
 def _start():
     import os, sys
@@ -64,7 +63,7 @@ _start()
 """.strip()
 
 CHECK_FILE = "check.py"
-#: Runs as a guest beside the program: compiles it as the interpreter would, and tells what is wrong in the same words.
+#: Runs as a guest: compiles the program as the interpreter would, and reports errors in the same words.
 CHECK = """
 import os, sys
 path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "main.py")
@@ -80,12 +79,13 @@ except BaseException as error:
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python on this host. `has_site`: its site-packages are meant to be seen."""
+    """A Python on this host. `has_site`: guests see its site-packages. `argv` is its cold start."""
 
     path: str
     version: tuple[int, ...]
     runtime_paths: tuple[str, ...]
     has_site: bool
+    argv: tuple[str, ...] = ()
 
 
 class PythonRuntime:
@@ -96,40 +96,36 @@ class PythonRuntime:
     def version(self, config: ProcessConfig) -> str:
         return f"Python {'.'.join(map(str, find_interpreter(config).version))}"
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         interpreter = find_interpreter(config)
         files = {MAIN_FILE: code.encode()}
-        return _program(interpreter, MAIN_FILE, files, partial(_checking, interpreter, files))
+        return ProgramSpec(
+            interpreter.argv,
+            files,
+            MAIN_FILE,
+            interpreter.runtime_paths,
+            "python",
+            check=partial(_check, interpreter, files),
+        )
 
 
-def _checking(interpreter: Interpreter, files: dict[str, bytes]) -> Program:
-    return _program(interpreter, CHECK_FILE, {CHECK_FILE: CHECK.encode(), **files}, None)
+def _check(interpreter: Interpreter, files: dict[str, bytes]) -> ProgramSpec:
+    """Compiles the program as a guest, without running it."""
+    argv = command_line(interpreter.path, interpreter.has_site, CHECK_FILE)
+    files = {CHECK_FILE: CHECK.encode(), **files}
+    return ProgramSpec(argv, files, CHECK_FILE, interpreter.runtime_paths, "python")
 
 
-def _program(
-    interpreter: Interpreter, main: str, files: dict[str, bytes], check: Callable[[], Program] | None
-) -> Program:
-    return Program(
-        argv=command_line(interpreter, main),
-        files=files,
-        main_file=main,
-        runtime_paths=interpreter.runtime_paths,
-        worker="python",
-        check=check,
-    )
-
-
-def command_line(interpreter: Interpreter, file: str = MAIN_FILE) -> tuple[str, ...]:
-    """The cold start. `-s`: never the caller's user site. `-S`: no site-packages, unless they were asked for.
+def command_line(path: str, has_site: bool, file: str = MAIN_FILE) -> tuple[str, ...]:
+    """The cold start. `-s`: never the caller's user site. `-S`: no site-packages, unless they were requested.
 
     Not `-I` or `-E`: the environment is already clean, and PYTHON* variables in it come from the request.
     """
-    site = () if interpreter.has_site else ("-S",)
-    return (interpreter.path, "-s", *site, "-c", BOOT, f"{CODE_DIR}/{file}")
+    return (path, "-s", *(() if has_site else ("-S",)), "-c", BOOT, f"{CODE_DIR}/{file}")
 
 
 def find_interpreter(config: ProcessConfig) -> Interpreter:
-    """`python_path` if given; with preloads the caller's own environment; else the base interpreter behind it."""
+    """`python_path` if given; with preloads the caller's own environment; else the base interpreter."""
     if config.python_path is not None:
         path = configured_program(os.fspath(config.python_path), "python_path")
     elif config.preload:
@@ -145,7 +141,7 @@ def find_interpreter(config: ProcessConfig) -> Interpreter:
 
 
 def _no_interpreter(path: str) -> BackendUnavailable:
-    return BackendUnavailable(f"there is no Python interpreter at {path!r}", hint=REMEDIES["python"])
+    return BackendUnavailable(f"no Python interpreter was found at {path!r}", hint=REMEDIES["python"])
 
 
 @lru_cache(maxsize=32)
@@ -159,13 +155,13 @@ def _interpreter(identity: FileStamp, has_site: bool) -> Interpreter:
             f"{path} is Python {'.'.join(map(str, facts.version))}; guests need 3.9 or newer",
             hint=REMEDIES["python"],
         )
-    # The interpreter's own word for itself sees through pyenv's shims, which are scripts.
+    # The interpreter's own path, because pyenv's shims are scripts.
     executable = facts.executable or path
     if facts.prefixes[0] == facts.prefixes[2]:
-        # Outside a virtual environment the name by which it was found means nothing; inside one it is everything.
+        # The name by which it was found matters only inside a virtual environment.
         executable = os.path.realpath(executable)
     paths = runtime_paths(executable, facts.prefixes, facts.libraries)
-    return Interpreter(executable, facts.version, paths, has_site)
+    return Interpreter(executable, facts.version, paths, has_site, command_line(executable, has_site))
 
 
 def _is_base(path: str) -> bool:
@@ -177,7 +173,7 @@ def _is_base(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What an interpreter says about itself. The prefixes are: own, own exec, base, base exec."""
+    """What an interpreter reports about itself. The prefixes are: own, own exec, base, base exec."""
 
     executable: str
     version: tuple[int, ...]
@@ -186,7 +182,7 @@ class _Facts:
 
 
 def _own_facts() -> _Facts:
-    """The base interpreter is the one that runs this line, so there is no need to start it just to ask."""
+    """The base interpreter runs this line, so it need not be started to ask."""
     prefixes = (sys.base_prefix, sys.base_exec_prefix) * 2
     libraries = (os.path.dirname(os.__file__), os.path.join(sys.base_exec_prefix, sys.platlibdir, _version_directory()))
     return _Facts(base_executable(), tuple(sys.version_info[:3]), prefixes, libraries)
@@ -200,25 +196,29 @@ def _facts(path: str) -> _Facts:
     import json
 
     try:
-        said = json.loads(ask([path, "-I", "-c", _QUESTION]))
-    except ValueError:
-        raise BackendUnavailable(f"{path} does not answer as Python does", hint="correct python_path") from None
+        # Site files (`*.pth`, sitecustomize) may print too.
+        lines = ask([path, "-I", "-c", _QUESTION]).splitlines()
+        said = json.loads(next(line.partition(" ")[2] for line in lines if line.startswith("WARMCELL ")))
+    except (ValueError, StopIteration):
+        raise BackendUnavailable(
+            f"{path} does not answer like a Python interpreter", hint="correct python_path"
+        ) from None
     return _Facts(said["executable"], tuple(said["version"]), tuple(said["prefixes"]), tuple(said["libraries"]))
 
 
 def runtime_paths(executable: str, prefixes: tuple[str, ...], libraries: tuple[str, ...]) -> tuple[str, ...]:
-    """The prefixes that are trees of their own, and whatever the executable's links pass through.
+    """The prefixes that are installations, and every directory that the executable's links pass through.
 
-    Of a prefix that holds other things too (a home, a project) only the parts that are Python's.
+    Of a prefix that contains other things too (a home, a project), only the parts of Python.
     """
-    wanted = [path for link in symlink_chain(executable) for path in shown_for(link)]
+    wanted = [path for link in symlink_chain(executable) for path in visible_paths(link)]
     for prefix in prefixes:
         wanted += [prefix] if is_installation(prefix) else _parts_of(prefix)
     return beside_usr(path for path in (*wanted, *libraries) if os.path.exists(path))
 
 
 def _parts_of(prefix: str) -> list[str]:
-    """The mark of a virtual environment, and the directories of modules; on some systems `lib64` leads to `lib`."""
+    """The marker of a virtual environment, and its module directories; on some systems `lib64` leads to `lib`."""
     libraries = [os.path.join(prefix, name) for name in ("lib", "lib64")]
     names = [(place, name) for place in libraries if os.path.isdir(place) for name in os.listdir(place)]
     versions = [os.path.join(place, name) for place, name in names if name.startswith("python")]

@@ -1,4 +1,4 @@
-"""Languages by name, alias and suffix: our own rows, and those that other packages bring by entry point."""
+"""Languages by name, alias and suffix: our own, and those of other packages by entry point."""
 
 from __future__ import annotations
 
@@ -24,36 +24,37 @@ if TYPE_CHECKING:
 GROUP = "warmcell.languages"
 
 _BY_NAME = {name: row for row in ROWS for name in (row.name, *row.aliases)}
-_MEMBERS = {str(member): member for member in Language}
+_MEMBERS = {name: Language(row.name) for name, row in _BY_NAME.items()}
 _BY_SUFFIX = {suffix: row for row in ROWS for suffix in row.suffixes}
 
 
 def find_language(name: str) -> LanguageRow:
     """The row for a name or an alias, in any case. Ours first: an installed package adds languages, never replaces one.
 
-    Other packages are looked at only for names that are not ours; that takes longer than most programs run.
+    Other packages are searched only for names that are not ours; that takes longer than most programs run.
     """
     if not isinstance(name, str):
         raise InvalidRequest(f"must be text, not {type(name).__name__}", field="language")
-    row = known_language(name)
+    row = lookup_language(name)
     if row is None:
         known = ", ".join(language_names())
         raise InvalidRequest(f"unknown language {name[:40]!r}", field="language", hint=f"one of {known}")
     return row
 
 
-def known_language(name: str) -> LanguageRow | None:
-    """The same for those who go on without: a backend may have languages that nobody here has heard of."""
-    return built_in(name) or _installed_row(name.lower())
+def lookup_language(name: str) -> LanguageRow | None:
+    """The same, or None: a backend may have languages that are not registered here."""
+    return find_built_in(name) or _installed_row(name.lower())
 
 
-def built_in(name: str) -> LanguageRow | None:
-    """One of our own rows."""
+def find_built_in(name: str) -> LanguageRow | None:
     return _BY_NAME.get(name.lower())
 
 
 def canonical(name: str) -> Language | str:
-    """The language's own name for a name or an alias: a `Language` where there is one."""
+    """The language's own name for a name or an alias: a `Language` if it is one of ours."""
+    if isinstance(name, str) and name in _MEMBERS:
+        return _MEMBERS[name]
     own = find_language(name).name
     return _MEMBERS.get(own, own)
 
@@ -90,25 +91,33 @@ def available_languages(config: ProcessConfig) -> tuple[Language | str, ...]:
 
 
 def why_missing(language: str, config: ProcessConfig) -> SandboxError | None:
-    """What stands in the way of running the language here, or None. A program is prepared, not run, to find out."""
+    """The error that prevents running the language here, or None. Prepares a program without running it."""
     try:
-        runtime = language_runtime(language)
-        check = getattr(runtime, "check", None)
-        check(config) if callable(check) else runtime.prepare("0", config)
+        find_toolchain(language, config)
     except SandboxError as error:
         return error
     return None
 
 
-def language_version(language: str, config: ProcessConfig) -> str:
-    """What runs the code, in one line, as it says itself; empty for a runtime that does not tell."""
+def find_toolchain(language: str, config: ProcessConfig) -> str:
+    """Where the language's toolchain was found, or the error that says what is missing. Runs and compiles nothing."""
     runtime = language_runtime(language)
-    tell = getattr(runtime, "version", None)
-    return str(tell(config)).strip().partition("\n")[0] if callable(tell) else ""
+    check = getattr(runtime, "check", None)
+    if callable(check):
+        return str(check(config) or "")
+    program = runtime.prepare("0", config)
+    return (program.build or program).argv[0]
+
+
+def language_version(language: str, config: ProcessConfig) -> str:
+    """The toolchain's version line; empty if the runtime has none."""
+    runtime = language_runtime(language)
+    query_version = getattr(runtime, "version", None)
+    return str(query_version(config)).strip().partition("\n")[0] if callable(query_version) else ""
 
 
 class LanguageVersions(Mapping[str, str]):
-    """What runs each of these languages. A toolchain is asked when its language is looked up, and only once."""
+    """The version line of each of these languages. A toolchain is queried at the first look-up, once."""
 
     def __init__(self, languages: tuple[str, ...], config: ProcessConfig) -> None:
         self._languages = languages
@@ -131,13 +140,13 @@ class LanguageVersions(Mapping[str, str]):
 
 @lru_cache(maxsize=64)
 def _runtime(name: str) -> LanguageRuntime:
-    row = built_in(name)
+    row = find_built_in(name)
     if row is None:
-        return _loaded(next(entry for entry in _entries() if entry.name.lower() == name))[1]
+        return _load(next(entry for entry in _entries() if entry.name.lower() == name))[1]
     if not row.runtime:
         return _plain(row)
     module, _, attribute = row.runtime.partition(":")
-    # Not by importlib, which brings `warnings`.
+    # Not importlib, which imports `warnings`.
     runtime: LanguageRuntime = getattr(__import__(module, fromlist=("",)), attribute)()
     return runtime
 
@@ -150,21 +159,21 @@ def _plain(row: LanguageRow) -> LanguageRuntime:
 
 @cache
 def _entries() -> tuple[EntryPoint, ...]:
-    """Entry points of other packages, those that are called like one of ours left out."""
+    """Entry points of other packages, without those that have one of our names."""
     from importlib.metadata import entry_points
 
-    return tuple(entry for entry in entry_points(group=GROUP) if built_in(entry.name) is None)
+    return tuple(entry for entry in entry_points(group=GROUP) if find_built_in(entry.name) is None)
 
 
 @cache
 def _installed_rows() -> tuple[LanguageRow, ...]:
-    """What other packages say about their languages; one that cannot be loaded is still there, by its name."""
+    """The rows of other packages; one that cannot be loaded is listed by its name."""
     return tuple(sorted(map(_row_of_entry, _entries()), key=lambda row: row.name))
 
 
 def _row_of_entry(entry: EntryPoint) -> LanguageRow:
     try:
-        return _loaded(entry)[0]
+        return _load(entry)[0]
     except BackendUnavailable:
         return LanguageRow(entry.name.lower())
 
@@ -173,7 +182,7 @@ def _installed_row(name: str) -> LanguageRow | None:
     return next((row for row in _installed_rows() if name in (row.name, *row.aliases)), None)
 
 
-def _loaded(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
+def _load(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
     from warmcell.languages.runtime import LanguageRuntime
 
     name = entry.name.lower()
@@ -201,11 +210,11 @@ def _load_entry(entry: EntryPoint) -> Any:
     except Exception as error:
         raise BackendUnavailable(
             f"language {entry.name!r} ({entry.value}) could not be imported: {error}",
-            hint="reinstall the package that brings it",
+            hint="reinstall its package",
         ) from error
 
 
 def forget_installed() -> None:
-    """After packages came or went in a running process (and between tests)."""
+    """Clears the caches after packages were installed or removed in a running process (and between tests)."""
     for remembered in (_entries, _installed_rows, _runtime):
         remembered.cache_clear()

@@ -1,4 +1,4 @@
-"""LanguageRow: one language as data. What a language with ways of its own implements is in `runtime`."""
+"""LanguageRow: one language as data. Languages that need code implement `runtime.LanguageRuntime`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LanguageRow:
-    """All that is known of a language. In commands, `{program}` is what was found, `{code}` and `{out}` directories.
+    """What is known of a language. In commands, `{program}` is the program found, `{code}` and `{out}` are directories.
 
-    A language that needs no more than commands has `programs` (names to look for on PATH, best first), `main_file`, a
-    `start` and, when it is compiled, a `build` that leaves `{out}/main`; else a `check`, which reads a program without
-    running it and fails where it is none. Any other names its `runtime`, as `module:class`. `shows` are host paths
-    beside the program's own that the cage must show, where they exist.
+    A language that needs only commands has `programs` (names to look for on PATH, best first), `main_file`, a `start`
+    and, if it is compiled, a `build` that produces `{out}/main`; else a `check`, which parses a program without running
+    it. Any other names its `runtime`, as `module:class`. `shows` are host paths beside the program's own that the cage
+    must show, if they exist.
     """
 
     name: str
@@ -40,7 +40,7 @@ class LanguageRow:
 
 
 def __getattr__(name: str) -> object:
-    """`LanguageRuntime`, under the name that other packages know; it takes longer to load than all the rows."""
+    """`LanguageRuntime`, by the name that other packages use; it takes longer to load than all the rows."""
     if name != "LanguageRuntime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from warmcell.languages.runtime import LanguageRuntime

@@ -1,4 +1,4 @@
-"""Rust: one compile step under the same confinement as the program, then the program."""
+"""Rust: one compile step, confined like the program, then the program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, find_program, is_program, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.plain import build_key
-from warmcell.languages.program import CODE_DIR, OUT_DIR, Build, Program
+from warmcell.languages.program_spec import CODE_DIR, OUT_DIR, Build, ProgramSpec
 from warmcell.languages.table import REMEDIES
-from warmcell.languages.toolchain import beside_usr, configured_program, shown_for
+from warmcell.languages.toolchain import beside_usr, configured_program, visible_paths
 
 #: Level 1 costs about as much compile time as level 0 does on small programs and makes loops ten times as fast;
 #: level 2 takes a quarter longer to compile and gained nothing on what agents write.
@@ -38,17 +38,17 @@ class Compiler:
 
 
 class RustRuntime:
-    """Compiles one file against the standard library. What the compiler says is part of the result."""
+    """Compiles one file against the standard library. The compiler's output is part of the result."""
 
     name = "rust"
 
     def version(self, config: ProcessConfig) -> str:
         return find_compiler(config).version
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         compiler = find_compiler(config)
         argv = (compiler.path, *FLAGS, "-o", f"{OUT_DIR}/main", f"{CODE_DIR}/main.rs")
-        return Program(
+        return ProgramSpec(
             argv=(f"{OUT_DIR}/main",),
             files={"main.rs": code.encode()},
             main_file="main.rs",
@@ -68,17 +68,19 @@ def find_compiler(config: ProcessConfig) -> Compiler:
     else:
         path = find_program("rustc")
     if path is None:
-        raise BackendUnavailable("Rust needs rustc, and there is none on PATH", hint=REMEDIES["rust"])
+        raise BackendUnavailable("Rust needs rustc, which was not found on PATH", hint=REMEDIES["rust"])
     if find_program("cc") is None:
-        raise BackendUnavailable("Rust needs a linker, and there is no cc on PATH", hint="install gcc")
+        raise BackendUnavailable("Rust needs a linker; cc was not found on PATH", hint="install gcc")
     return _compiler(stamp(path))
 
 
 @lru_cache(maxsize=16)
 def _compiler(identity: FileStamp) -> Compiler:
     path = identity[0]
-    # What PATH has is often rustup's proxy, which needs a home directory; the compiler itself is in the sysroot.
+    # PATH often has rustup's proxy, which needs a home directory; the compiler itself is in the sysroot.
     sysroot = os.path.realpath(ask([path, "--print", "sysroot"]))
     real = os.path.join(sysroot, "bin", "rustc")
     compiler = real if is_program(real) else os.path.realpath(path)
-    return Compiler(compiler, ask([compiler, "-vV"]), beside_usr([*shown_for(compiler), os.path.join(sysroot, "lib")]))
+    return Compiler(
+        compiler, ask([compiler, "-vV"]), beside_usr([*visible_paths(compiler), os.path.join(sysroot, "lib")])
+    )

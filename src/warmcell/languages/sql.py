@@ -8,13 +8,13 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import replace
 from warmcell.enforcers.host import FileStamp, ask, stamp
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Program
+from warmcell.languages.program_spec import ProgramSpec
 from warmcell.languages.python import MAIN_FILE, PythonRuntime, find_interpreter
 from warmcell.languages.table import REMEDIES
 
 SCRIPT_FILE = "main.sql"
 
-#: Runs inside the cage. Values are printed as SQLite itself writes them, which for some numbers is not Python's way.
+#: Runs inside the cage. Values are printed as SQLite prints them, which differs from Python for some numbers.
 RUNNER = """
 import os, sqlite3, sys
 
@@ -70,15 +70,15 @@ main()
 
 
 class SqlRuntime:
-    """A Python program that runs the script: it starts warm where Python does."""
+    """A Python program that runs the script, in a warm interpreter."""
 
     name = "sql"
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         _sqlite_version(stamp(find_interpreter(config).path))
         program = PythonRuntime().prepare(RUNNER, config)
         files = {MAIN_FILE: RUNNER.encode(), SCRIPT_FILE: code.encode()}
-        return replace(program, files=files, check=None)  # what a statement means depends on those before it
+        return replace(program, files=files, check=None)  # the meaning of a statement depends on those before it
 
     def version(self, config: ProcessConfig) -> str:
         return f"SQLite {_sqlite_version(stamp(find_interpreter(config).path))}"
@@ -86,7 +86,7 @@ class SqlRuntime:
 
 @lru_cache(maxsize=8)
 def _sqlite_version(identity: FileStamp) -> str:
-    """Some Pythons are built without it."""
+    """Some Pythons are built without sqlite3."""
     try:
         return ask([identity[0], "-I", "-S", "-c", "import sqlite3; print(sqlite3.sqlite_version)"])
     except BackendUnavailable as error:

@@ -1,48 +1,52 @@
-"""The languages that come with Warmcell. A new one is a row here and, if commands are not enough, a file beside it."""
+"""The languages that come with Warmcell.
+
+A new one is a member of `core.types.Language`, a row here and, if commands are not enough, a file beside it.
+"""
 
 from __future__ import annotations
 
+from warmcell.core.types import ALIASES, Language
 from warmcell.languages.row import LanguageRow
 
 ROWS = (
     LanguageRow(
-        "python",
-        aliases=("py", "python3"),
+        Language.PYTHON,
+        aliases=ALIASES[Language.PYTHON],
         suffixes=(".py",),
         runtime="warmcell.languages.python:PythonRuntime",
         remedy="set ProcessConfig(python_path=...) to a Python 3.9 or newer",
     ),
     LanguageRow(
-        "javascript",
-        aliases=("js", "node", "nodejs"),
+        Language.JAVASCRIPT,
+        aliases=ALIASES[Language.JAVASCRIPT],
         suffixes=(".js", ".mjs", ".cjs"),
         runtime="warmcell.languages.javascript:JavaScriptRuntime",
         remedy='pip install "warmcell[js]", or install Node.js 18 or newer',
     ),
     LanguageRow(
-        "typescript",
-        aliases=("ts",),
+        Language.TYPESCRIPT,
+        aliases=ALIASES[Language.TYPESCRIPT],
         suffixes=(".ts", ".mts", ".cts"),
         runtime="warmcell.languages.javascript:TypeScriptRuntime",
         remedy='pip install "warmcell[js]", or install Node.js 22.18 or newer',
     ),
     LanguageRow(
-        "rust",
-        aliases=("rs",),
+        Language.RUST,
+        aliases=ALIASES[Language.RUST],
         suffixes=(".rs",),
         runtime="warmcell.languages.rust:RustRuntime",
         remedy="install it with rustup (https://rustup.rs) or from your distribution (rustc and gcc)",
         is_compiled=True,
     ),
     LanguageRow(
-        "command",
-        aliases=("bash", "sh", "shell"),
+        Language.COMMAND,
+        aliases=ALIASES[Language.COMMAND],
         suffixes=(".sh",),
         runtime="warmcell.languages.shell:ShellRuntime",
         remedy="install bash",
     ),
     LanguageRow(
-        "c",
+        Language.C,
         suffixes=(".c",),
         programs=("gcc", "clang", "cc"),
         main_file="main.c",
@@ -52,8 +56,8 @@ ROWS = (
         is_compiled=True,
     ),
     LanguageRow(
-        "cpp",
-        aliases=("c++", "cxx"),
+        Language.CPP,
+        aliases=ALIASES[Language.CPP],
         suffixes=(".cpp", ".cc", ".cxx", ".c++"),
         programs=("g++", "clang++", "c++"),
         main_file="main.cpp",
@@ -63,23 +67,23 @@ ROWS = (
         is_compiled=True,
     ),
     LanguageRow(
-        "go",
-        aliases=("golang",),
+        Language.GO,
+        aliases=ALIASES[Language.GO],
         suffixes=(".go",),
         runtime="warmcell.languages.go:GoRuntime",
         remedy="install Go (https://go.dev/dl, apt install golang)",
         is_compiled=True,
     ),
     LanguageRow(
-        "java",
+        Language.JAVA,
         suffixes=(".java",),
         runtime="warmcell.languages.java:JavaRuntime",
         remedy="install a JDK 11 or newer (apt install default-jdk-headless)",
         is_compiled=True,
     ),
     LanguageRow(
-        "ruby",
-        aliases=("rb",),
+        Language.RUBY,
+        aliases=ALIASES[Language.RUBY],
         suffixes=(".rb",),
         programs=("ruby",),
         main_file="main.rb",
@@ -89,20 +93,20 @@ ROWS = (
         remedy="install ruby (apt install ruby)",
     ),
     LanguageRow(
-        "php",
+        Language.PHP,
         suffixes=(".php",),
         programs=("php",),
         main_file="main.php",
-        # Errors where errors belong; memory is bounded for the run as a whole.
+        # Errors go to stderr; memory is bounded for the run as a whole.
         start=("{program}", "-d", "display_errors=stderr", "-d", "memory_limit=-1", "{code}/main.php"),
         check=("{program}", "-d", "display_errors=stderr", "-l", "{code}/main.php"),
-        # Which extensions are loaded; not php.ini, which may hold more than settings.
+        # The list of extensions; not php.ini, which may contain more than settings.
         shows=("/etc/php/*/cli/conf.d", "/etc/php/*/mods-available"),
         remedy="install PHP (apt install php-cli)",
     ),
     LanguageRow(
-        "perl",
-        aliases=("pl",),
+        Language.PERL,
+        aliases=ALIASES[Language.PERL],
         suffixes=(".pl",),
         programs=("perl",),
         main_file="main.pl",
@@ -112,7 +116,7 @@ ROWS = (
         remedy="install perl",
     ),
     LanguageRow(
-        "lua",
+        Language.LUA,
         suffixes=(".lua",),
         programs=("lua5.4", "lua5.3", "lua"),
         main_file="main.lua",
@@ -126,8 +130,8 @@ ROWS = (
         remedy="install Lua (apt install lua5.4)",
     ),
     LanguageRow(
-        "r",
-        aliases=("rscript",),
+        Language.R,
+        aliases=ALIASES[Language.R],
         suffixes=(".r",),
         programs=("Rscript",),
         main_file="main.R",
@@ -137,14 +141,14 @@ ROWS = (
         remedy="install R (apt install r-base-core)",
     ),
     LanguageRow(
-        "sql",
-        aliases=("sqlite", "sqlite3"),
+        Language.SQL,
+        aliases=ALIASES[Language.SQL],
         suffixes=(".sql",),
         runtime="warmcell.languages.sql:SqlRuntime",
         remedy="set ProcessConfig(python_path=...) to a Python that has the sqlite3 module",
     ),
     LanguageRow(
-        "wasm",
+        Language.WASM,
         suffixes=(".wasm", ".wat"),
         remedy='use WasmBackend() (pip install "warmcell[wasm]")',
         backend="wasm",

@@ -1,4 +1,4 @@
-"""Which host paths a toolchain needs, and no more of the host than that."""
+"""Which host paths a toolchain needs, and no more than those."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.enforcers.host import FileStamp, ask, find_program, is_program, stamp
 from warmcell.policy.places import is_within
 
-#: What a directory may hold, at its top, that was made by installing something into it and for nothing else. A home or
-#: a project has other things as well (`.ssh`, `.env`, `src`), and is then not shown as a whole.
+#: What a pure installation directory may contain at its top. A home or a project has other things as well (`.ssh`,
+#: `.env`, `src`), and is not shown as a whole.
 _INSTALLED = frozenset(
     """bin sbin include lib lib32 lib64 libexec share man doc docs etc ssl
     pyvenv.cfg .gitignore .lock CACHEDIR.TAG""".split()
 )
-#: And these with any ending (`README.md`, `LICENSE-MIT`).
+#: These with any suffix (`README.md`, `LICENSE-MIT`).
 _ABOUT_IT = ("LICENSE", "README", "CHANGELOG", "COPYRIGHT", "COPYING", "VERSION", "NEWS")
-#: Conda's environments hold much more, and nothing but what was installed.
+#: Conda environments contain much more, all of it installed.
 _ENVIRONMENT_MARK = "conda-meta"
 
 
@@ -32,14 +32,15 @@ def configured_program(path: str, name: str) -> str:
     return found
 
 
-def shown_for(program: str) -> tuple[str, ...]:
-    """What a cage must show so that the program starts: its installation, if that is a tree of its own (`/opt/node` for
-    `/opt/node/bin/node`), else only the file itself and the libraries that it is linked with."""
-    return _shown_for(stamp(program)) if beside_usr([program]) else ()
+def visible_paths(program: str) -> tuple[str, ...]:
+    """What a cage must show so that the program starts: its installation, if that is a directory of its own
+    (`/opt/node` for `/opt/node/bin/node`), else only the file itself and its shared libraries.
+    """
+    return _visible_paths(stamp(program)) if beside_usr([program]) else ()
 
 
 @lru_cache(maxsize=64)
-def _shown_for(identity: FileStamp) -> tuple[str, ...]:
+def _visible_paths(identity: FileStamp) -> tuple[str, ...]:
     program = identity[0]
     directory = os.path.dirname(program)
     tree = os.path.dirname(directory) if os.path.basename(directory) == "bin" else directory
@@ -47,7 +48,7 @@ def _shown_for(identity: FileStamp) -> tuple[str, ...]:
 
 
 def is_installation(directory: str) -> bool:
-    """Whether nothing is in the directory that does not belong to something installed there."""
+    """Whether the directory contains only installed files."""
     try:
         names = os.listdir(directory)
     except OSError:
@@ -58,17 +59,17 @@ def is_installation(directory: str) -> bool:
 
 
 def linked_libraries(program: str) -> list[str]:
-    """The shared libraries that the loader would load for it, by the names under which it looks for them."""
+    """The shared libraries that the loader would load for it, by the names that it looks for."""
     try:
         said = ask([find_program("ldd") or "/usr/bin/ldd", program])
     except BackendUnavailable:
-        return []  # it is linked with nothing, or is no binary
+        return []  # static, or not a binary
     found = (line.partition(" => ")[2].rpartition(" (0x")[0] for line in said.splitlines())
     return [path for path in found if path.startswith("/")]
 
 
 def symlink_chain(path: str) -> list[str]:
-    """The path and every path that it leads to, one link at a time; a cage must hold them all."""
+    """The path and every path that it leads to, one link at a time; a cage must contain them all."""
     chain = [path]
     while os.path.islink(path) and len(chain) < 40:
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
