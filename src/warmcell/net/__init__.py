@@ -1,6 +1,6 @@
 """Safe networking: one rule book, three ways out (`Sandbox.fetch`, the guest's fetch, the egress proxy).
 
-The names below are loaded when they are first used: a sandbox without network pays nothing for this package.
+Names are imported on first use, so a sandbox without network does not pay for this package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from warmcell.net.rules.rule_book import RuleBook as RuleBook
     from warmcell.net.rules.rule_book import compile_rules as compile_rules
 
-_HOMES = {
+_MODULES = {
     "EgressProxy": "proxy.egress_proxy",
     "FetchPolicy": "rules.fetch_policy",
     "FetchRequest": "fetch.messages",
@@ -39,6 +39,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Credentials that stay on the host: read when used, never shown, taken out of everything that comes back."""
+"""Credentials that stay on the host: read when used, never printed, redacted from every response."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SHORTEST_PIECE = 8
 
 
 class SecretRef:
-    """Where a secret is, not what it is. `format` is put around it: `SecretRef.env("TOKEN", format="Bearer {}")`."""
+    """A reference to a secret. `format` builds the header value: `SecretRef.env("TOKEN", format="Bearer {}")`."""
 
     __slots__ = ("_format", "_label", "_read")
 
     def __init__(self, read: Callable[[], str], *, label: str = "callable", format: str = "{}") -> None:
         if format.count("{}") != 1:
-            raise InvalidRequest("must hold {} exactly once", field="format")
+            raise InvalidRequest("must contain {} exactly once", field="format")
         self._read = read
         self._label = label
         self._format = format
@@ -36,31 +36,32 @@ class SecretRef:
 
     @classmethod
     def file(cls, path: str | os.PathLike[str], *, format: str = "{}") -> SecretRef:
-        """The content of a file, without the newline at its end."""
+        """The content of a file without trailing newlines."""
         return cls(lambda: Path(path).read_text().rstrip("\r\n"), label=f"file:{os.fspath(path)}", format=format)
 
     def __repr__(self) -> str:
         return f"SecretRef({self._label})"
 
     def reveal(self) -> tuple[str, str]:
-        """The bare secret (for redaction) and the header value that holds it. Errors never quote either."""
+        """The bare secret (for redaction) and the header value. Errors never quote either."""
         try:
             secret = self._read()
         except Exception as error:
-            raise FetchFailed(
-                f"the secret {self._label} could not be read ({type(error).__name__})", reason="invalid"
-            ) from None
+            message = f"could not read the secret {self._label} ({type(error).__name__})"
+            raise FetchFailed(message, reason="invalid") from None
         if not isinstance(secret, str) or len(secret) < MIN_SECRET_LENGTH:
             raise FetchFailed(
                 f"the secret {self._label} is shorter than {MIN_SECRET_LENGTH} characters", reason="invalid"
             )
         if not secret.isascii() or not secret.isprintable():
-            raise FetchFailed(f"the secret {self._label} holds characters that no header may hold", reason="invalid")
+            raise FetchFailed(
+                f"the secret {self._label} contains characters that are not allowed in a header", reason="invalid"
+            )
         return secret, self._format.replace("{}", secret)
 
 
 class Redactor:
-    """Replaces secrets, also where a server echoes them percent-encoded, JSON-escaped or in base64."""
+    """Replaces secrets, including percent-encoded, JSON-escaped, hexadecimal and base64 forms."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._needles: tuple[bytes, ...] = ()
@@ -73,7 +74,7 @@ class Redactor:
         found = set(self._needles)
         for secret in secrets:
             found.update(_spellings(secret))
-        # Longest first: a secret that holds another one must not be left half visible.
+        # Longest first: a secret that contains another one must not stay half visible.
         self._needles = tuple(sorted(found, key=len, reverse=True))
 
     @property
@@ -87,7 +88,7 @@ class Redactor:
         return data
 
     def is_in(self, name: str) -> bool:
-        """Whether a header's name, which comes in any case, spells a secret."""
+        """Whether a header name contains a secret, in any case."""
         lowered = name.lower().encode("latin-1", "replace")
         return any(needle.lower() in lowered for needle in self._needles)
 
@@ -96,26 +97,26 @@ class Redactor:
 
 
 def clean_headers(redactor: Redactor, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Headers that came back, without a secret in any name or value."""
+    """Response headers without secrets in names or values."""
     return [(name, redactor.text(value)) for name, value in headers if not redactor.is_in(name)]
 
 
 def refuse_hidden_echo(redactor: Redactor, headers: Mapping[str, str]) -> None:
-    """An answer that is still encoded could hold the secret where it cannot be seen."""
+    """Refuse a response in an encoding that we cannot decode: it could hide the secret from redaction."""
     coding = headers.get("content-encoding", "identity").strip().lower()
     if redactor and coding not in ("", "identity"):
-        raise FetchFailed(f"the answer is encoded with {coding[:40]!r}, which could hide a secret", reason="connect")
+        raise FetchFailed(f"the response is encoded with {coding[:40]!r}, which could hide a secret", reason="connect")
 
 
 def refuse_partial(redactor: Redactor, status: int, headers: Mapping[str, str]) -> None:
-    """Part of an answer could hold part of the secret, which redaction does not know; many parts make all of it."""
+    """Refuse a partial response: it could contain part of the secret, which redaction does not recognise."""
     is_partial = status == _PARTIAL_CONTENT or "content-range" in headers
     if redactor and (is_partial or headers.get("content-type", "").strip().lower().startswith("multipart/byteranges")):
-        raise FetchFailed("the answer is partial, and could hold a part of a secret", reason="connect")
+        raise FetchFailed("the response is partial and could contain part of a secret", reason="connect")
 
 
 class StreamRedactor:
-    """A redactor for data that arrives in pieces: it holds back what could be the beginning of a secret."""
+    """A redactor for streamed data: it holds back bytes that could be the start of a secret."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -142,11 +143,11 @@ def _spellings(secret: str) -> set[bytes]:
 
 
 def _in_base64(raw: bytes) -> set[bytes]:
-    """What base64 makes of it at each of the three places where it can begin, as in `user:secret`."""
+    """Its base64 forms at each of the three alignments, as in `user:secret`."""
     found = {base64.b64encode(raw).rstrip(b"="), base64.urlsafe_b64encode(raw).rstrip(b"=")}
     for before, shared in ((0, 0), (1, 2), (2, 3)):
         whole = bytes(before) + raw
-        # The letters at both ends also hold bits of the neighbours, which nobody knows.
+        # The letters at both ends also encode bits of the neighbouring bytes, which are unknown.
         sure = len(whole) * 8 // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             letters = encode(whole)[shared:sure]

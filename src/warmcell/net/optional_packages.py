@@ -1,4 +1,4 @@
-"""Optional packages, imported when they are first needed, with an error that names the extra."""
+"""Optional packages, imported on first use, with an error that names the extra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from warmcell.core.errors import BackendUnavailable
 
 
 def need(module: str, extra: str = "net") -> Any:
-    """The module, or `BackendUnavailable` that says what to install."""
+    """Import the module. Raises `BackendUnavailable`, which says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -20,7 +20,7 @@ def need(module: str, extra: str = "net") -> Any:
 
 
 def optional(module: str) -> Any | None:
-    """The module, or None where its absence only means doing without."""
+    """Import the module, or return None if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

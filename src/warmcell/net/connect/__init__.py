@@ -1,1 +1,1 @@
-"""The one road out that fetches and the proxy share: admitted, resolved once, dialled, spoken to in HTTP."""
+"""What fetches and the proxy share: admission, name lookup, dialling, HTTP exchange."""

@@ -1,4 +1,4 @@
-"""Byte streams: the one shape in which HTTP code sees a socket, a TLS session or a tunnel."""
+"""Byte streams: one interface over sockets, TLS sessions and tunnels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class ByteStream(Protocol):
-    """`read` gives b"" at the end; `write` waits for a slow peer; `close` drops the connection at once."""
+    """`read` returns b"" at EOF; `write` waits while the peer's window is full; `close` aborts the connection."""
 
     async def read(self) -> bytes: ...
 
@@ -27,27 +27,27 @@ class ByteStream(Protocol):
 
 
 class SocketStream:
-    """An asyncio connection. `unread` puts back what was only looked at; `came` and `went` count bytes."""
+    """An asyncio connection. `unread` pushes peeked data back."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._peeked = b""
-        self.came = self.went = 0
+        self.bytes_read = self.bytes_written = 0
 
     async def read(self) -> bytes:
         if self._peeked:
             data, self._peeked = self._peeked, b""
             return data
         data = await self._reader.read(READ_SIZE)
-        self.came += len(data)
+        self.bytes_read += len(data)
         return data
 
     def unread(self, data: bytes) -> None:
         self._peeked = data + self._peeked
 
     async def write(self, data: bytes) -> None:
-        self.went += len(data)
+        self.bytes_written += len(data)
         self._writer.write(data)
         await self._writer.drain()
 
@@ -57,20 +57,20 @@ class SocketStream:
                 self._writer.write_eof()
 
     async def aclose(self) -> None:
-        """Closes after what was written has been sent, for answers that the peer must still get."""
+        """Close after flushing pending writes."""
         with contextlib.suppress(OSError):
             self._writer.close()
             await self._writer.wait_closed()
 
     def close(self) -> None:
-        # abort, not close: a peer that reads nothing must not keep the buffer and the socket alive.
+        # Abort rather than close: a peer that does not read would keep the buffer and the socket alive.
         self._writer.transport.abort()
 
 
 class TlsServerStream:
-    """The server's side of TLS, for the hosts that the sandbox's own CA terminates.
+    """The server side of TLS, for hosts terminated by the sandbox's own CA.
 
-    Over a stream and not over a socket, because the ClientHello has been read already when this begins.
+    Wraps a stream rather than a socket because the ClientHello has already been read.
     """
 
     def __init__(self, inner: ByteStream, context: ssl.SSLContext) -> None:
@@ -79,32 +79,32 @@ class TlsServerStream:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     async def handshake(self) -> None:
-        await self._until_done(self._tls.do_handshake)
+        await self._drive(self._tls.do_handshake)
 
     async def read(self) -> bytes:
         try:
-            return await self._until_done(lambda: self._tls.read(READ_SIZE))
+            return await self._drive(lambda: self._tls.read(READ_SIZE))
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return b""
 
     async def write(self, data: bytes) -> None:
         sent = 0
         while sent < len(data):
-            sent += await self._until_done(partial(self._tls.write, memoryview(data)[sent:]))
+            sent += await self._drive(partial(self._tls.write, memoryview(data)[sent:]))
 
     async def write_eof(self) -> None:
-        """TLS has no half-open state worth having; the end is announced by `close`."""
+        """Does nothing: TLS has no useful half-closed state. `aclose` sends close_notify."""
 
     def close(self) -> None:
         self._inner.close()
 
     async def aclose(self) -> None:
-        """Says goodbye, so that the client can tell the end of the answer from a cut."""
+        """Send close_notify, which lets the client tell a complete response from a truncated one."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         await self._flush()
 
-    async def _until_done(self, step: Callable[[], Result]) -> Result:
+    async def _drive(self, step: Callable[[], Result]) -> Result:
         while True:
             try:
                 result = step()

@@ -1,4 +1,4 @@
-"""Connecting to an address that was judged, and to nothing else."""
+"""Connect to addresses that were admitted."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
 from warmcell.net.rules.hosts import Host, IPAddress
 
 Dial = Callable[[Sequence[IPAddress], int], Awaitable[socket.socket]]
-"""Connects to one of the addresses; raises `OSError` when none answers."""
+"""Connects to one of the addresses; raises `OSError` if none accepts."""
 
 SECONDS_PER_ADDRESS = 4.0
 
 
 async def dial(addresses: Sequence[IPAddress], port: int) -> socket.socket:
-    """A connected socket to the first address that answers. There is no name here that could be resolved again."""
-    last_error: OSError = OSError("there is no address to connect to")
+    """Connect to the first address that accepts. Takes addresses, not names, so that nothing is resolved twice."""
+    last_error: OSError = OSError("no address to connect to")
     for position, address in enumerate(addresses):
         is_last = position == len(addresses) - 1
         try:
-            # The last address may use up what is left of the caller's own deadline.
+            # The last address has no limit of its own: the caller's deadline applies.
             async with asyncio.timeout(None if is_last else SECONDS_PER_ADDRESS):
                 return await _connect(address, port)
         except OSError as error:
@@ -48,7 +48,7 @@ async def _connect(address: IPAddress, port: int) -> socket.socket:
 async def open_stream(
     host: Host, port: int, addresses: Sequence[IPAddress], tls: ssl.SSLContext | None, dial: Dial = dial
 ) -> SocketStream:
-    """A stream to the host at one of its judged addresses; with TLS, the certificate must be for the host's name."""
+    """Open a stream to one of the admitted addresses. With TLS, the certificate must match the host's name."""
     where = f"{host.in_url}:{port}"
     try:
         connection = await dial(addresses, port)
@@ -72,8 +72,10 @@ async def open_stream(
 
 
 def _cause(error: OSError) -> str:
-    """The kernel's word alone: asyncio puts the address beside it, which is not for guests."""
-    return os.strerror(error.errno) if error.errno else "timed out" if isinstance(error, TimeoutError) else "cut off"
+    """The errno's text alone: asyncio's message contains the address, which guests must not see."""
+    if error.errno:
+        return os.strerror(error.errno)
+    return "timed out" if isinstance(error, TimeoutError) else "connection closed"
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

@@ -1,9 +1,8 @@
-"""Places of which all guests of this program together get only so many: connections, and lookups of names.
+"""Slots that all guests of this program share: connections and name lookups.
 
-Guests open connections as they like, and the descriptors are the host program's own. So there is one total for the
-program, taken from its own limit, and a guest gets a place only while more places are free than it already has: one
-guest alone gets half of them, two at a time a third each. Two places it gets whatever the others hold: the number of
-runs is bounded elsewhere, and each costs more than that by itself.
+Guest connections use the host program's descriptors, so there is one total per program, derived from RLIMIT_NOFILE. A
+guest gets another slot only while more slots are free than it holds: a single guest gets half of them, two guests a
+third each. Two slots are always granted; the number of runs is bounded elsewhere.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from functools import cache
 from warmcell.lifetime.ownership import own
 
 DESCRIPTORS_EACH = 2
-#: Of the program's descriptors, one in so many may be a guest's connection.
+#: Guest connections may use 1/_SHARE of the program's descriptors.
 _SHARE = 4
 _FEWEST, _MOST = 8, 1024
 _ALWAYS = 2
 
 
 class FairSlots:
-    """A number of places. Thread-safe; a fork begins with all of them free, because what took them is not its own."""
+    """A fixed number of slots. Thread-safe. A forked child starts with all slots free."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -33,7 +32,7 @@ class FairSlots:
         self.taken = 0
 
     def take(self, held: int) -> bool:
-        """A place for somebody who holds so many already, or False."""
+        """Take a slot for a guest that holds `held` slots; False if it has used its share."""
         with self._lock:
             if held >= _ALWAYS and held >= self.most - self.taken:
                 return False
@@ -47,7 +46,7 @@ class FairSlots:
 
 @cache
 def connection_slots() -> FairSlots:
-    """The one total of connections, by the limit on open files that held when it was first needed."""
+    """The program's connection slots, sized by RLIMIT_NOFILE at first use."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

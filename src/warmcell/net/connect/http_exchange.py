@@ -1,4 +1,4 @@
-"""One HTTP/1.1 exchange over a byte stream: h11 does the grammar, this file the reading, writing and bounding."""
+"""One HTTP/1.1 exchange over a byte stream: h11 parses, this module reads, writes and enforces bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_INFORMATIONAL = 8
 
 
 class Exchange:
-    """The client's half. Used once: `send_head`, `send_body`..., `finish`, `read_head`, `read_body`."""
+    """The client side. Used once: `send_head`, `send_body`..., `finish`, `read_head`, `read_body`."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._h11 = need("h11")
@@ -41,23 +41,23 @@ class Exchange:
         await self._send(self._h11.EndOfMessage())
 
     async def _send(self, event: Any) -> None:
-        # The server may have answered and closed before it read everything; its answer decides.
+        # The server may respond and close before it has read the whole request; read_head then has the response.
         with contextlib.suppress(ConnectionError):
             await self._stream.write(self._conn.send(event) or b"")
 
     async def read_head(self) -> tuple[int, list[tuple[str, str]]]:
-        """The status and headers of the final response. A server that only ever says "100 Continue" is cut off."""
+        """Status and headers of the final response, after a bounded number of informational ones."""
         for _ in range(MAX_INFORMATIONAL + 1):
             event = await self._next()
             if isinstance(event, self._h11.Response):
-                return event.status_code, self._checked_headers(event)
+                return event.status_code, self._decode_headers(event)
             if not isinstance(event, self._h11.InformationalResponse) or event.status_code == 101:
-                raise _broken("it closed the connection without an answer")
-        raise _broken(f"it sent more than {MAX_INFORMATIONAL} informational responses")
+                raise _broken("connection closed before a response arrived")
+        raise _broken(f"more than {MAX_INFORMATIONAL} informational responses")
 
-    def _checked_headers(self, response: Any) -> list[tuple[str, str]]:
+    def _decode_headers(self, response: Any) -> list[tuple[str, str]]:
         if len(response.headers) > MAX_RESPONSE_HEADERS:
-            raise _broken(f"it sent more than {MAX_RESPONSE_HEADERS} headers")
+            raise _broken(f"more than {MAX_RESPONSE_HEADERS} headers")
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers.raw_items()]
 
     async def read_body(self) -> AsyncGenerator[bytes, None]:
@@ -68,7 +68,7 @@ class Exchange:
             elif isinstance(event, self._h11.EndOfMessage):
                 return
             else:
-                raise _broken("it closed the connection in the middle of the body")
+                raise _broken("connection closed in the middle of the body")
 
     async def _next(self) -> Any:
         try:
@@ -84,4 +84,4 @@ class Exchange:
 
 
 def _broken(what: str) -> FetchFailed:
-    return FetchFailed(f"the server did not answer properly: {what}", reason="connect")
+    return FetchFailed(f"invalid response from the server: {what}", reason="connect")

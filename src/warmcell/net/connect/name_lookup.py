@@ -1,4 +1,4 @@
-"""Names to addresses, once. What comes out of here has been judged and is exactly what is dialled."""
+"""Name lookup, once per connection: the addresses returned here are checked and then dialled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warmcell.net.connect.fair_slots import FairSlots
 from warmcell.net.rules.hosts import Host, IPAddress
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Gives every address of a name, as text. Called once for each connection; raises `OSError` when there is none."""
+"""Returns every address of a name as text. Called once per connection; raises `OSError` if the lookup fails."""
 
 MAX_ADDRESSES = 32
 LOOKUP_SECONDS = 10.0
@@ -25,10 +25,10 @@ MAX_LOOKUPS = 64
 _slots = FairSlots(MAX_LOOKUPS)
 
 
-class _Askers:
-    """How many lookups each event loop has under way: every proxy, and so every guest, has a loop of its own.
+class _LookupCounts:
+    """Lookups in progress per event loop. Each proxy, and so each guest, has its own loop.
 
-    A lookup holds its place until the C library is done with it, also when nobody waits for the answer any more.
+    A lookup keeps its slot until getaddrinfo returns, even if the caller has stopped waiting.
     """
 
     def __init__(self) -> None:
@@ -54,14 +54,14 @@ class _Askers:
         _slots.give_back()
 
 
-_askers = _Askers()
+_lookups = _LookupCounts()
 
 
 async def system_resolver(name: str, port: int) -> Sequence[str]:
-    """`getaddrinfo` in a thread of its own: a stuck lookup must hold up neither the loop nor the end of the program."""
+    """Run `getaddrinfo` in a daemon thread, so that a stuck lookup blocks neither the loop nor interpreter exit."""
     loop = asyncio.get_running_loop()
-    if not _askers.begin(loop):
-        raise OSError("too many name lookups are already under way")
+    if not _lookups.begin(loop):
+        raise OSError("too many name lookups in progress")
     answer: asyncio.Future[list[str]] = loop.create_future()
 
     def look_up() -> None:
@@ -71,38 +71,40 @@ async def system_resolver(name: str, port: int) -> Sequence[str]:
         except (OSError, UnicodeError) as error:
             settle(answer.set_exception, error)
         finally:
-            _askers.end(loop)
+            _lookups.end(loop)
 
     def settle(put: Callable[..., None], value: object) -> None:
-        # A RuntimeError says that the loop is gone, and with it everyone who wanted to know.
+        # RuntimeError: the loop is closed, so no task is waiting for the result.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(lambda: None if answer.done() else put(value))
 
     try:
         threading.Thread(target=look_up, name=f"resolve {name[:40]}", daemon=True).start()
-    except RuntimeError as error:  # no more threads to be had
-        _askers.end(loop)
+    except RuntimeError as error:  # can't start new thread
+        _lookups.end(loop)
         raise OSError(str(error)) from None
     async with asyncio.timeout(LOOKUP_SECONDS):
         return await answer
 
 
-async def addresses_of(host: Host, port: int, resolver: Resolver) -> tuple[IPAddress, ...]:
-    """Every address of the host, in the resolver's order; a literal is its own address and asks nobody."""
+async def resolve_host(host: Host, port: int, resolver: Resolver) -> tuple[IPAddress, ...]:
+    """Every address of the host, in the resolver's order. A literal needs no lookup."""
     if host.address is not None:
         return (host.address,)
     try:
         records = await resolver(host.name, port)
         found = tuple(dict.fromkeys(_address(record) for record in records))
     except (OSError, UnicodeError) as error:
-        # `TimeoutError` is an `OSError`: the lookup's own deadline ends up here, the fetch's deadline does not.
-        raise FetchFailed(f"the name {host} could not be resolved: {str(error) or 'timed out'}", reason="dns") from None
+        # `TimeoutError` is an `OSError`. Only the lookup's deadline arrives here; the fetch's raises CancelledError.
+        raise FetchFailed(f"could not resolve {host}: {str(error) or 'timed out'}", reason="dns") from None
     except ValueError:
-        raise FetchFailed(f"the name {host} resolved to something that is no IP address", reason="dns") from None
+        raise FetchFailed(
+            f"could not resolve {host}: the resolver returned an invalid IP address", reason="dns"
+        ) from None
     if not found:
-        raise FetchFailed(f"the name {host} has no address", reason="dns")
+        raise FetchFailed(f"{host} has no address", reason="dns")
     if len(found) > MAX_ADDRESSES:
-        raise FetchFailed(f"the name {host} has more than {MAX_ADDRESSES} addresses", reason="dns")
+        raise FetchFailed(f"{host} has more than {MAX_ADDRESSES} addresses", reason="dns")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Token buckets: one for the whole policy, one for each host. Thread-safe, with the clock handed in."""
+"""Token buckets: one for the whole policy, one per host. Thread-safe; the clock is a parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_HOSTS = 4096
 
 
 class TokenBucket:
-    """Holds up to `capacity` tokens and gains as many in `per_seconds`."""
+    """Holds up to `capacity` tokens and refills that many every `per_seconds`."""
 
     def __init__(self, capacity: int, per_seconds: float, now: float) -> None:
         self._capacity = float(capacity)
@@ -31,7 +31,7 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """Says whether one more request may go out now. Without a limit it always says yes."""
+    """Decides whether one more request may be sent now. Without a limit, always."""
 
     def __init__(self, limit: RateLimit | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -48,7 +48,7 @@ class RateLimiter:
             buckets = [self._whole]
             if self._limit.per_domain is not None:
                 buckets.append(self._bucket_of(host, self._limit.per_domain, now))
-            # Look into all before taking from any: a refused request must not use up the budget.
+            # Check all before taking from any: a refused request must not use up the budget.
             if not all(bucket.has_token(now) for bucket in buckets):
                 return False
             for bucket in buckets:
@@ -61,7 +61,7 @@ class RateLimiter:
         if bucket is None:
             bucket = self._hosts[host] = TokenBucket(capacity, self._limit.per_seconds, now)
         self._hosts.move_to_end(host)
-        # A guest can invent host names under a wildcard; the whole-policy bucket still holds when old ones go.
+        # A guest can invent host names under a wildcard. The policy's own bucket still limits it after eviction.
         while len(self._hosts) > MAX_HOSTS:
             self._hosts.popitem(last=False)
         return bucket

@@ -1,1 +1,1 @@
-"""One request for the host or for a guest's `fetch()`: judged hop by hop, bounded, decoded."""
+"""Single requests, for the host or for a guest's `fetch()`: each hop checked, the body bounded and decoded."""

@@ -1,6 +1,6 @@
-"""Content-Encoding, decoded in small steps so that a bomb costs its cap and not its size.
+"""Content-Encoding, decoded in bounded pieces: a decompression bomb costs the cap, not its size.
 
-Every layer yields bounded pieces, and the bytes of every layer are counted, not only those of the last one.
+The bytes of every layer are counted, not only those of the last one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from warmcell.net.optional_packages import optional
 
 MAX_LAYERS = 2
 PIECE = 64 * 1024
-# 32 run-length blocks of 128 KiB at most: zstandard has no limit on what one call gives back, so its input is sliced.
+# zstandard has no limit on the output of one call, so its input is sliced: at most 32 RLE blocks of 128 KiB each.
 ZSTD_SLICE = 128
 ZSTD_MAX_WINDOW = 8 * 1024 * 1024
 
 
 class Layer(Protocol):
-    """One coding. `feed` yields pieces; `finish` raises `ValueError` when the stream stopped short."""
+    """One coding. `feed` yields pieces; `finish` raises `ValueError` if the stream is incomplete."""
 
     def feed(self, data: bytes) -> Iterator[bytes]: ...
 
@@ -29,7 +29,7 @@ class Layer(Protocol):
 
 
 class ZlibLayer:
-    """gzip (members one after another) and deflate, in both of the shapes in which servers send it."""
+    """gzip (with concatenated members) and deflate (with and without the zlib header, as servers send both)."""
 
     def __init__(self, coding: str) -> None:
         self._gzip = coding == "gzip"
@@ -38,7 +38,7 @@ class ZlibLayer:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         piece = b""
-        # A full piece means that more may be waiting inside zlib, although all input is gone.
+        # A full piece means that zlib may hold more output although all input is consumed.
         while data or len(piece) == PIECE:
             if self._inner is None:
                 if not data:
@@ -66,7 +66,7 @@ class ZlibLayer:
 
 
 class BrotliLayer:
-    """br, with the output limit that brotli has since 1.2."""
+    """br, with the output limit available since brotli 1.2."""
 
     def __init__(self, brotli: Any) -> None:
         self._inner = brotli.Decompressor()
@@ -74,7 +74,7 @@ class BrotliLayer:
     def feed(self, data: bytes) -> Iterator[bytes]:
         if self._inner.is_finished():
             return
-        # Output may be waiting inside although all input is gone, so it is asked until it has nothing more to say.
+        # Brotli may hold more output although all input is consumed: loop until it returns nothing.
         while piece := self._inner.process(data, output_buffer_limit=PIECE):
             yield piece
             if self._inner.is_finished():
@@ -87,7 +87,7 @@ class BrotliLayer:
 
 
 class ZstdLayer:
-    """zstd, with the window that RFC 9659 allows on the web."""
+    """zstd, with the window size of RFC 9659."""
 
     def __init__(self, zstandard: Any) -> None:
         self._module = zstandard
@@ -110,14 +110,14 @@ class ZstdLayer:
 def _modules() -> dict[str, Any]:
     found = {"zstd": optional("zstandard")}
     brotli = optional("brotli")
-    # An older brotli gives back whatever one call makes of its input, however much that is: do without.
+    # Older versions of brotli cannot bound the output of one call, so they are not used.
     if brotli is not None and hasattr(brotli.Decompressor, "can_accept_more_data"):
         found["br"] = brotli
     return {coding: module for coding, module in found.items() if module is not None}
 
 
 def accepted_codings() -> str:
-    """The Accept-Encoding header: what can be decoded safely here."""
+    """The Accept-Encoding header: what can be decoded within bounds."""
     return ", ".join(["gzip", "deflate", *sorted(_modules())])
 
 
@@ -131,7 +131,7 @@ def _layer(coding: str) -> Layer | None:
 
 
 class BodyDecoder:
-    """A response body on its way in: give it what arrives, it gives back what may be kept."""
+    """Decodes a response body incrementally and enforces the size limit."""
 
     def __init__(self, content_encoding: str, max_bytes: int) -> None:
         codings = [part.strip().lower() for part in content_encoding.split(",")]
@@ -139,7 +139,7 @@ class BodyDecoder:
         if len(wanted) > MAX_LAYERS:
             raise FetchFailed(f"the response is encoded {len(wanted)} times over", reason="too_large")
         layers = [_layer(coding) for coding in reversed(wanted)]
-        # What cannot be decoded is handed on as it came, with its header.
+        # An unknown coding is passed through unchanged, with its header.
         self.is_decoding = bool(wanted) and None not in layers
         self._layers = [layer for layer in layers if layer is not None] if self.is_decoding else []
         self._counts = [0] * (len(self._layers) + 1)
@@ -151,13 +151,13 @@ class BodyDecoder:
         except FetchFailed:
             raise
         except Exception as error:
-            # Each library has errors of its own, and they all mean that the server sent garbage.
+            # Each library has its own exceptions; all of them mean that the server sent invalid data.
             raise FetchFailed(f"the response body cannot be decoded: {error}", reason="connect") from None
 
     def _through(self, depth: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             self._counts[depth] += len(piece)
-            # Compressed data may be a little larger than what it holds.
+            # Compressed data may be slightly larger than its content.
             slack = PIECE if depth < len(self._layers) else 0
             if self._counts[depth] > self._max_bytes + slack:
                 raise FetchFailed(
@@ -171,7 +171,7 @@ class BodyDecoder:
                 yield from self._through(depth + 1, self._layers[depth].feed(piece))
 
     def finish(self) -> None:
-        """Raises when any layer stopped in the middle: half a body must not pass for a whole one."""
+        """Raise if any layer is incomplete: a truncated body must not look complete."""
         if not self._counts[0]:
             return
         try:

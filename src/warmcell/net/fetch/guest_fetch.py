@@ -1,4 +1,4 @@
-"""The guest's side of `fetch()` and `curl`: JSON in, JSON out, and never an exception for what a guest can send."""
+"""The host side of a guest's `fetch()` and `curl`: JSON in, JSON out. Guest input never raises out of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from warmcell.core.errors import FetchFailed, NetworkingDisabled, SandboxError
-from warmcell.net.connect.unreachable import for_guest
+from warmcell.net.connect.unreachable import as_guest_error
 from warmcell.net.fetch.messages import FetchRequest, FetchResponse
 from warmcell.net.fetch.safe_client import SafeClient
 
@@ -17,25 +17,25 @@ _KEYS = frozenset({"url", "method", "headers", "body", "timeout", "follow_redire
 
 
 class HostCallError(ValueError):
-    """The bytes are no request at all. The caller answers the guest with -1."""
+    """The bytes are not a valid request. The caller returns -1 to the guest."""
 
 
 async def handle_fetch_json(client: SafeClient | None, request: bytes) -> bytes:
-    """The answer to a guest's fetch. Without a client the answer says how to enable networking."""
+    """Handle one fetch of a guest. Without a client, the response says how to enable networking."""
     if client is None:
         return networking_disabled()
     parsed = parse_request(request)
     try:
         return _response(await client.fetch(parsed))
     except FetchFailed as error:
-        told = for_guest(error)
-        return error_json(told.reason, str(told))
+        guest_error = as_guest_error(error)
+        return error_json(guest_error.reason, str(guest_error))
     except SandboxError as error:
         return error_json("invalid", str(error))
 
 
 def parse_request(request: bytes) -> FetchRequest:
-    """The request that the JSON describes, or `HostCallError`."""
+    """Parse a JSON request. Raises `HostCallError`."""
     if len(request) > MAX_REQUEST_BYTES:
         raise HostCallError(f"the request is larger than {MAX_REQUEST_BYTES} bytes")
     try:
@@ -47,10 +47,10 @@ def parse_request(request: bytes) -> FetchRequest:
     unknown = sorted(set(data) - _KEYS)
     if unknown:
         raise HostCallError(f"unknown key {unknown[0]!r}")
-    return _typed_request(data)
+    return _build_request(data)
 
 
-def _typed_request(data: dict[str, Any]) -> FetchRequest:
+def _build_request(data: dict[str, Any]) -> FetchRequest:
     data = {key: value for key, value in data.items() if value is not None}
     method, headers = data.get("method", "GET"), data.get("headers", {})
     timeout, follow = data.get("timeout"), data.get("follow_redirects", True)
@@ -58,11 +58,11 @@ def _typed_request(data: dict[str, Any]) -> FetchRequest:
         raise HostCallError("method, headers or follow_redirects has the wrong type")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
         raise HostCallError("timeout must be a number of seconds")
-    body = _decoded_body(data.get("body"))
+    body = _decode_body(data.get("body"))
     return FetchRequest(data["url"], method, headers, body, timeout=timeout, follow_redirects=follow)
 
 
-def _decoded_body(body: object) -> bytes | None:
+def _decode_body(body: object) -> bytes | None:
     if body is None:
         return None
     if not isinstance(body, str):
@@ -74,7 +74,7 @@ def _decoded_body(body: object) -> bytes | None:
 
 
 def _response(response: FetchResponse) -> bytes:
-    return _encoded(
+    return _to_json(
         {
             "status": response.status,
             "headers": dict(response.headers),
@@ -85,14 +85,14 @@ def _response(response: FetchResponse) -> bytes:
 
 
 def error_json(reason: str, message: str) -> bytes:
-    """A failure as the guest sees it; `reason` becomes a code such as `fetch.timeout`."""
-    return _encoded({"error": {"code": f"fetch.{reason}", "message": message}})
+    """An error response for the guest; `reason` becomes a code such as `fetch.timeout`."""
+    return _to_json({"error": {"code": f"fetch.{reason}", "message": message}})
 
 
 def networking_disabled() -> bytes:
-    """What a guest without network gets, together with -2."""
+    """The response for a guest without network; the call itself returns -2."""
     return error_json("refused", str(NetworkingDisabled()))
 
 
-def _encoded(data: dict[str, Any]) -> bytes:
+def _to_json(data: dict[str, Any]) -> bytes:
     return json.dumps(data).encode()

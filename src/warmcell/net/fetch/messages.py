@@ -1,4 +1,4 @@
-"""FetchRequest and FetchResponse: what goes out, and what came back."""
+"""FetchRequest and FetchResponse."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from warmcell.net.rules.headers import Headers
 
-# Python decodes these in quadratic time, and a server chooses the charset.
+# Python decodes these in quadratic time, and the server chooses the charset.
 _SLOW_CHARSETS = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape"})
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """One HTTP request. `timeout` can only shorten the policy's own."""
+    """One HTTP request. `timeout` can only shorten the policy's timeout."""
 
     url: str
     method: str = "GET"
@@ -34,7 +34,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchResponse:
-    """What came back: the body decoded, `url` where it came from after redirects."""
+    """A response with its body decoded. `url` is the final URL after redirects."""
 
     status: int
     headers: Headers
@@ -50,7 +50,7 @@ class FetchResponse:
         return 200 <= self.status < 300
 
     def text(self) -> str:
-        """The body as text, in the charset that the server named or UTF-8; undecodable bytes are replaced."""
+        """The body as text, in the charset of the Content-Type or UTF-8; undecodable bytes are replaced."""
         charset = "utf-8"
         for part in self.headers.get("content-type", "").split(";")[1:]:
             name, _, value = part.strip().partition("=")

@@ -1,6 +1,6 @@
-"""SafeClient: one fetch, judged hop by hop, bounded in time and size.
+"""SafeClient: an HTTP client that checks every hop against a policy and bounds time and size.
 
-It knows no proxies, no netrc, no cookies and keeps no connections: nothing of one fetch is there for the next.
+It uses no proxies, netrc or cookies and keeps no connections, so fetches share no state.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from warmcell.core.errors import FetchFailed
 from warmcell.core.types import check_timeout
 from warmcell.net.connect.admission import AuditSink, DenialSink, Gate
+from warmcell.net.connect.byte_streams import SocketStream
+from warmcell.net.connect.connection_log import ConnectionLog
 from warmcell.net.connect.dial import Dial, client_tls, dial, open_stream
 from warmcell.net.connect.http_exchange import Exchange
 from warmcell.net.connect.name_lookup import Resolver
@@ -26,14 +28,14 @@ from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.headers import (
     HeaderList,
     Headers,
-    across_origins,
-    asking_for_all,
-    checked_headers,
-    replaced,
+    check_headers,
+    replace_headers,
     steering_header,
-    without_body,
+    without_body_headers,
+    without_credentials,
+    without_range_headers,
 )
-from warmcell.net.rules.rule_book import Ask, Decision, compile_rules
+from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing, compile_rules
 from warmcell.net.rules.urls import Target, UrlError, parse_url, redirect_target
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -50,10 +52,10 @@ class Hop:
 
 
 class SafeClient:
-    """Fetches what the policy allows. Safe to use from several tasks and event loops; holds no connection open.
+    """Fetches what the policy allows. Safe to use from several tasks and event loops.
 
-    `resolver`, `ssl_context` and `dial` are for tests and unusual hosts; `audit` gets one JSON line per decision; a
-    `limiter` that is handed in is shared with whoever else has it.
+    `resolver`, `ssl_context` and `dial` are for tests and unusual hosts. `audit` gets one JSON line per decision. Pass
+    a `limiter` to share one rate limit between clients.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SafeClient:
         dial: Dial = dial,
         limiter: RateLimiter | None = None,
         gate: Gate | None = None,
+        log: ConnectionLog | None = None,
     ) -> None:
         need("h11")
         self.policy = policy
@@ -76,12 +79,17 @@ class SafeClient:
             resolver=resolver,
             audit=audit,
             on_denial=on_denial,
+            log=log,
         )
         self._tls = ssl_context
         self._dial = dial
 
+    def narrow(self, narrowing: Narrowing) -> None:
+        """Fetches from now on also need this narrowing's consent; it replaces an earlier one."""
+        self._gate.rules = replace(self._gate.rules, narrowing=narrowing)
+
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:
-        """The response, whatever its status; `FetchFailed` when it was refused or did not arrive."""
+        """Fetch and return the response, whatever its status. Raises `FetchFailed` if it was refused or failed."""
         if isinstance(request, str):
             request = FetchRequest(request)
         hop = self._first_hop(request)
@@ -100,24 +108,24 @@ class SafeClient:
             raise FetchFailed(redactor.text(error.message), reason=error.reason, hint=error.hint) from None
 
     def fetch_blocking(self, request: FetchRequest | str) -> FetchResponse:
-        """The same for a thread without an event loop."""
+        """`fetch` for a thread without an event loop."""
         return asyncio.run(self.fetch(request))
 
     def _first_hop(self, request: FetchRequest) -> Hop:
         try:
             return _first_hop(request)
         except FetchFailed as error:
-            self._gate.refuse_unread(error.message, "fetch")
+            self._gate.refuse_malformed(error.message, "fetch")
             raise
 
     def _next_hop(self, hop: Hop, status: int, location: str, redactor: Redactor) -> Hop:
         try:
-            # Followed, it would hand the credential to whoever is named there; quoted, to whoever reads the error.
+            # Following it would send the credential to that host; quoting it in the error would leak it too.
             if redactor.text(location) != location:
                 raise FetchFailed("the redirect repeats an injected credential", reason="refused")
             return _next_hop(hop, status, location)
         except FetchFailed as error:
-            self._gate.refuse_unread(error.message, "fetch redirect")
+            self._gate.refuse_malformed(error.message, "fetch redirect")
             raise
 
     async def _follow(self, hop: Hop, follow_redirects: bool, redactor: Redactor) -> FetchResponse:
@@ -134,15 +142,29 @@ class SafeClient:
 
     async def _exchange(self, hop: Hop, follow_redirects: bool, redactor: Redactor) -> FetchResponse | Hop:
         target = hop.target
-        ask = Ask(target.host, target.port, hop.method, target.path, in_clear=target.scheme == "http")
-        addresses, decision = await self._gate.admit(ask, "fetch")
-        self._refuse_steering(ask, decision, hop.headers)
-        headers = self._with_ours(hop, redactor)
-        tls = self._tls_context() if target.scheme == "https" else None
-        stream = await open_stream(target.host, target.port, addresses, tls, self._dial)
+        request = EgressRequest(target.host, target.port, hop.method, target.path, in_clear=target.scheme == "http")
+        with self._gate.log.track(request) as connection:
+            addresses, decision = await self._gate.admit(request, "fetch")
+            self._refuse_steering(request, decision, hop.headers)
+            connection.allow(decision, addresses)
+            headers = self._request_headers(hop, redactor)
+            tls = self._tls_context() if target.scheme == "https" else None
+            stream = await open_stream(target.host, target.port, addresses, tls, self._dial)
+            connection.carry(stream)
+            try:
+                answer = await self._send(stream, hop, headers, follow_redirects, redactor)
+            except FetchFailed:
+                connection.check()
+                raise
+            connection.check()
+            return answer
+
+    async def _send(
+        self, stream: SocketStream, hop: Hop, headers: HeaderList, follow_redirects: bool, redactor: Redactor
+    ) -> FetchResponse | Hop:
         try:
             exchange = Exchange(stream)
-            await exchange.send_head(hop.method, target.request_target, headers)
+            await exchange.send_head(hop.method, hop.target.request_target, headers)
             await exchange.send_body(hop.body)
             await exchange.finish()
             status, found = await exchange.read_head()
@@ -158,19 +180,19 @@ class SafeClient:
             self._tls = client_tls()
         return self._tls
 
-    def _refuse_steering(self, ask: Ask, decision: Decision, headers: HeaderList) -> None:
-        name = steering_header(headers) if decision.looks_inside else None
+    def _refuse_steering(self, request: EgressRequest, decision: Decision, headers: HeaderList) -> None:
+        name = steering_header(headers) if decision.reads_content else None
         if name is not None:
             verdict = Decision(False, decision.rule, f"the header {name!r} could undo the rule")
-            raise self._gate.refuse(ask, verdict, "fetch")
+            raise self._gate.refuse(request, verdict, "fetch")
 
-    def _with_ours(self, hop: Hop, redactor: Redactor) -> HeaderList:
+    def _request_headers(self, hop: Hop, redactor: Redactor) -> HeaderList:
         secrets: dict[str, str] = {}
         in_clear = hop.target.scheme == "http"
         for name, reference in self._gate.rules.headers_for(hop.target.host, in_clear=in_clear).items():
             secret, secrets[name] = reference.reveal()
             redactor.add([secret])
-        headers = replaced(asking_for_all(hop.headers) if secrets else hop.headers, secrets)
+        headers = replace_headers(without_range_headers(hop.headers) if secrets else hop.headers, secrets)
         present = {name.lower() for name, _ in headers}
         defaults = {"Accept": "*/*", "Accept-Encoding": accepted_codings(), "User-Agent": "warmcell"}
         headers = [pair for pair in defaults.items() if pair[0].lower() not in present] + headers
@@ -213,7 +235,7 @@ def _first_hop(request: FetchRequest) -> Hop:
         raise FetchFailed("the method must be text", reason="invalid")
     if request.body is not None and not isinstance(request.body, str | bytes | bytearray | memoryview):
         raise FetchFailed(f"the body must be bytes or text, not {type(request.body).__name__}", reason="invalid")
-    headers = checked_headers(request.headers)
+    headers = check_headers(request.headers)
     try:
         return Hop(parse_url(request.url), request.method.upper(), headers, request.body_bytes)
     except UrlError as error:
@@ -222,7 +244,7 @@ def _first_hop(request: FetchRequest) -> Hop:
 
 def _next_hop(hop: Hop, status: int, location: str) -> Hop:
     try:
-        # Servers send UTF-8 here, and h11 hands on bytes: undo the Latin-1 reading where that works.
+        # Servers send UTF-8 in Location, which was decoded as Latin-1.
         text = location.encode("latin-1").decode("utf-8", "replace")
         target = redirect_target(hop.target, text)
     except UrlError as error:
@@ -231,8 +253,8 @@ def _next_hop(hop: Hop, status: int, location: str) -> Hop:
         raise FetchFailed(f"the redirect from https to http on {target.host} is refused", reason="refused")
     following = replace(hop, target=target)
     if target.origin != hop.target.origin:
-        following = replace(following, headers=across_origins(following.headers))
+        following = replace(following, headers=without_credentials(following.headers))
     becomes_get = (status == 303 and hop.method != "HEAD") or (status in (301, 302) and hop.method == "POST")
     if becomes_get:
-        following = replace(following, method="GET", body=b"", headers=without_body(following.headers))
+        following = replace(following, method="GET", body=b"", headers=without_body_headers(following.headers))
     return following

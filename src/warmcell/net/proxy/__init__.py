@@ -1,1 +1,1 @@
-"""The egress proxy: how a process guest's own programs reach what the policy allows, and nothing else."""
+"""The egress proxy: the only route from a process guest's programs to what the policy allows."""

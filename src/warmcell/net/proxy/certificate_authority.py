@@ -1,6 +1,6 @@
-"""The sandbox's own certificate authority: opt-in, in memory, good only for the hosts that it was made for.
+"""The sandbox's own certificate authority: opt-in, in memory, valid only for named hosts.
 
-It exists so that credentials can be added to HTTPS requests of a process guest without ever entering the guest.
+With it the proxy can add credentials to a process guest's HTTPS requests without exposing them to the guest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LIFETIME = datetime.timedelta(days=7)
 
 
 class SandboxAuthority:
-    """Makes certificates for the named hosts; a name constraint makes its root worthless for all others."""
+    """Issues certificates for the named hosts. A name constraint makes its root invalid for all others."""
 
     def __init__(self, domains: Iterable[str]) -> None:
         self._patterns = tuple(parse_injection(domain)[0] for domain in domains)
         if not self._patterns or any(pattern.reach is Reach.ANY_NAME for pattern in self._patterns):
-            raise PolicyViolation("a sandbox CA needs the hosts that it terminates by name", hint="use inject={...}")
+            raise PolicyViolation("a sandbox CA must name the hosts that it terminates", hint="use inject={...}")
         self._x509 = need("cryptography.x509", EXTRA)
         self._ec = need("cryptography.hazmat.primitives.asymmetric.ec", EXTRA)
         self._serialization = need("cryptography.hazmat.primitives.serialization", EXTRA)
@@ -41,7 +41,7 @@ class SandboxAuthority:
 
     @classmethod
     def for_policy(cls, policy: FetchPolicy) -> SandboxAuthority:
-        """An authority for exactly the hosts to which the policy injects credentials."""
+        """An authority for exactly the hosts in the policy's `inject`."""
         return cls(policy.inject)
 
     def covers(self, host: Host) -> bool:
@@ -49,16 +49,16 @@ class SandboxAuthority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """The root certificate, for the guest. The key never leaves this object."""
+        """The root certificate, for the guest. The key stays in this object."""
         return bytes(self._certificate.public_bytes(self._serialization.Encoding.PEM))
 
     def bundle_pem(self) -> bytes:
-        """The system's roots and this one, for programs that take one file in place of the system's."""
+        """The system's roots plus this one, for programs that read a single CA file."""
         system = ssl.create_default_context().get_ca_certs(binary_form=True)
         return "".join(ssl.DER_cert_to_PEM_cert(der) for der in system).encode() + self.certificate_pem
 
     def context_for(self, host: Host) -> ssl.SSLContext:
-        """A server context with a certificate for the host."""
+        """A server context with a certificate for the host, cached."""
         with self._lock:
             if host.name not in self._contexts:
                 if len(self._contexts) >= 1024:
@@ -108,7 +108,7 @@ class SandboxAuthority:
         issuer = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "warmcell sandbox CA")])
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
-        # An hour back: the guest's idea of the time may differ a little.
+        # Backdated by an hour in case the guest's clock is behind.
         return builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + LIFETIME)
 
     def _with_key_ids(self, builder: Any, key: Any) -> Any:
@@ -121,7 +121,7 @@ def _server_context(pem: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # The ssl module reads keys from files only. This one has no name, and so is gone however we end.
+    # The ssl module reads keys only from files. An unnamed file disappears however this process ends.
     with tempfile.TemporaryFile() as file:
         file.write(pem)
         file.flush()

@@ -1,6 +1,6 @@
-"""The first message of a TLS connection, read only as far as the name that it asks for. Pure.
+"""Parses a TLS ClientHello far enough to find the server name. Pure.
 
-A client may split the message over as many records as it likes; everything is put together before it is judged.
+A client may split the message over any number of records; it is reassembled before it is parsed.
 """
 
 from __future__ import annotations
@@ -15,52 +15,46 @@ _RECORD_HEAD = 5
 _HANDSHAKE_RECORD = 0x16
 _CLIENT_HELLO = 0x01
 _SERVER_NAME = 0
-_ENCRYPTED_HELLO = 0xFE0D
 _ASCII_NAME = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
 class NotTlsError(ValueError):
-    """The bytes are no TLS ClientHello."""
+    """The bytes are not a TLS ClientHello."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHello:
-    """`server_name` is None when the client did not say. With an encrypted hello it is only the outer name."""
+    """`server_name` is None if the client sent no SNI. With an encrypted hello it is only the outer name."""
 
     server_name: str | None
-    has_encrypted_hello: bool = False
 
 
 def looks_like_tls(data: bytes) -> bool:
     return data[:1] == bytes([_HANDSHAKE_RECORD]) and data[1:2] in (b"", b"\x03")
 
 
-def parse_client_hello(data: bytes) -> ClientHello | None:
-    """The hello, or None when more bytes are needed. Raises `NotTlsError` as soon as it cannot be one."""
-    return HelloReader().feed(data)
-
-
 class HelloReader:
-    """Takes a connection's first bytes as they come and looks at each of them once.
+    """Incremental parser for a connection's first bytes.
 
-    A guest chooses how they are cut into records and how these arrive, down to single bytes: whatever it chooses, the
-    work is proportional to what it sent, and what it may send before a whole hello is there is bounded.
+    The guest chooses how the message is split into records and segments. The work is linear in the bytes received,
+    and the bytes received before the hello is complete are bounded.
     """
 
     def __init__(self) -> None:
-        #: Everything that came, to be passed on; of it, where the next record begins, and the message so far.
+        #: All bytes so far, to be forwarded.
         self.received = bytearray()
         self._next_record = 0
         self._message = bytearray()
 
     def feed(self, data: bytes) -> ClientHello | None:
+        """The hello; None if more bytes are needed. Raises `NotTlsError` as soon as the data cannot be one."""
         self.received += data
         while not self._is_whole() and self._take_record():
             pass
         if self._is_whole():
             return _hello(_Reader(bytes(self._message[4 : 4 + self._length])))
         if len(self.received) > MAX_HELLO_BYTES:
-            raise NotTlsError("the ClientHello does not end")
+            raise NotTlsError("the ClientHello is incomplete")
         return None
 
     @property
@@ -77,16 +71,16 @@ class HelloReader:
         return len(self._message) >= 4 + self._length
 
     def _take_record(self) -> bool:
-        """Moves the next record's content into the message; False when it is not all there yet."""
+        """Append the next record's payload to the message; False if the record is incomplete."""
         begin = self._next_record
         head = bytes(self.received[begin : begin + _RECORD_HEAD])
         if head and not looks_like_tls(head):
-            raise NotTlsError("the connection does not begin with TLS")
+            raise NotTlsError("the connection does not start with a TLS handshake")
         if len(head) < _RECORD_HEAD:
             return False
         length = int.from_bytes(head[3:5], "big")
         if not 0 < length <= 1 << 14:
-            raise NotTlsError("a TLS record has an impossible length")
+            raise NotTlsError("invalid TLS record length")
         end = begin + _RECORD_HEAD + length
         if len(self.received) < end:
             return False
@@ -96,7 +90,7 @@ class HelloReader:
 
 
 class _Reader:
-    """Length-prefixed fields, with an error where the lengths do not add up."""
+    """Reads length-prefixed fields; `NotTlsError` if a length exceeds the data."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -130,13 +124,13 @@ def _hello(reader: _Reader) -> ClientHello:
             raise NotTlsError("the ClientHello repeats an extension")
         found[kind] = extensions.vector(2)
     name = _server_name(found[_SERVER_NAME]) if _SERVER_NAME in found else None
-    return ClientHello(name, _ENCRYPTED_HELLO in found)
+    return ClientHello(name)
 
 
 def _server_name(extension: bytes) -> str:
     entries = _Reader(_Reader(extension).vector(2))
     kind, name = entries.take(1), entries.vector(2)
-    # Two names, or a name of unknown kind, would leave it to the server which one counts.
+    # With two names, or one of unknown type, servers differ in which one they use.
     if kind != b"\0" or entries.has_more() or not _ASCII_NAME.fullmatch(name):
         raise NotTlsError("the server name is malformed")
     return name.decode("ascii")

@@ -1,7 +1,7 @@
-"""EgressProxy: the only way out for a process guest that may use the network.
+"""EgressProxy: the only route out for a process guest with network access.
 
-It serves on a listening socket that it is handed: one that lives in the guest's own network namespace, where nothing
-else answers. It runs in a thread with an event loop of its own, and names are resolved here and nowhere else.
+It serves a listening socket that was created in the guest's network namespace, where nothing else listens. It runs in
+its own thread and event loop. Guests resolve names only through it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterable
+from contextvars import copy_context
 from functools import partial
 
 from warmcell.core import events
@@ -20,14 +21,15 @@ from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.net.connect.admission import AuditSink, DenialSink, Gate
 from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
+from warmcell.net.connect.connection_log import ConnectionLog
 from warmcell.net.connect.dial import Dial, client_tls, dial
 from warmcell.net.connect.fair_slots import FairSlots, connection_slots
 from warmcell.net.connect.name_lookup import Resolver
 from warmcell.net.connect.rate_limiter import RateLimiter
-from warmcell.net.connect.unreachable import for_guest
+from warmcell.net.connect.unreachable import as_guest_error
 from warmcell.net.optional_packages import need
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
-from warmcell.net.proxy.forward_request import Outward, refusal
+from warmcell.net.proxy.forward_request import EgressContext, refusal
 from warmcell.net.proxy.limits import ProxyLimits
 from warmcell.net.proxy.serve_http import serve_http
 from warmcell.net.proxy.socks5 import VERSION, Reply, SocksError, SocksHandshake
@@ -46,11 +48,11 @@ _SOCKS_REPLIES = {"refused": Reply.NOT_ALLOWED, "rate_limited": Reply.NOT_ALLOWE
 
 
 class EgressProxy:
-    """Serves one guest. `start` returns when it listens, `close` when its thread has ended; both may be repeated.
+    """Serves one guest. `start` returns once it listens, `close` once its thread has ended; both are idempotent.
 
-    The listener is the proxy's from here on and is closed with it. `on_denial` and `audit` are called in the proxy's
-    thread and must be quick. `set_rules` may be called from any thread and holds from the next connection (for HTTP:
-    the next request); tunnels that stand are left standing.
+    The proxy owns the listener and closes it. `on_denial` and `audit` are called in the proxy's thread and must not
+    block. `set_rules` may be called from any thread and takes effect with the next connection (for HTTP: the next
+    request); open tunnels stay open.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class EgressProxy:
         dial: Dial = dial,
         limiter: RateLimiter | None = None,
         slots: FairSlots | None = None,
+        log: ConnectionLog | None = None,
     ) -> None:
         need("h11")
         self._listener = listener
@@ -75,8 +78,8 @@ class EgressProxy:
         self._authority = authority
         self._tls = ssl_context
         self._has_shared_limiter = limiter is not None
-        self._gate = Gate(RuleBook(), limiter=limiter, resolver=resolver, audit=audit, on_denial=on_denial)
-        self._outward = Outward(self._gate, self._limits, self._tls_context, dial)
+        self._gate = Gate(RuleBook(), limiter=limiter, resolver=resolver, audit=audit, on_denial=on_denial, log=log)
+        self._egress = EgressContext(self._gate, self._limits, self._tls_context, dial)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -96,7 +99,9 @@ class EgressProxy:
 
     def start(self) -> EgressProxy:
         if self._thread is None:
-            self._thread = start_daemon(self._run, name="warmcell egress proxy")
+            # Its events belong to the tenant and the run that it was started for.
+            context = copy_context()
+            self._thread = start_daemon(lambda: context.run(self._run), name="warmcell egress proxy")
             self._ready.wait()
             if isinstance(self._failure, OSError):
                 raise host_failure(self._failure, "start the egress proxy") from self._failure
@@ -131,7 +136,7 @@ class EgressProxy:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._listener.setblocking(False)
         self._listener.listen(LISTEN_BACKLOG)
-        self._watch()
+        self._resume_accepting()
         self._ready.set()
         await self._stop.wait()
         self._loop.remove_reader(self._listener)
@@ -140,52 +145,52 @@ class EgressProxy:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    def _watch(self) -> None:
+    def _resume_accepting(self) -> None:
         if self._loop is not None and self._stop is not None and not self._stop.is_set():
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        # By hand: `asyncio.start_server` loses a connection that it has accepted but not yet announced at the end.
+        # Not `asyncio.start_server`: at shutdown it leaks a connection that was accepted but not yet reported.
         assert self._loop is not None
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:  # out of descriptors, most likely
-            return self._look_away(SECONDS_WITHOUT_ACCEPTING)
+            return self._pause_accepting(SECONDS_WITHOUT_ACCEPTING)
         connection.setblocking(False)
         held = len(self._serving)
         if held >= self._limits.connections or not self._slots.take(held):
-            return self._turn_away(connection)
+            return self._reject(connection)
         task = self._loop.create_task(self._serve_connection(connection))
         self._serving.add(task)
         task.add_done_callback(partial(self._end, connection))
 
     def _end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        # Not in the task itself: one that is cancelled before its first step never gets to a `finally`.
+        # A done callback, because a task that is cancelled before its first step never runs its `finally`.
         self._serving.discard(task)
         connection.close()
         self._slots.give_back()
 
-    def _turn_away(self, connection: socket.socket) -> None:
-        """Says so and closes at once: whoever floods us holds nothing of ours, and takes little of our time."""
+    def _reject(self, connection: socket.socket) -> None:
+        """Refuse and close at once, so that a flood of connections costs no descriptors and little time."""
         with connection, contextlib.suppress(OSError):
             connection.send(refusal(FetchFailed("too many connections at once", reason="rate_limited")))
-        self._gate.refuse_unread("too many connections at once", "proxy")
-        self._look_away(SECONDS_BETWEEN_REFUSALS)
+        self._gate.refuse_malformed("too many connections at once", "proxy")
+        self._pause_accepting(SECONDS_BETWEEN_REFUSALS)
 
-    def _look_away(self, seconds: float) -> None:
-        """The listener stays readable, and looking at it again and again would be all that this thread does."""
+    def _pause_accepting(self, seconds: float) -> None:
+        """Stop polling the listener for a while: it stays readable, and the loop would spin on it."""
         assert self._loop is not None
         self._loop.remove_reader(self._listener)
-        self._loop.call_later(seconds, self._watch)
+        self._loop.call_later(seconds, self._resume_accepting)
 
     async def _serve_connection(self, connection: socket.socket) -> None:
         stream = SocketStream(*await asyncio.open_connection(sock=connection, limit=READ_SIZE))
-        # Errors of one connection end that connection: it closes, nothing opens.
+        # An error on one connection closes only that connection.
         try:
             with contextlib.suppress(OSError, FetchFailed):
-                # A guest that does not read what it asked for must not keep its place for ever.
+                # A guest that does not read its response must not hold its slot forever.
                 async with asyncio.timeout(self._limits.total_seconds):
                     await self._serve_guest(stream)
                 async with asyncio.timeout(self._limits.head_seconds):
@@ -193,7 +198,7 @@ class EgressProxy:
         finally:
             stream.close()
             if events.listeners:
-                events.emit("network.closed", "", {"sent": stream.came, "received": stream.went})
+                events.emit("network.closed", "", {"sent": stream.bytes_read, "received": stream.bytes_written})
 
     async def _serve_guest(self, stream: SocketStream) -> None:
         async with asyncio.timeout(self._limits.head_seconds):
@@ -205,11 +210,11 @@ class EgressProxy:
             await self._serve_proxy_http(stream)
 
     async def _serve_proxy_http(self, stream: SocketStream) -> None:
-        request = await serve_http(stream, self._outward, "http")
+        request = await serve_http(stream, self._egress, "http")
         if request is None:
             return
         stream.unread(request.early)
-        tunnel = Tunnel(stream, request.host, request.port, "connect", self._outward, self._authority)
+        tunnel = Tunnel(stream, request.host, request.port, "connect", self._egress, self._authority)
         try:
             await tunnel.run(lambda: stream.write(ESTABLISHED))
         except FetchFailed as error:
@@ -220,13 +225,13 @@ class EgressProxy:
         try:
             async with asyncio.timeout(self._limits.head_seconds):
                 host, port = await handshake.read_request()
-            tunnel = Tunnel(stream, host, port, "socks5", self._outward, self._authority)
+            tunnel = Tunnel(stream, host, port, "socks5", self._egress, self._authority)
             await tunnel.run(lambda: handshake.reply(Reply.SUCCEEDED))
         except SocksError as error:
-            self._gate.refuse_unread(str(error), "socks5")
+            self._gate.refuse_malformed(str(error), "socks5")
             await handshake.reply(error.reply)
         except FetchFailed as error:
-            await handshake.reply(_SOCKS_REPLIES.get(for_guest(error).reason, Reply.HOST_UNREACHABLE))
+            await handshake.reply(_SOCKS_REPLIES.get(as_guest_error(error).reason, Reply.HOST_UNREACHABLE))
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:

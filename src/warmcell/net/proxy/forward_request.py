@@ -1,6 +1,6 @@
-"""One plain request of a guest: judged, sent on over a connection of its own, and its answer brought back.
+"""Forwards one HTTP request of a guest over its own connection and relays the response.
 
-The request is taken apart and written anew, so what the server reads is what was judged.
+The request is parsed and re-serialised, so the server reads exactly what was checked.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from warmcell.net.connect.byte_streams import ByteStream
 from warmcell.net.connect.dial import Dial, open_stream
 from warmcell.net.connect.http_exchange import Exchange
 from warmcell.net.connect.incoming_http import IncomingHttp
-from warmcell.net.connect.unreachable import for_guest
+from warmcell.net.connect.unreachable import as_guest_error
 from warmcell.net.credentials import Redactor, StreamRedactor, clean_headers, refuse_hidden_echo, refuse_partial
 from warmcell.net.optional_packages import need
 from warmcell.net.proxy.limits import ActivityTimer, ByteMeter, ProxyLimits
 from warmcell.net.proxy.request_head import MAX_HEAD_BYTES, RequestHead
-from warmcell.net.rules.headers import OURS, HeaderList, Headers, asking_for_all, replaced, steering_header
-from warmcell.net.rules.rule_book import Ask, Decision
+from warmcell.net.rules.headers import (
+    OURS,
+    HeaderList,
+    Headers,
+    replace_headers,
+    steering_header,
+    without_range_headers,
+)
+from warmcell.net.rules.rule_book import Decision, EgressRequest
 from warmcell.net.rules.urls import Target
 
 STATUS_OF = {
@@ -37,8 +44,8 @@ STATUS_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outward:
-    """What every request on its way out needs."""
+class EgressContext:
+    """What every outgoing request needs."""
 
     gate: Gate
     limits: ProxyLimits
@@ -47,8 +54,8 @@ class Outward:
 
 
 def refusal(error: FetchFailed) -> bytes:
-    """A whole HTTP answer that tells the guest's program, in its own log, what was refused and why."""
-    error = for_guest(error)
+    """A complete HTTP response that tells the guest's program what was refused and why."""
+    error = as_guest_error(error)
     status = STATUS_OF.get(error.reason, HTTPStatus.BAD_GATEWAY)
     body = f"warmcell: {error}\n".encode()
     head = (
@@ -58,23 +65,23 @@ def refusal(error: FetchFailed) -> bytes:
     return head.encode() + body
 
 
-class Forwarding:
-    """Carries one request. `run` gives back what the guest sent after it, or None when the connection is over."""
+class RequestForwarder:
+    """Forwards one request. `run` returns what the guest sent after it, or None if the connection must close."""
 
-    def __init__(self, guest: ByteStream, outward: Outward, via: str) -> None:
+    def __init__(self, guest: ByteStream, egress: EgressContext, via: str) -> None:
         self._h11 = need("h11")
         self._guest = guest
-        self._outward = outward
+        self._egress = egress
         self._via = via
         self._conn = self._h11.Connection(self._h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._incoming = IncomingHttp(self._conn)
         self._redactor = Redactor()
         self._has_answered = False
-        self._timer = ActivityTimer(outward.limits.idle_seconds, outward.limits.total_seconds)
+        self._timer = ActivityTimer(egress.limits.idle_seconds, egress.limits.total_seconds)
 
     async def run(self, raw_head: bytes, early: bytes, head: RequestHead, target: Target) -> bytes | None:
         try:
-            # The head was read by `parse_head` and holds nothing over which h11 would have to try twice.
+            # `parse_head` has rejected the input on which h11 takes quadratic time.
             self._conn.receive_data(raw_head)
             self._conn.next_event()
             if early:
@@ -82,57 +89,62 @@ class Forwarding:
             async with self._timer:
                 await self._forward(head, target)
         except TimeoutError:
-            await self._fail(FetchFailed("the request took too long", reason="timeout"))
+            await self._fail(FetchFailed("the request timed out", reason="timeout"))
         except FetchFailed as error:
             await self._fail(error)
         except (self._h11.RemoteProtocolError, self._h11.LocalProtocolError) as error:
             await self._fail(FetchFailed(f"malformed request: {error}", reason="invalid"))
-        return self._left_over()
+        return self._trailing_bytes()
 
-    def _left_over(self) -> bytes | None:
+    def _trailing_bytes(self) -> bytes | None:
         done = self._h11.DONE
         if self._conn.our_state is not done or self._conn.their_state is not done:
             return None
-        return self._incoming.left_over()
+        return self._incoming.trailing_bytes()
 
     async def _fail(self, error: FetchFailed) -> None:
         if not self._has_answered:
-            told = for_guest(error)
-            clean = FetchFailed(self._redactor.text(told.message), reason=told.reason, hint=told.hint)
+            error = as_guest_error(error)
+            clean = FetchFailed(self._redactor.text(error.message), reason=error.reason, hint=error.hint)
             with contextlib.suppress(OSError):
                 await self._guest.write(refusal(clean))
         else:
-            # Half an answer must not look like a whole one.
+            # A truncated response must not look complete.
             self._guest.close()
 
     async def _forward(self, head: RequestHead, target: Target) -> None:
-        gate = self._outward.gate
-        ask = Ask(target.host, target.port, head.method, target.path, in_clear=target.scheme == "http")
-        addresses, decision = await gate.admit(ask, self._via)
-        name = steering_header(head.headers) if decision.looks_inside else None
-        if name is not None:
-            raise gate.refuse(
-                ask, Decision(False, decision.rule, f"the header {name!r} could undo the rule"), self._via
-            )
-        headers = self._outgoing(head, target)
-        tls = self._outward.tls() if target.scheme == "https" else None
-        upstream = await open_stream(target.host, target.port, addresses, tls, self._outward.dial)
-        try:
-            await self._exchange(Exchange(upstream), head, target, headers)
-        finally:
-            upstream.close()
+        gate = self._egress.gate
+        request = EgressRequest(target.host, target.port, head.method, target.path, in_clear=target.scheme == "http")
+        with gate.log.track(request) as connection:
+            addresses, decision = await gate.admit(request, self._via)
+            self._refuse_steering(request, decision, head)
+            connection.allow(decision, addresses)
+            headers = self._request_headers(head, target)
+            tls = self._egress.tls() if target.scheme == "https" else None
+            upstream = await open_stream(target.host, target.port, addresses, tls, self._egress.dial)
+            try:
+                connection.carry(upstream, self._guest)
+                await self._exchange(Exchange(upstream), head, target, headers)
+            finally:
+                upstream.close()
 
-    def _outgoing(self, head: RequestHead, target: Target) -> HeaderList:
+    def _refuse_steering(self, request: EgressRequest, decision: Decision, head: RequestHead) -> None:
+        name = steering_header(head.headers) if decision.reads_content else None
+        if name is not None:
+            verdict = Decision(False, decision.rule, f"the header {name!r} could undo the rule")
+            raise self._egress.gate.refuse(request, verdict, self._via)
+
+    def _request_headers(self, head: RequestHead, target: Target) -> HeaderList:
         listed = {part.strip().lower() for part in (head.get("connection") or "").split(",")}
         headers = [pair for pair in head.headers if pair[0].lower() not in OURS | listed]
         secrets: dict[str, str] = {}
-        injected = self._outward.gate.rules.headers_for(target.host, in_clear=target.scheme == "http")
+        injected = self._egress.gate.rules.headers_for(target.host, in_clear=target.scheme == "http")
         for name, reference in injected.items():
             secret, secrets[name] = reference.reveal()
             self._redactor.add([secret])
         if secrets:
-            # A compressed echo of the secret could not be seen and taken out.
-            headers = replaced(asking_for_all(headers), {**secrets, "Accept-Encoding": "identity"})
+            # The secret could not be found in a compressed response.
+            headers = replace_headers(without_range_headers(headers), {**secrets, "Accept-Encoding": "identity"})
         framing = [pair for pair in head.headers if pair[0].lower() in ("content-length", "transfer-encoding")]
         return [("Host", target.authority), *headers, *framing, ("Connection", "close")]
 
@@ -143,13 +155,13 @@ class Forwarding:
                 sending = both.create_task(self._send_body(exchange))
                 status, found = await exchange.read_head()
                 await self._answer(exchange, status, found)
-                # The answer is complete; a body that is still on its way is nobody's any more.
+                # The response is complete; the rest of the request body is not needed.
                 sending.cancel()
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def _send_body(self, exchange: Exchange) -> None:
-        meter = ByteMeter(self._outward.limits.max_bytes)
+        meter = ByteMeter(self._egress.limits.max_bytes)
         while True:
             event = await self._guest_event()
             self._timer.touch()
@@ -175,7 +187,7 @@ class Forwarding:
 
     async def _answer(self, exchange: Exchange, status: int, found: HeaderList) -> None:
         await self._send(self._response(status, found))
-        meter, redactor = ByteMeter(self._outward.limits.max_bytes), StreamRedactor(self._redactor)
+        meter, redactor = ByteMeter(self._egress.limits.max_bytes), StreamRedactor(self._redactor)
         async with contextlib.aclosing(exchange.read_body()) as arriving:
             async for data in arriving:
                 self._timer.touch()

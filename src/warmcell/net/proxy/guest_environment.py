@@ -5,17 +5,15 @@ from __future__ import annotations
 LOOPBACK = "localhost,127.0.0.1,::1"
 
 
-def proxy_environment(
-    port: int, *, host: str = "127.0.0.1", no_proxy: str = LOOPBACK, all_proxy_scheme: str = "http"
-) -> dict[str, str]:
-    """What a guest's environment needs for curl, pip, npm, git, requests, node and most else.
+def proxy_environment(port: int, *, no_proxy: str = LOOPBACK, all_proxy_scheme: str = "http") -> dict[str, str]:
+    """Proxy variables for curl, pip, npm, git, requests, node and others.
 
-    Loopback inside the cage is the guest's own and needs no proxy. `ALL_PROXY` speaks HTTP CONNECT unless asked for
-    `socks5h`: httpx, and with it most AI client libraries, refuses to start when it sees a SOCKS URL without an
-    extra package. SOCKS5 is served on the same port either way.
+    Loopback inside the cage is the guest's own and needs no proxy. `ALL_PROXY` uses HTTP CONNECT unless `socks5h` is
+    asked for: without an extra package, httpx (and most AI client libraries with it) refuses to start with a SOCKS
+    URL. The proxy serves SOCKS5 on the same port either way.
     """
-    url = f"http://{host}:{port}"
-    all_url = f"{all_proxy_scheme}://{host}:{port}"
+    url = f"http://127.0.0.1:{port}"
+    all_url = f"{all_proxy_scheme}://127.0.0.1:{port}"
     plain = {"http_proxy": url, "https_proxy": url, "all_proxy": all_url, "no_proxy": no_proxy}
     upper = {name.upper(): value for name, value in plain.items()}
     return {
@@ -30,12 +28,12 @@ def proxy_environment(
         "YARN_HTTP_PROXY": url,
         "YARN_HTTPS_PROXY": url,
         "CARGO_HTTP_PROXY": url,
-        # Nobody is there to answer, so asking for a password would only be a way to hang.
+        # Without a terminal a password prompt would hang.
         "GIT_TERMINAL_PROMPT": "0",
     }
 
 
 def authority_environment(bundle_path: str, certificate_path: str) -> dict[str, str]:
-    """Trust in the sandbox's CA: `bundle_path` holds the system's roots and the CA, `certificate_path` the CA alone."""
+    """Variables that add trust in the sandbox's CA. `bundle_path`: system roots and CA; `certificate_path`: CA only."""
     names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO")
     return {**dict.fromkeys(names, bundle_path), "NODE_EXTRA_CA_CERTS": certificate_path}

@@ -1,4 +1,4 @@
-"""How much one egress proxy may carry, and what ends a connection that carries more or nothing for too long."""
+"""Limits of an egress proxy: connections, bytes and time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from warmcell.core.types import MIB
 
 @dataclass(frozen=True, slots=True)
 class ProxyLimits:
-    """Bounds for each connection (seconds, bytes in each direction) and for all at once.
+    """Limits per connection (seconds, bytes in each direction) and on the number of connections.
 
-    `tls_ports` carry nothing but TLS, `http_ports` nothing but HTTP; what a tunnel to another port carries is the
-    business of the rule that allowed the port.
+    Only TLS is accepted on `tls_ports` and only HTTP on `http_ports`; tunnels to other allowed ports are opaque.
     """
 
     connections: int = 128
@@ -28,7 +27,7 @@ class ProxyLimits:
 
 
 class ByteMeter:
-    """Counts one direction and ends the connection when it has carried too much."""
+    """Counts the bytes of one direction; raises `FetchFailed` over the limit."""
 
     def __init__(self, max_bytes: int) -> None:
         self._left = max_bytes
@@ -41,7 +40,7 @@ class ByteMeter:
 
 
 class ActivityTimer:
-    """A deadline that moves whenever something happens, up to one that does not. Raises `TimeoutError` at the end."""
+    """An idle timeout that `touch` extends, up to a total. Raises `TimeoutError`."""
 
     def __init__(self, idle_seconds: float, total_seconds: float) -> None:
         self._idle = idle_seconds
@@ -61,7 +60,7 @@ class ActivityTimer:
     def touch(self) -> None:
         assert self._timeout is not None
         now = asyncio.get_running_loop().time()
-        # Moving a timer costs something, and a busy tunnel would do it thousands of times a second.
+        # Rescheduling is not free, and a busy tunnel touches thousands of times a second.
         if now - self._moved_at < self._idle / 16 or self._timeout.expired():
             return
         self._moved_at = now

@@ -1,4 +1,4 @@
-"""Request heads, read strictly, so that no two readers can disagree about where a message ends. Pure."""
+"""Strict parsing of request heads, so that proxy and server agree on where a message ends. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEAD_LINES = 256
 
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e]{1,16384}) HTTP/1\.([01])")
-# One class each and nothing after it: a guest writes these, and where a pattern can try again it can be made to.
+# One character class each: a guest cannot exploit backtracking.
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\x20-\x7e\x80-\xff\t]*")
 _ONCE = ("host", "content-length", "transfer-encoding")
 
 
 class HeadError(ValueError):
-    """The head is refused; nothing was passed on."""
+    """The head is refused; nothing was forwarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request line and its header fields. The method is in capitals, as rules and servers know it."""
+    """A request line and its header fields. The method is in upper case."""
 
     method: str
     target: str
@@ -33,7 +33,7 @@ class RequestHead:
 
 
 def parse_head(raw: bytes) -> RequestHead:
-    """The head that ends with an empty line, or `HeadError`."""
+    """Parse a head that ends with an empty line. Raises `HeadError`."""
     lines = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if len(lines) > MAX_HEAD_LINES:
         raise HeadError(f"more than {MAX_HEAD_LINES} header lines")

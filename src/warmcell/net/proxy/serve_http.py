@@ -1,4 +1,4 @@
-"""HTTP as the guest speaks it: to the proxy itself, in a tunnel to port 80, or in TLS that is terminated here."""
+"""Serves the guest's HTTP: to the proxy itself, in a tunnel to port 80, or in TLS terminated here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from warmcell.core.errors import FetchFailed
 from warmcell.net.connect.byte_streams import ByteStream
-from warmcell.net.proxy.forward_request import Forwarding, Outward, refusal
+from warmcell.net.proxy.forward_request import EgressContext, RequestForwarder, refusal
 from warmcell.net.proxy.request_head import MAX_HEAD_BYTES, HeadError, RequestHead, parse_head
 from warmcell.net.rules.hosts import Host
 from warmcell.net.rules.urls import DEFAULT_PORTS, Target, UrlError, parse_url, split_authority
@@ -17,8 +17,8 @@ _END = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
-    """The one place to which the requests of a tunnel may go."""
+class PinnedTarget:
+    """The only destination for requests inside a tunnel."""
 
     scheme: str
     host: Host
@@ -27,7 +27,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """A guest asked for a tunnel; `early` is what it sent without waiting for the answer."""
+    """A guest's CONNECT. `early` is what it sent without waiting for the response."""
 
     host: Host
     port: int
@@ -35,13 +35,13 @@ class ConnectRequest:
 
 
 async def serve_http(
-    stream: ByteStream, outward: Outward, via: str, pinned: Pinned | None = None
+    stream: ByteStream, egress: EgressContext, via: str, pinned: PinnedTarget | None = None
 ) -> ConnectRequest | None:
-    """Answers requests until the guest has no more. A CONNECT ends it and is given back."""
+    """Serve requests until the guest closes. A CONNECT ends the loop and is returned."""
     received = b""
     is_first = True
     while True:
-        limit = outward.limits.head_seconds if is_first or received else outward.limits.idle_seconds
+        limit = egress.limits.head_seconds if is_first or received else egress.limits.idle_seconds
         raw, rest = await _read_head(stream, received, limit)
         if raw is None:
             return None
@@ -49,21 +49,21 @@ async def serve_http(
             head = parse_head(raw)
             if head.method == "CONNECT" and pinned is None:
                 return _connect_request(head, rest)
-            target = target_of(head, pinned)
+            target = parse_target(head, pinned)
         except (HeadError, UrlError) as error:
-            outward.gate.refuse_unread(str(error), via)
+            egress.gate.refuse_malformed(str(error), via)
             await _refuse(stream, f"the request is refused: {error}")
             return None
-        # What h11 reads is what was judged: it knows HEAD and CONNECT in capitals only.
+        # The upper-case method: h11 recognises HEAD and CONNECT only in upper case.
         judged = head.method.encode() + raw[len(head.method) :]
-        left = await Forwarding(stream, outward, via).run(judged, rest, head, target)
+        left = await RequestForwarder(stream, egress, via).run(judged, rest, head, target)
         if left is None:
             return None
         received, is_first = left, False
 
 
 async def _read_head(stream: ByteStream, received: bytes, limit: float) -> tuple[bytes | None, bytes]:
-    """The head with its empty line, and what came after it; None when the guest closes, stalls or floods."""
+    """The head with its empty line, and the bytes after it; None if the guest closed, timed out or sent too much."""
     found = bytearray(received)
     position = found.find(_END)
     with contextlib.suppress(TimeoutError, OSError):
@@ -72,7 +72,7 @@ async def _read_head(stream: ByteStream, received: bytes, limit: float) -> tuple
                 data = await stream.read()
                 if not data:
                     return None, b""
-                # Only where the end can be new: a guest may send its head byte by byte.
+                # Search only the new bytes: a guest may send its head byte by byte.
                 looked_at = max(0, len(found) - len(_END) + 1)
                 found += data
                 position = found.find(_END, looked_at)
@@ -95,23 +95,23 @@ def _connect_request(head: RequestHead, early: bytes) -> ConnectRequest:
         raise HeadError("a CONNECT with a body")
     named = head.get("host")
     if named and split_authority(named, port)[0] != host:
-        raise HeadError("the Host header names another host than CONNECT")
+        raise HeadError("the Host header does not match the CONNECT target")
     return ConnectRequest(host, port, early)
 
 
-def target_of(head: RequestHead, pinned: Pinned | None) -> Target:
-    """Where the request goes; inside a tunnel, nowhere but where the tunnel goes."""
+def parse_target(head: RequestHead, pinned: PinnedTarget | None) -> Target:
+    """The request's destination; inside a tunnel it is the tunnel's."""
     target = _pinned_target(head, pinned) if pinned else parse_url(head.target)
     if pinned is None and target.scheme != "http":
-        raise HeadError("https goes through CONNECT")
+        raise HeadError("https needs CONNECT")
     named = head.get("host")
     if named is not None and split_authority(named, DEFAULT_PORTS[target.scheme]) != (target.host, target.port):
-        raise HeadError("the Host header names another host than the URL")
+        raise HeadError("the Host header does not match the URL")
     return target
 
 
-def _pinned_target(head: RequestHead, pinned: Pinned) -> Target:
+def _pinned_target(head: RequestHead, pinned: PinnedTarget) -> Target:
     where = Target(pinned.scheme, pinned.host, pinned.port)
     if not head.target.startswith("/"):
-        raise HeadError("inside a tunnel a request names a path, not a URL")
+        raise HeadError("a request inside a tunnel must use a path, not a URL")
     return parse_url(f"{pinned.scheme}://{where.authority}{head.target}")

@@ -1,4 +1,4 @@
-"""SOCKS5, as far as a guest needs it: no authentication, CONNECT, names and addresses."""
+"""The part of SOCKS5 that guests need: CONNECT to names and addresses, without authentication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reply(IntEnum):
 
 
 class SocksError(Exception):
-    """The client broke the protocol or asked for what is not offered; `reply` was or is to be sent."""
+    """Protocol error or unsupported request. The caller sends `reply`."""
 
     def __init__(self, reply: Reply, message: str) -> None:
         super().__init__(message)
@@ -32,17 +32,17 @@ class SocksError(Exception):
 
 
 class SocksHandshake:
-    """Reads exactly what the handshake needs and leaves the rest on the stream."""
+    """Reads exactly the handshake and leaves the rest on the stream."""
 
     def __init__(self, stream: SocketStream) -> None:
         self._stream = stream
 
     async def read_request(self) -> tuple[Host, int]:
-        """Where the client wants to go. The reply is the caller's to send."""
+        """Read the request's destination. The caller sends the reply."""
         _version, count = await self._take(2)
         if 0 not in await self._take(count):
             await self._stream.write(bytes([VERSION, 0xFF]))
-            raise SocksError(Reply.NOT_ALLOWED, "only connections without authentication are offered")
+            raise SocksError(Reply.NOT_ALLOWED, "only the method 'no authentication' is supported")
         await self._stream.write(bytes([VERSION, 0]))
         version, command, _reserved, kind = await self._take(4)
         if version != VERSION:
@@ -50,7 +50,7 @@ class SocksHandshake:
         host = await self._host(kind)
         port = int.from_bytes(await self._take(2), "big")
         if command != 1:
-            raise SocksError(Reply.COMMAND_UNSUPPORTED, "only CONNECT is offered, neither BIND nor UDP")
+            raise SocksError(Reply.COMMAND_UNSUPPORTED, "only CONNECT is supported, not BIND or UDP")
         if port == 0:
             raise SocksError(Reply.NOT_ALLOWED, "port 0")
         return host, port
@@ -75,7 +75,7 @@ class SocksHandshake:
         while len(data) < count:
             more = await self._stream.read()
             if not more:
-                raise SocksError(Reply.FAILED, "the client went away")
+                raise SocksError(Reply.FAILED, "the client closed the connection")
             data += more
         self._stream.unread(data[count:])
         return data[:count]

@@ -1,4 +1,4 @@
-"""Tunnels: CONNECT and SOCKS5. Judged by name, checked at the first bytes, capped while they last."""
+"""Tunnels, from CONNECT and SOCKS5: checked by name and by the first bytes (SNI), bounded in bytes and time."""
 
 from __future__ import annotations
 
@@ -16,101 +16,114 @@ from warmcell.net.proxy.client_hello import (
     NotTlsError,
     looks_like_tls,
 )
-from warmcell.net.proxy.forward_request import Outward
+from warmcell.net.proxy.forward_request import EgressContext
 from warmcell.net.proxy.limits import ActivityTimer, ByteMeter
-from warmcell.net.proxy.serve_http import Pinned, serve_http
+from warmcell.net.proxy.serve_http import PinnedTarget, serve_http
 from warmcell.net.rules.hosts import Host, HostError, IPAddress, parse_host
-from warmcell.net.rules.rule_book import Ask, Decision
+from warmcell.net.rules.rule_book import Decision, EgressRequest
 
 Accept = Callable[[], Awaitable[None]]
-"""Tells the guest that its tunnel stands. Called once, after everything that could refuse it by name."""
+"""Tells the guest that its tunnel is established. Called once, after all checks of the name."""
 
 
 class Tunnel:
-    """One tunnel of one guest. `run` raises `FetchFailed` only before the guest was told that it stands."""
+    """One tunnel of one guest. `run` raises `FetchFailed` only before it has called `accept`."""
 
     def __init__(
-        self, guest: SocketStream, host: Host, port: int, via: str, outward: Outward, authority: SandboxAuthority | None
+        self,
+        guest: SocketStream,
+        host: Host,
+        port: int,
+        via: str,
+        egress: EgressContext,
+        authority: SandboxAuthority | None,
     ) -> None:
         self._guest = guest
         self._host = host
         self._port = port
         self._via = via
-        self._outward = outward
+        self._egress = egress
         self._authority = authority if authority is not None and authority.covers(host) else None
 
     async def run(self, accept: Accept) -> None:
-        is_http = self._port in self._outward.limits.http_ports
+        is_http = self._port in self._egress.limits.http_ports
         if is_http or self._authority is not None:
-            self._outward.gate.judge(Ask(self._host, self._port, is_readable=True), self._via)
+            self._egress.gate.judge(EgressRequest(self._host, self._port, is_readable=True), self._via)
             await accept()
             await (self._serve_plain() if is_http else self._serve_terminated())
         else:
             await self._carry(accept)
 
     async def _serve_plain(self) -> None:
-        await serve_http(self._guest, self._outward, f"{self._via} http", Pinned("http", self._host, self._port))
+        await serve_http(self._guest, self._egress, f"{self._via} http", PinnedTarget("http", self._host, self._port))
 
     async def _serve_terminated(self) -> None:
         assert self._authority is not None
         try:
-            self._guest.unread(await self._checked_beginning(must_be_tls=True))
+            self._guest.unread(await self._read_first_bytes(must_be_tls=True))
             stream = TlsServerStream(self._guest, self._authority.context_for(self._host))
-            async with asyncio.timeout(self._outward.limits.head_seconds):
+            async with asyncio.timeout(self._egress.limits.head_seconds):
                 await stream.handshake()
         except FetchFailed:
             return
-        await serve_http(stream, self._outward, f"{self._via} tls", Pinned("https", self._host, self._port))
+        await serve_http(stream, self._egress, f"{self._via} tls", PinnedTarget("https", self._host, self._port))
         await stream.aclose()
 
     async def _carry(self, accept: Accept) -> None:
-        limits = self._outward.limits
-        addresses, _ = await self._outward.gate.admit(Ask(self._host, self._port), self._via)
-        server = await self._server(addresses)
+        gate, request = self._egress.gate, EgressRequest(self._host, self._port)
+        with gate.log.track(request) as connection:
+            addresses, decision = await gate.admit(request, self._via)
+            connection.allow(decision, addresses)
+            server = await self._server(addresses)
+            connection.carry(server, self._guest)
+            await self._relay(server, accept)
+
+    async def _relay(self, server: SocketStream, accept: Accept) -> None:
+        limits = self._egress.limits
         try:
             await accept()
             async with ActivityTimer(limits.idle_seconds, limits.total_seconds) as timer, asyncio.TaskGroup() as both:
                 both.create_task(self._pump_to(server, timer))
                 both.create_task(_pump(server, self._guest, ByteMeter(limits.max_bytes), timer))
         except (ExceptionGroup, TimeoutError):
-            # A refusal was recorded where it was made; a cap, a timeout or a cut connection simply ends the tunnel.
+            # Refusals are already recorded; a limit, a timeout or a lost connection just ends the tunnel.
             return
         finally:
             server.close()
 
     async def _server(self, addresses: Sequence[IPAddress]) -> SocketStream:
         try:
-            async with asyncio.timeout(self._outward.limits.head_seconds):
-                return await open_stream(self._host, self._port, addresses, None, self._outward.dial)
+            async with asyncio.timeout(self._egress.limits.head_seconds):
+                return await open_stream(self._host, self._port, addresses, None, self._egress.dial)
         except TimeoutError:
-            raise FetchFailed(f"could not connect to {self._host} in time", reason="timeout") from None
+            raise FetchFailed(f"timed out connecting to {self._host}", reason="timeout") from None
 
     async def _pump_to(self, server: SocketStream, timer: ActivityTimer) -> None:
-        meter = ByteMeter(self._outward.limits.max_bytes)
-        beginning = await self._checked_beginning(must_be_tls=self._port in self._outward.limits.tls_ports)
+        meter = ByteMeter(self._egress.limits.max_bytes)
+        beginning = await self._read_first_bytes(must_be_tls=self._port in self._egress.limits.tls_ports)
         if beginning:
             meter.add(len(beginning))
             await server.write(beginning)
         await _pump(self._guest, server, meter, timer)
 
-    async def _checked_beginning(self, *, must_be_tls: bool) -> bytes:
-        """The guest's first bytes, once it is clear that they ask for the host that was judged."""
-        # Where the server may speak first there is no telling when the guest will; the idle limit holds there.
+    async def _read_first_bytes(self, *, must_be_tls: bool) -> bytes:
+        """The guest's first bytes, after checking that any SNI in them is the admitted host."""
+        # On a port where the server may speak first, the first read is bounded only by the idle timeout.
         data = b"" if must_be_tls else await self._guest.read()
         if not must_be_tls and not looks_like_tls(data):
             return data
         reader = HelloReader()
         try:
-            async with asyncio.timeout(self._outward.limits.head_seconds):
+            async with asyncio.timeout(self._egress.limits.head_seconds):
                 while (hello := reader.feed(data)) is None:
                     data = await self._guest.read()
                     if not data:
                         raise NotTlsError("the connection ended before TLS began")
         except (NotTlsError, TimeoutError) as error:
-            raise self._refused("only TLS on this port", str(error) or "no TLS in time") from None
+            raise self._refuse("only TLS on this port", str(error) or "no TLS in time") from None
         if not self._is_for_host(hello, must_be_tls):
-            asked = hello.server_name or "nothing"
-            refused = self._refused("SNI must be the CONNECT name", f"TLS asks for {asked} through {self._host}")
+            name = hello.server_name or "nothing"
+            refused = self._refuse("SNI must be the CONNECT name", f"TLS asks for {name} through {self._host}")
             await self._guest.write(UNRECOGNIZED_NAME_ALERT)
             raise refused
         return bytes(reader.received)
@@ -123,8 +136,8 @@ class Tunnel:
         except HostError:
             return False
 
-    def _refused(self, rule: str, reason: str) -> FetchFailed:
-        return self._outward.gate.refuse(Ask(self._host, self._port), Decision(False, rule, reason), self._via)
+    def _refuse(self, rule: str, reason: str) -> FetchFailed:
+        return self._egress.gate.refuse(EgressRequest(self._host, self._port), Decision(False, rule, reason), self._via)
 
 
 async def _pump(source: SocketStream, sink: SocketStream, meter: ByteMeter, timer: ActivityTimer) -> None:

@@ -1,1 +1,1 @@
-"""What may go out: policies compile into one rule book, and every decision here is pure."""
+"""Network policy: policies compile into one rule book. Decisions are pure."""

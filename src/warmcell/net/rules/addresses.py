@@ -1,7 +1,7 @@
-"""What an IP address is, after taking IPv4 out of every wrapping that IPv6 has for it. Pure, apart from `is_own`.
+"""Classifies IP addresses, including IPv4 addresses embedded in IPv6. Pure, apart from `is_own`.
 
-Our own tables, because `ipaddress.is_global` differs between Python versions (3.11.7 lets through multicast, NAT64
-of private addresses, 6to4 and site-local) and a protection must not depend on a patch release.
+Uses its own tables because `ipaddress.is_global` differs between Python releases (3.11.7 accepts multicast, NAT64 of
+private addresses, 6to4 and site-local).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from warmcell.net.rules.hosts import IPAddress
 
 
 class Category(Enum):
-    """What an address is; the value completes the sentence "10.0.0.1 is ..."."""
+    """The kind of an address; the value completes the sentence "10.0.0.1 is ..."."""
 
     PUBLIC = "a public address"
     LOOPBACK = "a loopback address"
@@ -32,7 +32,7 @@ def _networks(*texts: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Networ
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
-# First match wins. Azure's wire server and Oracle's and Alibaba's metadata lie outside the link-local range.
+# First match wins. Azure's wire server and the metadata of Oracle and Alibaba are outside the link-local range.
 _SPECIAL = (
     (
         Category.METADATA,
@@ -77,8 +77,8 @@ _V4_COMPATIBLE = ipaddress.IPv6Network("::/96")
 _ISATAP_MARKS = (0x00005EFE, 0x02005EFE)
 
 
-def embedded(address: IPAddress) -> tuple[IPAddress, ...]:
-    """The address itself and every IPv4 address that it carries."""
+def unwrap_addresses(address: IPAddress) -> tuple[IPAddress, ...]:
+    """The address itself and every IPv4 address embedded in it."""
     if isinstance(address, ipaddress.IPv4Address):
         return (address,)
     number = int(address)
@@ -88,7 +88,7 @@ def embedded(address: IPAddress) -> tuple[IPAddress, ...]:
     if address.ipv4_mapped is not None or address in _NAT64 or address in _V4_TRANSLATED or is_compatible:
         found.append(low)
     if address in _NAT64_LOCAL:
-        # RFC 6052 with a /48 prefix splits the address around bits 64 to 71; with a /96 it is at the end.
+        # RFC 6052: a /48 prefix splits the IPv4 address around bits 64 to 71; a /96 has it at the end.
         found += [low, ipaddress.IPv4Address((number >> 64 & 0xFFFF) << 16 | number >> 40 & 0xFFFF)]
     if address.sixtofour is not None:
         found.append(address.sixtofour)
@@ -100,13 +100,13 @@ def embedded(address: IPAddress) -> tuple[IPAddress, ...]:
 
 
 def classify(address: IPAddress) -> Category:
-    """The worst category among the address and what it carries; PUBLIC only when all of it is public."""
-    inner = embedded(address)[1:]
+    """The worst category of the address and of those embedded in it; PUBLIC only if all are public."""
+    inner = unwrap_addresses(address)[1:]
     for carried in inner:
         category = _category(carried)
         if category is not Category.PUBLIC:
             return category
-    # These two mean the carried address and nothing else; in all other wrappings the outside is judged as well.
+    # These two stand for the embedded address alone. For all other forms the outer address is checked as well.
     if isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped is not None or address in _NAT64):
         return Category.PUBLIC
     return _category(address)
@@ -122,9 +122,9 @@ def _category(address: IPAddress) -> Category:
 
 
 def is_own(address: IPAddress) -> bool:
-    """Whether packets to the address would stay on this machine: the kernel then answers from the address itself.
+    """Whether the address belongs to this machine: the kernel then picks the same address as the source.
 
-    Connecting a UDP socket asks the routing table and sends nothing.
+    Connecting a UDP socket consults the routing table and sends nothing.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:

@@ -1,14 +1,13 @@
-"""FetchPolicy and RateLimit: what may go out, as the policy's author writes it."""
+"""FetchPolicy and RateLimit: the network policy as its author writes it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
-from warmcell.core.types import MIB, check_timeout
+from warmcell.core.types import MIB, FrozenMapping, check_timeout
 from warmcell.net.credentials import SecretRef
 from warmcell.net.rules.host_patterns import parse_entry, parse_injection
 from warmcell.policy.model import NetworkRule
@@ -18,7 +17,7 @@ WEB_PORTS = (80, 443)
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """At most `requests` in any stretch of `per_seconds` on average, in all and (when given) for each host."""
+    """At most `requests` per `per_seconds` on average, in total, and at most `per_domain` for each host."""
 
     requests: int
     per_seconds: float = 60.0
@@ -35,14 +34,14 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """Where a sandbox may go. Without `allowed_domains` or `rules`: nowhere.
+    """Which hosts a sandbox may reach. Without `allowed_domains` or `rules`: none.
 
     A domain is `example.com`, `*.example.com` (true subdomains only), `*` (every name, public addresses only) or an
     IP address, each with an optional `:port`. `deny_private_ips=False` opens private networks and this machine (not
     link-local addresses, where cloud metadata lives) and, unless `allowed_ports` says otherwise, ports from 1024 up.
-    `rate_limit` is a `RateLimit` or a number of requests per minute. `inject` adds headers on the way out:
-    `{"api.example.com": {"Authorization": SecretRef.env("TOKEN", format="Bearer {}")}}`. They go over TLS only, and
-    plain HTTP to such a host is refused, unless the host is written `http://api.example.com`.
+    `rate_limit` is a `RateLimit` or a number of requests per minute. `inject` adds headers to outgoing requests:
+    `{"api.example.com": {"Authorization": SecretRef.env("TOKEN", format="Bearer {}")}}`. They are sent over TLS only,
+    and plain HTTP to such a host is refused, unless the host is written `http://api.example.com`.
     """
 
     allowed_domains: tuple[str, ...] = ()
@@ -74,7 +73,7 @@ class FetchPolicy:
         self._check_ports()
         self._check_rate()
         put(self, "rules", tuple(self.rules or ()))
-        put(self, "inject", _checked_inject(self.inject))
+        put(self, "inject", _check_inject(self.inject))
 
     def _check_ports(self) -> None:
         if self.allowed_ports is None:
@@ -104,16 +103,16 @@ def _whole(name: str, value: object, smallest: int, largest: int) -> None:
         raise InvalidRequest(f"must be a whole number from {smallest} to {largest}, not {value!r}", field=name)
 
 
-def _checked_inject(inject: Mapping[str, Mapping[str, SecretRef]]) -> Mapping[str, Mapping[str, SecretRef]]:
+def _check_inject(inject: Mapping[str, Mapping[str, SecretRef]]) -> Mapping[str, Mapping[str, SecretRef]]:
     checked = {}
     for domain, headers in (inject or {}).items():
         parse_injection(domain)
         for name, secret in headers.items():
             if not isinstance(secret, SecretRef):
-                # The value itself must not appear in this message: it is most likely the secret.
+                # The message must not contain the value, which is probably the secret itself.
                 raise PolicyViolation(
                     f"inject[{domain!r}][{name!r}] must be a SecretRef, not {type(secret).__name__}",
                     hint="SecretRef.env('NAME'), SecretRef.file(path) or SecretRef(callable)",
                 )
-        checked[domain] = MappingProxyType(dict(headers))
-    return MappingProxyType(checked)
+        checked[domain] = FrozenMapping(dict(headers))
+    return FrozenMapping(checked)

@@ -1,4 +1,4 @@
-"""Header fields: which may leave, which may cross to another origin, and the mapping of those that came. Pure."""
+"""Header fields: which a caller may set, which follow a redirect, and the response mapping. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def _words(text: str) -> frozenset[str]:
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _BAD_IN_VALUE = re.compile("[\x00-\x1f\x7f]")
-# These decide where a message ends and who it is for. They are ours to write.
+# These define framing and routing, so only the client itself sets them.
 OURS = _words(
     "host content-length transfer-encoding connection keep-alive upgrade te trailer expect proxy-connection "
     "proxy-authorization proxy-authenticate http2-settings"
 )
-# Some servers let these override the method or the path that a rule has just allowed.
+# Some servers let these override the method or path, and so bypass a rule.
 STEERING = _words(
     "x-http-method x-http-method-override x-method-override x-original-url x-rewrite-url "
     "x-original-uri x-forwarded-uri x-forwarded-path x-forwarded-prefix x-original-path x-envoy-original-path "
     "x-waws-unencoded-url x-http-path-override"
 )
-# These ask for a part of an answer, or for it in other letters: a secret that comes back so is not recognised.
+# These ask for a partial response or another charset, in which redaction would not recognise a secret.
 IN_PIECES = _words("range if-range request-range accept-charset accept-ranges max-forwards")
 _SAFE_ACROSS_ORIGINS = _words(
     "accept accept-language accept-encoding user-agent range cache-control if-none-match if-modified-since"
@@ -38,27 +38,27 @@ _ABOUT_THE_BODY = _words("content-type content-encoding content-language content
 HeaderList = list[tuple[str, str]]
 
 
-def checked_headers(headers: Mapping[str, str]) -> HeaderList:
-    """The caller's headers, or `FetchFailed` before a byte is sent."""
+def check_headers(headers: Mapping[str, str]) -> HeaderList:
+    """Validate the caller's headers. Raises `FetchFailed`."""
     if not isinstance(headers, Mapping) or len(headers) > MAX_HEADERS:
         raise _invalid(f"headers must be a mapping of at most {MAX_HEADERS} entries")
-    pairs = [_checked(name, value) for name, value in headers.items()]
+    pairs = [_check_header(name, value) for name, value in headers.items()]
     if sum(len(name) + len(value) + 4 for name, value in pairs) > MAX_HEADER_BYTES:
         raise _invalid(f"the headers are larger than {MAX_HEADER_BYTES} bytes")
     return pairs
 
 
-def _checked(name: object, value: object) -> tuple[str, str]:
+def _check_header(name: object, value: object) -> tuple[str, str]:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _invalid(f"{str(name)[:60]!r} is not a header name")
     if name.lower() in OURS:
-        raise _invalid(f"the header {name!r} cannot be set; it is written by the client itself")
+        raise _invalid(f"the header {name!r} cannot be set; the client sets it")
     if not isinstance(value, str) or _BAD_IN_VALUE.search(value):
-        raise _invalid(f"the value of {name!r} holds a control character, or is not text")
+        raise _invalid(f"the value of {name!r} contains a control character or is not text")
     try:
         value.encode("latin-1")
     except UnicodeEncodeError:
-        raise _invalid(f"the value of {name!r} holds characters outside Latin-1") from None
+        raise _invalid(f"the value of {name!r} contains characters outside Latin-1") from None
     return name, value.strip(" ")
 
 
@@ -67,33 +67,33 @@ def _invalid(message: str) -> FetchFailed:
 
 
 def steering_header(headers: Iterable[tuple[str, str]]) -> str | None:
-    """The name of a header that could undo a rule about methods or paths, if there is one."""
+    """The name of a header that could bypass a rule about methods or paths, or None."""
     return next((name for name, _ in headers if name.lower() in STEERING), None)
 
 
-def across_origins(headers: HeaderList) -> HeaderList:
-    """What may follow a redirect to another origin: nothing that could be a credential, known by name or not."""
+def without_credentials(headers: HeaderList) -> HeaderList:
+    """Headers that may follow a redirect to another origin: an allow-list without possible credentials."""
     kept = _SAFE_ACROSS_ORIGINS | _ABOUT_THE_BODY
     return [(name, value) for name, value in headers if name.lower() in kept]
 
 
-def without_body(headers: HeaderList) -> HeaderList:
+def without_body_headers(headers: HeaderList) -> HeaderList:
     return [(name, value) for name, value in headers if name.lower() not in _ABOUT_THE_BODY]
 
 
-def asking_for_all(headers: HeaderList) -> HeaderList:
-    """The headers without those that ask for a part. Sent wherever a credential is added."""
+def without_range_headers(headers: HeaderList) -> HeaderList:
+    """The headers without those that ask for a partial response. Used whenever a credential is added."""
     return [(name, value) for name, value in headers if name.lower() not in IN_PIECES]
 
 
-def replaced(headers: HeaderList, extra: Mapping[str, str]) -> HeaderList:
-    """The headers with those of `extra` in place of any of the same name."""
+def replace_headers(headers: HeaderList, extra: Mapping[str, str]) -> HeaderList:
+    """The headers with those of `extra` replacing any of the same name."""
     names = {name.lower() for name in extra}
     return [(name, value) for name, value in headers if name.lower() not in names] + list(extra.items())
 
 
 class Headers(Mapping[str, str]):
-    """Response headers: names in any case; values of a repeated name joined by a comma (`get_all` keeps them apart)."""
+    """Response headers: case-insensitive; repeated values are joined by a comma (`get_all` returns them separately)."""
 
     __slots__ = ("_pairs",)
 
@@ -104,7 +104,7 @@ class Headers(Mapping[str, str]):
         return [value for key, value in self._pairs if key == name.lower()]
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Name and value as they came, one entry for each line."""
+        """Name and value of each header line."""
         return self._pairs
 
     def __getitem__(self, name: str) -> str:

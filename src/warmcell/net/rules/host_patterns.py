@@ -1,4 +1,4 @@
-"""What a policy may write for a host: `example.com`, `*.example.com`, `*`, `10.1.2.3`, each with `:port`. Pure."""
+"""Host patterns of a policy: `example.com`, `*.example.com`, `*`, `10.1.2.3`, each with optional `:port`. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BRACKETED_PORT = re.compile(r"(\[.*\]):([0-9]{1,5})", re.DOTALL)
 
 
 class Reach(StrEnum):
-    """How much a pattern covers."""
+    """What a pattern covers."""
 
     EXACT = "exact"
     BELOW = "below"
@@ -23,7 +23,7 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostPattern:
-    """One host, the true subdomains of one, or every name. Address literals only match patterns that are literals."""
+    """One host, its true subdomains, or every name. Only a literal pattern matches an address literal."""
 
     reach: Reach
     host: Host | None
@@ -35,13 +35,19 @@ class HostPattern:
             return False
         return self.reach is Reach.ANY_NAME or host.name.endswith(f".{self.host}")
 
+    def __str__(self) -> str:
+        """As a policy writes it."""
+        if self.host is None:
+            return "*"
+        return f"*.{self.host}" if self.reach is Reach.BELOW else self.host.in_url
+
     @property
     def address(self) -> IPAddress | None:
         return None if self.host is None else self.host.address
 
 
 def parse_pattern(text: str) -> HostPattern:
-    """The pattern, or `PolicyViolation` that quotes what the policy's author wrote."""
+    """Parse a pattern. Raises `PolicyViolation`."""
     if text == "*":
         return HostPattern(Reach.ANY_NAME, None)
     below = text.startswith("*.")
@@ -74,6 +80,6 @@ def _single_colon(text: str) -> re.Match[str] | None:
 
 
 def parse_injection(text: str) -> tuple[HostPattern, bool]:
-    """Where credentials go: a pattern, and whether they may go in the clear, which takes `http://` before the host."""
+    """Parse a key of `inject`: the pattern, and whether plain HTTP is allowed (an `http://` prefix)."""
     in_clear = text.startswith("http://")
     return parse_pattern(text.removeprefix("http://")), in_clear

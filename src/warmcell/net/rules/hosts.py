@@ -1,7 +1,7 @@
-"""Host names and address literals in their one normal form. Pure.
+"""Host names and address literals in normal form. Pure.
 
-Everything that compares hosts compares these. A spelling that another program could read as a different host is
-refused rather than repaired, so that the host that is judged is the host that is dialled.
+All host comparisons use these. A spelling that another program could read as a different host is refused, not repaired,
+so that the host that is checked is the host that is dialled.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_HOST_LENGTH = 253
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-# What resolvers read as a number: 2130706433, 0x7f000001, 0177.0.0.1, 127.1. A real top-level domain never looks so.
+# What resolvers read as an address: 2130706433, 0x7f000001, 0177.0.0.1, 127.1. No top-level domain is a number.
 _NUMBER_LIKE = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 
 
 class HostError(ValueError):
-    """The text is no host, or could be read as more than one."""
+    """Not a host, or an ambiguous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A normalised host. `address` is set when it was written as an IP address."""
+    """A normalised host. `address` is set if it was written as an IP address."""
 
     name: str
     address: IPAddress | None = None
@@ -36,25 +36,25 @@ class Host:
 
     @property
     def in_url(self) -> str:
-        """How it is written in a URL or a Host header."""
+        """Its form in a URL or Host header."""
         return f"[{self.name}]" if self.address is not None and self.address.version == 6 else self.name
 
 
 def parse_host(text: str) -> Host:
-    """The host that `text` names: a name, `127.0.0.1`, or `[::1]`. Raises `HostError` for anything else."""
+    """Parse a name, `127.0.0.1` or `[::1]`. Raises `HostError`."""
     if text.startswith("["):
-        return _bracketed(text)
-    return _name(text, lenient=False)
+        return _parse_ipv6(text)
+    return _parse_name(text, lenient=False)
 
 
 def parse_policy_host(text: str) -> Host:
-    """As `parse_host`, for text that the policy's author wrote: bare IPv6 and any Unicode spelling are welcome."""
+    """Like `parse_host`, for text from a policy: bare IPv6 and any Unicode spelling are accepted."""
     if ":" in text and not text.startswith("["):
         text = f"[{text}]"
-    return _bracketed(text) if text.startswith("[") else _name(text, lenient=True)
+    return _parse_ipv6(text) if text.startswith("[") else _parse_name(text, lenient=True)
 
 
-def _bracketed(text: str) -> Host:
+def _parse_ipv6(text: str) -> Host:
     inner = text[1:-1]
     if not text.endswith("]") or not re.fullmatch(r"[0-9a-fA-F:.]+", inner):
         raise HostError(f"{text!r} is not an IPv6 address")
@@ -65,7 +65,7 @@ def _bracketed(text: str) -> Host:
     return Host(str(address), address)
 
 
-def _name(text: str, *, lenient: bool) -> Host:
+def _parse_name(text: str, *, lenient: bool) -> Host:
     name = text if text.isascii() else _idna(text, lenient=lenient)
     name = name.lower()
     if name.endswith("."):
@@ -74,7 +74,7 @@ def _name(text: str, *, lenient: bool) -> Host:
         raise HostError(f"a host name has between 1 and {MAX_HOST_LENGTH} characters")
     labels = name.split(".")
     if _NUMBER_LIKE.fullmatch(labels[-1]):
-        return _dotted_quad(name)
+        return _parse_ipv4(name)
     for label in labels:
         if not _LABEL.fullmatch(label):
             raise HostError(f"{text!r} is not a host name")
@@ -83,7 +83,7 @@ def _name(text: str, *, lenient: bool) -> Host:
     return Host(name)
 
 
-def _dotted_quad(name: str) -> Host:
+def _parse_ipv4(name: str) -> Host:
     try:
         address = ipaddress.IPv4Address(name)
     except ValueError:
@@ -92,11 +92,11 @@ def _dotted_quad(name: str) -> Host:
 
 
 def _idna(text: str, *, lenient: bool) -> str:
-    """IDNA 2008. Strict mode has no mapping step: a name that would be folded into another one is an error."""
+    """Encode as IDNA 2008. Strict mode has no mapping step: a name that would be mapped to another is an error."""
     idna = need("idna")
     try:
         encoded: bytes = idna.encode(text, uts46=lenient, std3_rules=True)
-        # The way back shows what encoding folded silently, such as a full-width dot.
+        # Decoding again reveals silent mapping, such as a full-width dot.
         if lenient or idna.decode(encoded) == text.lower():
             return encoded.decode("ascii")
     except (idna.IDNAError, UnicodeError):
@@ -105,11 +105,11 @@ def _idna(text: str, *, lenient: bool) -> str:
 
 
 def _check_encoded(name: str) -> None:
-    """An `xn--` label must be what its own decoding encodes to, or two names would mean one host."""
+    """Require that `xn--` labels round-trip; otherwise two names would mean one host."""
     idna = need("idna")
     try:
         if idna.encode(idna.decode(name)).decode("ascii") == name:
             return
     except (idna.IDNAError, UnicodeError):
         pass
-    raise HostError(f"{name!r} holds an invalid xn-- label")
+    raise HostError(f"{name!r} contains an invalid xn-- label")

@@ -1,4 +1,4 @@
-"""Where npm's packages come from on this host, as npm is configured, and the network rules for that alone."""
+"""The npm registries that this host is configured for, and network rules for exactly those."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.net.rules.package_index import rule_for_url
 from warmcell.policy.model import NetworkRule
-
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class NpmRegistry:
-    """`scopes` are registries of their own for `@scope/...`; `certificate` is a file with the roots to trust."""
+    """`scopes` maps `@scope` to its registry; `certificate` is a CA file."""
 
     url: str
     scopes: tuple[tuple[str, str], ...] = ()
     certificate: str | None = None
     is_strict: bool = True
-    #: Lines of the user's file that say who asks: `//host/:_authToken=...`.
+    #: Authentication lines of the user's .npmrc: `//host/:_authToken=...`.
     credentials: tuple[str, ...] = ()
 
     @property
@@ -29,28 +28,21 @@ class NpmRegistry:
         return (self.url, *(url for _, url in self.scopes))
 
     def rules(self) -> tuple[NetworkRule, ...]:
-        """The packages-only preset: the registries, each at its own port."""
-        rules: dict[NetworkRule, None] = {}
-        for url in self.urls:
-            parts = urlsplit(url)
-            port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
-            if not parts.hostname or not port:
-                raise InvalidRequest(f"npm's registry {url[:40]!r} is not on the web", field="registry")
-            rules[NetworkRule(parts.hostname, (port,))] = None
-        return tuple(rules)
+        """Rules for the registries, each at its own port."""
+        return tuple(dict.fromkeys(rule_for_url(url, "npm's registry", "registry") for url in self.urls))
 
     def settings(self) -> str:
-        """For npm in the cage, as its configuration file."""
+        """The .npmrc for npm in the cage."""
         lines = [f"registry={self.url}", *(f"{scope}:registry={url}" for scope, url in self.scopes)]
         lines += [f"cafile={self.certificate}"] if self.certificate else []
         lines += [f"strict-ssl={str(self.is_strict).lower()}", *self.credentials]
         return "\n".join(lines) + "\n"
 
 
-def registry_from(said: str) -> NpmRegistry:
-    """From what `npm config ls --long --json` answers; credentials, which that leaves out, are read where npm does."""
+def parse_npm_config(text: str) -> NpmRegistry:
+    """Parse `npm config ls --long --json`. Credentials, which it omits, are read from the user's .npmrc."""
     try:
-        settings = json.loads(said)
+        settings = json.loads(text)
         scopes = {name: url for name, url in settings.items() if name.startswith("@") and name.endswith(":registry")}
         hosts = {urlsplit(url).netloc for url in (settings["registry"], *scopes.values())}
         return NpmRegistry(
@@ -61,11 +53,11 @@ def registry_from(said: str) -> NpmRegistry:
             credentials=_credentials(settings.get("userconfig"), hosts),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise InvalidRequest("npm does not say where its packages come from", field="registry") from None
+        raise InvalidRequest("could not read the registry from npm's configuration", field="registry") from None
 
 
 def _credentials(path: str | None, hosts: set[str]) -> tuple[str, ...]:
-    """For these hosts alone."""
+    """The credentials for these hosts only."""
     try:
         with open(path or os.devnull, encoding="utf-8") as file:
             lines = [os.path.expandvars(line.strip()) for line in file]

@@ -1,4 +1,4 @@
-"""Where packages come from on this host, as pip is configured, and the network rules for that and nothing else."""
+"""The package index that this host's pip is configured for, and network rules for exactly that."""
 
 from __future__ import annotations
 
@@ -15,9 +15,18 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _LISTS = ("extra-index-url", "find-links", "trusted-host")
 
 
+def rule_for_url(url: str, what: str, field: str) -> NetworkRule:
+    """A rule for the URL's host at its own port. `what` and `field` are for the error."""
+    parts = urlsplit(url)
+    port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+    if not parts.hostname or not port:
+        raise InvalidRequest(f"{what} {parts.hostname or url[:40]!r} is not an http or https URL", field=field)
+    return NetworkRule(parts.hostname, (port,))
+
+
 @dataclass(frozen=True, slots=True)
 class PublicIndex:
-    """The one that pip uses unless told otherwise, in its own words, and the host that keeps the files it lists."""
+    """pip's default index, and the host that serves its files."""
 
     url: str
     files_host: str
@@ -25,7 +34,7 @@ class PublicIndex:
 
 @dataclass(frozen=True, slots=True)
 class PackageIndex:
-    """`directories` are local ones that hold packages; `certificate` is a file with the roots to trust."""
+    """`directories` are local package directories; `certificate` is a CA file."""
 
     public: PublicIndex
     url: str
@@ -33,7 +42,7 @@ class PackageIndex:
     directories: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()
     certificate: str | None = None
-    #: What is configured as `no-index`: the directories alone.
+    #: pip's `no-index`: only the directories are used.
     is_offline: bool = False
     urls: tuple[str, ...] = field(init=False, default=())
 
@@ -41,44 +50,46 @@ class PackageIndex:
         object.__setattr__(self, "urls", () if self.is_offline else (self.url, *self.more_urls))
 
     def rules(self) -> tuple[NetworkRule, ...]:
-        """The packages-only preset: the index and where its files are, each at its own port."""
+        """Rules for the indexes and their file hosts, each at its own port."""
         rules: dict[NetworkRule, None] = {}
         for url in self.urls:
-            parts = urlsplit(url)
-            port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
-            if not parts.hostname or not port:
-                raise InvalidRequest(f"pip's index {parts.hostname or url[:40]!r} is not on the web", field="index-url")
-            is_public = parts.hostname == urlsplit(self.public.url).hostname
-            for host in (parts.hostname, *([self.public.files_host] if is_public else ())):
-                rules[NetworkRule(host, (port,))] = None
+            rule = rule_for_url(url, "pip's index", "index-url")
+            rules[rule] = None
+            if rule.domain == urlsplit(self.public.url).hostname:
+                rules[NetworkRule(self.public.files_host, rule.ports)] = None
         return tuple(rules)
 
     def variables(self) -> dict[str, str]:
-        """For pip in the cage."""
-        said = {"PIP_INDEX_URL": self.url, "PIP_EXTRA_INDEX_URL": " ".join(self.more_urls)}
-        said |= {"PIP_TRUSTED_HOST": " ".join(self.trusted_hosts), "PIP_CERT": self.certificate or ""}
-        said |= {"PIP_NO_INDEX": "1" if self.is_offline else "", "PIP_CONFIG_FILE": os.devnull}
-        return {name: value for name, value in said.items() if value}
+        """Environment variables for pip in the cage."""
+        variables = {
+            "PIP_INDEX_URL": self.url,
+            "PIP_EXTRA_INDEX_URL": " ".join(self.more_urls),
+            "PIP_TRUSTED_HOST": " ".join(self.trusted_hosts),
+            "PIP_CERT": self.certificate or "",
+            "PIP_NO_INDEX": "1" if self.is_offline else "",
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+        return {name: value for name, value in variables.items() if value}
 
 
 def configured_index(public: PublicIndex, environment: Mapping[str, str] | None = None) -> PackageIndex:
-    """As pip would find it: its files, then the environment, which has the last word."""
+    """Read pip's configuration: its files, then the environment, which takes precedence."""
     environment = os.environ if environment is None else environment
-    said: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for path in _files(environment):
-        said |= _settings_of(path)
+        settings |= _settings_of(path)
     for name in ("index-url", *_LISTS, "cert", "no-index"):
         value = environment.get("PIP_" + name.upper().replace("-", "_"))
-        said |= {} if value is None else {name: value}
-    links = said.get("find-links", "").split()
+        settings |= {} if value is None else {name: value}
+    links = settings.get("find-links", "").split()
     return PackageIndex(
         public=public,
-        url=said.get("index-url", "").strip() or public.url,
-        more_urls=(*said.get("extra-index-url", "").split(), *(link for link in links if "://" in link)),
+        url=settings.get("index-url", "").strip() or public.url,
+        more_urls=(*settings.get("extra-index-url", "").split(), *(link for link in links if "://" in link)),
         directories=tuple(os.path.realpath(link) for link in links if "://" not in link and os.path.isdir(link)),
-        trusted_hosts=tuple(said.get("trusted-host", "").split()),
-        certificate=said.get("cert", "").strip() or None,
-        is_offline=said.get("no-index", "").strip().lower() in ("1", "true", "yes", "on"),
+        trusted_hosts=tuple(settings.get("trusted-host", "").split()),
+        certificate=settings.get("cert", "").strip() or None,
+        is_offline=settings.get("no-index", "").strip().lower() in ("1", "true", "yes", "on"),
     )
 
 
@@ -98,7 +109,7 @@ def _settings_of(path: str) -> dict[str, str]:
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError, OSError):
-        return {}  # pip itself would complain, to whoever uses it
+        return {}  # pip reports a broken file itself
     return {
         name: value
         for part in ("global", "install")

@@ -1,8 +1,8 @@
-"""Paths that every server reads alike. Pure, and linear in the length of the path.
+"""Paths that all servers interpret alike. Pure, and linear in the length of the path.
 
-Under a path rule a request is judged by its path, and servers do much to one before they use it: they decode it, some
-twice, fold Unicode, drop `;parameters`, blanks and dots at the end of a name, join empty segments, take a backslash for
-a slash. What any of that could turn into another path is not plain, and a path rule refuses it.
+Servers transform a path before they use it: they decode it, sometimes twice, fold Unicode, drop `;parameters` and
+trailing blanks and dots, join empty segments, treat a backslash as a slash. A path that any of this could turn into
+another one is not plain, and path rules refuse it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from urllib.parse import unquote_to_bytes
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
-#: Escaped, these are one thing to who decodes before splitting and another to who splits before decoding.
+#: Escaped, these mean different things depending on whether a server splits or decodes first.
 _NEVER_ESCAPED = frozenset(b"/\\.;%?#")
-#: What is left of a name that is nothing but `.` or `..` to somebody.
+#: Some servers strip these, which can leave `.` or `..`.
 _DROPPED_AT_THE_ENDS = ". "
 
 
 def is_plain(path: str) -> bool:
-    """Whether the path, which begins with a slash, means the same to everybody."""
+    """Whether every server interprets the path, which must start with a slash, alike."""
     if not path.startswith("/") or "\\" in path or _BAD_ESCAPE.search(path):
         return False
     if any(int(code, 16) in _NEVER_ESCAPED for code in _ESCAPED.findall(path)):
         return False
     try:
-        text = unquote_to_bytes(path).decode()  # strict: an overlong form of a dot is no UTF-8
+        text = unquote_to_bytes(path).decode()  # strict: rejects overlong forms, such as of a dot
     except UnicodeDecodeError:
         return False
     segments = text.split("/")[1:]
@@ -34,7 +34,7 @@ def is_plain(path: str) -> bool:
 
 
 def _ends_plainly(segments: list[str]) -> bool:
-    """The last segment may be empty: a slash at the end."""
+    """The last segment may be empty: a trailing slash."""
     return segments[-1] == "" or _is_plain_name(segments[-1])
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.net.credentials import SecretRef
-from warmcell.net.rules.addresses import Category, classify, embedded
+from warmcell.net.rules.addresses import Category, classify, unwrap_addresses
 from warmcell.net.rules.fetch_policy import WEB_PORTS, FetchPolicy
 from warmcell.net.rules.host_patterns import HostPattern, Reach, parse_entry, parse_injection, parse_pattern
 from warmcell.net.rules.hosts import Host, IPAddress
@@ -22,9 +22,10 @@ from warmcell.policy.model import NetworkRule
 NEVER_METHODS = frozenset({"CONNECT", "TRACE", "TRACK"})
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,32}")
 TLS_PORT = 443
-# What deny_private_ips=False opens. Link-local is not among them: that is where cloud metadata answers. Who reaches
-# something by an address for examples has put it there, in a network of their own.
-_OPENED_AS_PRIVATE = frozenset({Category.LOOPBACK, Category.PRIVATE, Category.OWN, Category.EXAMPLE})
+_UPDATE_HINT = "allow it with update_network"
+# What deny_private_ips=False opens. Link-local stays closed because cloud metadata services live there.
+# Documentation ranges are open: a host that answers there is on the operator's own network.
+_PRIVATE_CATEGORIES = frozenset({Category.LOOPBACK, Category.PRIVATE, Category.OWN, Category.EXAMPLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ ANY_PORT = Ports(at_least=1)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the book. `name` is how decisions cite it."""
+    """One rule. Decisions cite it by `name`."""
 
     name: str
     pattern: HostPattern
@@ -52,17 +53,17 @@ class Rule:
     path_prefixes: tuple[str, ...] | None = None
 
     @property
-    def looks_inside(self) -> bool:
-        """Whether it can only be applied where the request itself can be read."""
+    def reads_content(self) -> bool:
+        """Whether the rule depends on the method or path, which an opaque tunnel hides."""
         return self.methods is not None or self.path_prefixes is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What wants to go out. `method` and `path` are None for a tunnel, whose content cannot be read.
+class EgressRequest:
+    """One outgoing request or tunnel. `method` and `path` are None for a tunnel, whose content is opaque.
 
-    `is_readable` marks a tunnel whose requests will be read and judged one by one when they come. `in_clear` is plain
-    HTTP. A method is judged in capitals, however it is written.
+    `is_readable`: a tunnel whose requests the proxy will read and judge one by one. `in_clear`: plain HTTP. The method
+    is compared in upper case.
     """
 
     host: Host
@@ -79,18 +80,18 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Allowed or not, by which rule, and what the policy's author (never the guest) could do about it."""
+    """Allowed or not, and by which rule. `hint` is for the policy's author, never for the guest."""
 
     allowed: bool
     rule: str
     reason: str = ""
     hint: str = ""
-    looks_inside: bool = False
+    reads_content: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Headers that are added on the way to some hosts, over TLS or also in the clear."""
+    """Headers to add to requests for matching hosts. `in_clear` permits plain HTTP as well as TLS."""
 
     pattern: HostPattern
     headers: dict[str, SecretRef]
@@ -98,61 +99,103 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True)
+class Narrowing:
+    """Removes from what a rule book allows, and never adds. `allow=None` removes only what `deny` names."""
+
+    allow: tuple[Rule, ...] | None = None
+    deny: tuple[Rule, ...] = ()
+
+    def judge(self, request: EgressRequest) -> Decision:
+        """Decide about a request that the book allows."""
+        for rule in self.deny:
+            if rule.pattern.matches(request.host) and request.port in rule.ports:
+                return Decision(False, rule.name, f"{request.host} is blocked", _UPDATE_HINT)
+        if self.allow is None:
+            return Decision(True, "update_network")
+        rules = [rule for rule in self.allow if rule.pattern.matches(request.host) and request.port in rule.ports]
+        if rules:
+            return _judge_content(request, rules)
+        where = f"{request.host.in_url}:{request.port}"
+        return Decision(False, "update_network", f"{where} is not allowed at present", _UPDATE_HINT)
+
+    def judge_address(self, address: IPAddress, port: int) -> Decision | None:
+        """The denial of an address that a name resolved to, or None."""
+        for rule in self.deny:
+            if rule.pattern.address in unwrap_addresses(address) and port in rule.ports:
+                return Decision(False, rule.name, f"{address} is blocked", _UPDATE_HINT)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class RuleBook:
-    """Compiled rules. Immutable: changing the rules means handing out another book."""
+    """Compiled rules. Immutable; to change the rules, replace the book."""
 
     allow: tuple[Rule, ...] = ()
     deny: tuple[Rule, ...] = ()
     opens_private: bool = False
     inject: tuple[Injection, ...] = field(default=(), repr=False)
+    narrowing: Narrowing | None = None
 
-    def judge(self, ask: Ask) -> Decision:
-        """The decision about a request or tunnel, before its name is resolved."""
+    def judge(self, request: EgressRequest) -> Decision:
+        """Decide about a request or tunnel before its name is resolved."""
+        decision = self._judge(request)
+        if not decision.allowed or self.narrowing is None:
+            return decision
+        narrowed = self.narrowing.judge(request)
+        if not narrowed.allowed:
+            return narrowed
+        return replace(decision, reads_content=decision.reads_content or narrowed.reads_content)
+
+    def _judge(self, request: EgressRequest) -> Decision:
         for rule in self.deny:
-            if rule.pattern.matches(ask.host) and ask.port in rule.ports:
-                return Decision(False, rule.name, f"{ask.host} is blocked", "remove it from blocked_domains")
-        rules = [rule for rule in self.allow if rule.pattern.matches(ask.host)]
+            if rule.pattern.matches(request.host) and request.port in rule.ports:
+                return Decision(False, rule.name, f"{request.host} is blocked", "remove it from blocked_domains")
+        rules = [rule for rule in self.allow if rule.pattern.matches(request.host)]
         if not rules:
-            return _unnamed(ask)
-        with_port = [rule for rule in rules if ask.port in rule.ports]
+            return _deny_by_default(request)
+        with_port = [rule for rule in rules if request.port in rule.ports]
         if not with_port:
             return Decision(
                 False,
                 rules[0].name,
-                f"port {ask.port} of {ask.host} is not allowed",
-                f"allow {ask.host.in_url}:{ask.port}",
+                f"port {request.port} of {request.host} is not allowed",
+                f"allow {request.host.in_url}:{request.port}",
             )
-        return self._judge_clear_text(ask) or _judge_content(ask, with_port)
+        return self._judge_plaintext(request) or _judge_content(request, with_port)
 
-    def _judge_clear_text(self, ask: Ask) -> Decision | None:
-        """Why this may not go unencrypted, if so: whoever is on the way would read the credential."""
-        if not ask.in_clear:
+    def _judge_plaintext(self, request: EgressRequest) -> Decision | None:
+        """Deny plaintext on the TLS port and wherever a credential would be readable on the wire; else None."""
+        if not request.in_clear:
             return None
-        if ask.port == TLS_PORT:
-            return Decision(False, "default: port 443 carries TLS only", f"plain HTTP to {ask.host}:443", "use https")
-        if any(item.pattern.matches(ask.host) and not item.in_clear for item in self.inject):
+        if request.port == TLS_PORT:
+            return Decision(
+                False, "default: port 443 carries TLS only", f"plain HTTP to {request.host}:443", "use https"
+            )
+        if any(item.pattern.matches(request.host) and not item.in_clear for item in self.inject):
             return Decision(
                 False,
-                f"inject: {ask.host}",
-                f"credentials for {ask.host} go over TLS only",
-                f"ask for https, or write inject={{'http://{ask.host.in_url}': ...}}",
+                f"inject: {request.host}",
+                f"credentials for {request.host} go over TLS only",
+                f"request for https, or write inject={{'http://{request.host.in_url}': ...}}",
             )
         return None
 
     def judge_address(self, address: IPAddress, port: int, is_own: Callable[[IPAddress], bool]) -> Decision:
-        """The decision about an address that a name resolved to (or that was written as such)."""
+        """Decide about an address literal or an address that a name resolved to."""
+        if self.narrowing is not None and (denial := self.narrowing.judge_address(address, port)) is not None:
+            return denial
         for rule in self.deny:
-            if rule.pattern.address in embedded(address) and port in rule.ports:
+            if rule.pattern.address in unwrap_addresses(address) and port in rule.ports:
                 return Decision(False, rule.name, f"{address} is blocked", "remove it from blocked_domains")
         for rule in self.allow:
             if rule.pattern.address == address and port in rule.ports:
                 return Decision(True, rule.name)
         category = classify(address)
-        if category is Category.PUBLIC and any(is_own(form) for form in embedded(address)):
+        if category is Category.PUBLIC and any(is_own(form) for form in unwrap_addresses(address)):
             category = Category.OWN
         if category is Category.PUBLIC:
             return Decision(True, "public address")
-        if self.opens_private and category in _OPENED_AS_PRIVATE:
+        if self.opens_private and category in _PRIVATE_CATEGORIES:
             return Decision(True, "deny_private_ips=False")
         return Decision(
             False,
@@ -161,21 +204,21 @@ class RuleBook:
             f"name the address itself in the policy: {Host(str(address), address).in_url}:{port}",
         )
 
-    def judge_at(self, ask: Ask, address: IPAddress) -> Decision | None:
-        """What the rules that name the address say about a request that a name led there, if there are any.
+    def judge_by_address_rules(self, request: EgressRequest, address: IPAddress) -> Decision | None:
+        """Apply the rules that name this address to a request that reached it by name; None if there are none.
 
-        A rule for an address holds however one gets there; otherwise a name for it would be a way around.
+        Without this, any name that resolves to the address would bypass those rules.
         """
-        forms = embedded(address)
-        rules = [rule for rule in self.allow if rule.pattern.address in forms and ask.port in rule.ports]
-        return _judge_content(ask, rules) if rules else None
+        forms = unwrap_addresses(address)
+        rules = [rule for rule in self.allow if rule.pattern.address in forms and request.port in rule.ports]
+        return _judge_content(request, rules) if rules else None
 
-    def names(self, host: Host) -> bool:
-        """Whether the policy's author wrote this very host, and not only a wildcard that covers it."""
+    def names_host(self, host: Host) -> bool:
+        """Whether a rule names exactly this host, not only a wildcard that covers it."""
         return any(rule.pattern.reach is Reach.EXACT and rule.pattern.matches(host) for rule in self.allow)
 
     def headers_for(self, host: Host, *, in_clear: bool) -> dict[str, SecretRef]:
-        """The headers to add on the way to this host."""
+        """The headers to add to requests for this host."""
         found: dict[str, SecretRef] = {}
         for item in self.inject:
             if item.pattern.matches(host) and (item.in_clear or not in_clear):
@@ -183,49 +226,54 @@ class RuleBook:
         return found
 
 
-def _unnamed(ask: Ask) -> Decision:
-    if ask.host.address is not None:
-        reason = f"the address {ask.host} is not named by the policy (names do not allow addresses)"
+def _deny_by_default(request: EgressRequest) -> Decision:
+    if request.host.address is not None:
+        reason = f"the address {request.host} is not named by the policy (names do not allow addresses)"
     else:
-        reason = f"{ask.host} is not an allowed domain"
-    return Decision(False, "default: what is not allowed is denied", reason, f"allow {ask.host.in_url}")
+        reason = f"{request.host} is not an allowed domain"
+    return Decision(False, "default: what is not allowed is denied", reason, f"allow {request.host.in_url}")
 
 
-def _judge_content(ask: Ask, rules: list[Rule]) -> Decision:
-    if ask.method is None:
-        return _judge_tunnel(ask, rules)
-    if ask.method in NEVER_METHODS or not _TOKEN.fullmatch(ask.method):
-        return Decision(False, "default: CONNECT, TRACE and TRACK", f"the method {ask.method[:32]!r} is never allowed")
-    with_method = [rule for rule in rules if rule.methods is None or ask.method in rule.methods]
+def _judge_content(request: EgressRequest, rules: list[Rule]) -> Decision:
+    if request.method is None:
+        return _judge_tunnel(request, rules)
+    if request.method in NEVER_METHODS or not _TOKEN.fullmatch(request.method):
+        return Decision(
+            False, "default: CONNECT, TRACE and TRACK", f"the method {request.method[:32]!r} is never allowed"
+        )
+    with_method = [rule for rule in rules if rule.methods is None or request.method in rule.methods]
     if not with_method:
-        return Decision(False, rules[0].name, f"{ask.method} to {ask.host} is not allowed", "allow the method")
+        return Decision(False, rules[0].name, f"{request.method} to {request.host} is not allowed", "allow the method")
     for rule in with_method:
-        if rule.path_prefixes is None or _under(ask.path or "/", rule.path_prefixes):
-            return Decision(True, rule.name, looks_inside=rule.looks_inside)
+        if rule.path_prefixes is None or _under(request.path or "/", rule.path_prefixes):
+            return Decision(True, rule.name, reads_content=rule.reads_content)
     return Decision(
-        False, with_method[0].name, f"{ask.method} {ask.path} on {ask.host} is not allowed", "allow the path prefix"
+        False,
+        with_method[0].name,
+        f"{request.method} {request.path} on {request.host} is not allowed",
+        "allow the path prefix",
     )
 
 
-def _judge_tunnel(ask: Ask, rules: list[Rule]) -> Decision:
+def _judge_tunnel(request: EgressRequest, rules: list[Rule]) -> Decision:
     for rule in rules:
-        if ask.is_readable or not rule.looks_inside:
+        if request.is_readable or not rule.reads_content:
             return Decision(True, rule.name)
     return Decision(
         False,
         rules[0].name,
-        f"the rule for {ask.host} limits methods or paths, which cannot be seen inside a tunnel",
+        f"the rule for {request.host} limits methods or paths, which cannot be seen inside a tunnel",
         "use plain HTTP, or let the sandbox's own CA terminate TLS for this host",
     )
 
 
 def _under(path: str, prefixes: tuple[str, ...]) -> bool:
-    """Whole segments: `/simple` covers `/simple` and `/simple/x`, not `/simplex`."""
+    """Compare whole segments: `/simple` covers `/simple` and `/simple/x`, not `/simplex`."""
     return is_plain(path) and any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
 
 
 def compile_rules(policy: FetchPolicy | Iterable[NetworkRule] | None) -> RuleBook:
-    """The book for a policy, or for bare network rules. None and empty lists make a book that denies everything."""
+    """Compile a policy or bare network rules. None and an empty list deny everything."""
     if policy is None:
         return RuleBook()
     if not isinstance(policy, FetchPolicy):
@@ -263,13 +311,17 @@ def _deny_entry(entry: str) -> Rule:
     return Rule(f"blocked_domains: {entry}", pattern, ANY_PORT if port is None else Ports(frozenset({port})))
 
 
+def check_prefixes(prefixes: Iterable[str]) -> None:
+    for prefix in prefixes:
+        if not is_plain(prefix):
+            raise PolicyViolation(f"{prefix!r} is not a plain path prefix", hint="write it as '/simple/'")
+
+
 def _from_network_rule(rule: NetworkRule, allowed_methods: tuple[str, ...] | None = None) -> Rule:
     methods = None if rule.methods is None else frozenset(method.upper() for method in rule.methods)
     if allowed_methods is not None:
         methods = frozenset(allowed_methods) if methods is None else methods & frozenset(allowed_methods)
-    for prefix in rule.path_prefixes or ():
-        if not is_plain(prefix):
-            raise PolicyViolation(f"{prefix!r} is not a plain path prefix", hint="write it as '/simple/'")
+    check_prefixes(rule.path_prefixes or ())
     return Rule(
         f"rule: {rule.domain}", parse_pattern(rule.domain), Ports(frozenset(rule.ports)), methods, rule.path_prefixes
     )

@@ -1,7 +1,7 @@
-"""URLs, read strictly. Pure.
+"""Strict URL parsing. Pure.
 
-Parsers disagree about odd URLs, and attackers live in the disagreement. So this one accepts only what every parser
-reads alike: no userinfo, no backslash, no control characters or spaces, no empty or odd port.
+Parsers disagree about unusual URLs, and SSRF attacks exploit that. This one accepts only what all parsers read alike:
+no userinfo, backslash, control character or space, no empty or non-decimal port.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SAFE_IN_QUERY = _SAFE_IN_PATH + "?"
 
 
 class UrlError(ValueError):
-    """The URL is refused before anything is looked up."""
+    """The URL is refused, before any name lookup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes, taken apart once. `path` and `query` are what is sent on the wire."""
+    """A parsed URL. `path` and `query` are what is sent on the wire."""
 
     scheme: str
     host: Host
@@ -40,7 +40,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """The Host header: the port only where it is not the scheme's own."""
+        """The Host header: with the port unless it is the scheme's default."""
         return self.host.in_url if DEFAULT_PORTS[self.scheme] == self.port else f"{self.host.in_url}:{self.port}"
 
     @property
@@ -57,7 +57,7 @@ class Target:
 
 
 def parse_url(text: str) -> Target:
-    """The target of an absolute http or https URL, or `UrlError` that says what is wrong with it."""
+    """Parse an absolute http or https URL. Raises `UrlError`."""
     _check_characters(text)
     scheme = _scheme(text)
     parts = _URL.fullmatch(text)
@@ -65,7 +65,7 @@ def parse_url(text: str) -> Target:
         raise UrlError("the URL has no host")
     authority, path, query, _fragment = parts.groups()
     host, port = split_authority(authority, DEFAULT_PORTS[scheme])
-    return Target(scheme, host, port, normal_path(path or "/"), _quoted(query or "", _SAFE_IN_QUERY))
+    return Target(scheme, host, port, normal_path(path or "/"), quote(query or "", _SAFE_IN_QUERY))
 
 
 def _check_characters(text: str) -> None:
@@ -75,11 +75,11 @@ def _check_characters(text: str) -> None:
         raise UrlError(f"the URL is longer than {MAX_URL_LENGTH} characters")
     found = _FORBIDDEN.search(text)
     if found:
-        raise UrlError(f"the URL holds {found.group()!r}; percent-encode it")
+        raise UrlError(f"the URL contains {found.group()!r}; percent-encode it")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UrlError("the URL holds a lone surrogate") from None
+        raise UrlError("the URL contains a lone surrogate") from None
 
 
 def _scheme(text: str) -> str:
@@ -91,7 +91,7 @@ def _scheme(text: str) -> str:
 
 
 def split_authority(text: str, default_port: int | None) -> tuple[Host, int]:
-    """`host` or `host:port`; with no default the port must be written (CONNECT)."""
+    """Split `host` or `host:port`; without a default the port is required (CONNECT)."""
     if "@" in text:
         raise UrlError("a user name in the URL is refused; send an Authorization header")
     found = _AUTHORITY.fullmatch(text)
@@ -107,7 +107,7 @@ def split_authority(text: str, default_port: int | None) -> tuple[Host, int]:
 
 
 def normal_path(path: str) -> str:
-    """The path without `.` and `..` segments, however these are spelt, so that rules see what the server sees."""
+    """Remove `.` and `..` segments in any spelling, so that rules see the path that the server uses."""
     kept: list[str] = []
     segments = path.split("/")[1:]
     for position, segment in enumerate(segments):
@@ -120,21 +120,17 @@ def normal_path(path: str) -> str:
                 kept.append("")
         else:
             kept.append(segment)
-    return _quoted("/" + "/".join(kept), _SAFE_IN_PATH)
-
-
-def _quoted(text: str, safe: str) -> str:
-    return quote(text, safe=safe)
+    return quote("/" + "/".join(kept), _SAFE_IN_PATH)
 
 
 def redirect_target(base: Target, location: str) -> Target:
-    """Where a Location header leads, judged as strictly as a URL that a caller wrote."""
+    """Resolve a Location header, as strictly as a URL from a caller."""
     _check_characters(location)
     if not location:
-        raise UrlError("the redirect names no place")
+        raise UrlError("empty Location header")
     try:
         return parse_url(urljoin(base.url, location))
     except UrlError:
         raise
     except ValueError as error:
-        raise UrlError(f"the redirect's place cannot be read: {error}") from None
+        raise UrlError(f"malformed Location header: {error}") from None

@@ -1,0 +1,162 @@
+"""The connections of a sandbox: the last ones for its owner to see, and open ones to cut when the rules change."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from warmcell.core.errors import FetchFailed
+from warmcell.lifetime.ownership import Lock
+from warmcell.net.connect.byte_streams import ByteStream, SocketStream
+from warmcell.net.rules.hosts import IPAddress
+from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing
+
+#: Older ones are forgotten.
+MOST_CONNECTIONS = 1000
+_CUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One tunnel or HTTP request of a guest, or one that was refused. `time` is in seconds since 1970.
+
+    `bytes_sent` went to the host, `bytes_received` came from it, with TLS and HTTP headers; both grow while it is open.
+    """
+
+    time: float
+    host: str
+    port: int
+    bytes_sent: int
+    bytes_received: int
+    rule: str
+    is_allowed: bool
+
+
+class _Entry:
+    """A row of the log. Its figures are those of `stream` while it is open."""
+
+    __slots__ = ("host", "is_allowed", "port", "received", "rule", "sent", "stream", "time")
+
+    def __init__(self, request: EgressRequest, decision: Decision) -> None:
+        self.time = time.time()
+        self.host, self.port = request.host.name, request.port
+        self.rule, self.is_allowed = decision.rule, decision.allowed
+        self.sent = self.received = 0
+        self.stream: SocketStream | None = None
+
+    def to_connection(self) -> Connection:
+        stream = self.stream
+        sent, received = (self.sent, self.received) if stream is None else (stream.bytes_written, stream.bytes_read)
+        return Connection(self.time, self.host, self.port, sent, received, self.rule, self.is_allowed)
+
+    def end(self) -> None:
+        if self.stream is not None:
+            self.sent, self.received = self.stream.bytes_written, self.stream.bytes_read
+            self.stream = None
+
+
+class OpenConnection:
+    """An outgoing request from before it is judged until it has ended. Used on its own event loop only."""
+
+    def __init__(self, log: ConnectionLog, request: EgressRequest) -> None:
+        self.request = request
+        self.addresses: tuple[IPAddress, ...] = ()
+        self.loop = asyncio.get_running_loop()
+        self._log = log
+        self._entry: _Entry | None = None
+        self._streams: list[ByteStream] = []
+        self._is_cut = False
+
+    def allow(self, decision: Decision, addresses: tuple[IPAddress, ...]) -> None:
+        self.addresses = addresses
+        self._entry = self._log.add(self.request, decision)
+
+    def carry(self, server: SocketStream, *others: ByteStream) -> None:
+        """From now on it is carried by these streams. Raises `FetchFailed` if it was cut meanwhile."""
+        if self._is_cut:
+            server.close()
+        self.check()
+        self._streams = [server, *others]
+        if self._entry is not None:
+            self._entry.stream = server
+
+    def check(self) -> None:
+        """Raises if it was cut: what has arrived since must not look complete."""
+        if self._is_cut:
+            where = f"{self.request.host.in_url}:{self.request.port}"
+            raise FetchFailed(f"{where} is no longer allowed", reason="refused")
+
+    def cut(self) -> None:
+        self._is_cut = True
+        for stream in self._streams:
+            stream.close()
+
+    def end(self) -> None:
+        if self._entry is not None:
+            self._entry.end()
+
+
+class ConnectionLog:
+    """Of one sandbox, over all its runs. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._entries: deque[_Entry] = deque(maxlen=MOST_CONNECTIONS)
+        self._open: set[OpenConnection] = set()
+
+    def add(self, request: EgressRequest, decision: Decision) -> _Entry:
+        entry = _Entry(request, decision)
+        with self._lock:
+            self._entries.append(entry)
+        return entry
+
+    def connections(self) -> list[Connection]:
+        """The last `MOST_CONNECTIONS`, oldest first."""
+        with self._lock:
+            return [entry.to_connection() for entry in self._entries]
+
+    @contextmanager
+    def track(self, request: EgressRequest) -> Iterator[OpenConnection]:
+        """Enter before the rules are read: then either they are the new ones, or `cut` finds the connection."""
+        connection = OpenConnection(self, request)
+        with self._lock:
+            self._open.add(connection)
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.end()
+
+    def cut(self, narrowing: Narrowing) -> None:
+        """Ends what is open and no longer allowed, and returns once it is closed. Not for event loops."""
+        with self._lock:
+            found = [item for item in self._open if not _stays(item, narrowing)]
+        waits = [event for item in found if (event := _cut_on_its_loop(item)) is not None]
+        for event in waits:
+            event.wait(_CUT_SECONDS)
+
+
+def _stays(connection: OpenConnection, narrowing: Narrowing) -> bool:
+    request = connection.request
+    return narrowing.judge(request).allowed and all(
+        narrowing.judge_address(address, request.port) is None for address in connection.addresses
+    )
+
+
+def _cut_on_its_loop(connection: OpenConnection) -> threading.Event | None:
+    done = threading.Event()
+
+    def cut() -> None:
+        connection.cut()
+        done.set()
+
+    with suppress(RuntimeError):  # its loop was closed, and the connection with it
+        connection.loop.call_soon_threadsafe(cut)
+        return done
+    return None

@@ -1,0 +1,120 @@
+"""What `update_network` takes, as a narrowing of the rules that a sandbox was made with. Pure module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from warmcell.core.errors import InvalidRequest, PolicyViolation
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.host_patterns import Reach, parse_entry, parse_pattern
+from warmcell.net.rules.rule_book import (
+    ANY_PORT,
+    EgressRequest,
+    Narrowing,
+    Ports,
+    Rule,
+    RuleBook,
+    check_prefixes,
+    compile_rules,
+)
+from warmcell.policy.model import NetworkRule, SandboxPolicy
+
+#: E2B's notation for all traffic.
+_EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})
+_HINT = "a SandboxPolicy, a FetchPolicy, or a list of NetworkRule and names such as 'example.com:443'"
+
+
+def read_update(update: object) -> Narrowing:
+    """The narrowing of a `SandboxPolicy`, a `FetchPolicy`, or a list of rules and names; an empty list is nothing."""
+    if isinstance(update, Narrowing):
+        return update
+    if isinstance(update, SandboxPolicy):
+        return Narrowing() if update.allow_network else Narrowing(compile_rules(update.network_rules).allow)
+    if isinstance(update, FetchPolicy):
+        if update.inject or update.rate_limit is not None:
+            hint = "they stay as the sandbox was made with; leave them out"
+            raise InvalidRequest("credentials and rate limits cannot be updated", field="network", hint=hint)
+        book = compile_rules(update)
+        return Narrowing(book.allow, book.deny)
+    if update is None or isinstance(update, str | bytes) or not isinstance(update, Iterable):
+        raise InvalidRequest(f"must be rules, not {type(update).__name__}", field="network", hint=_HINT)
+    return Narrowing(tuple(_rule(item) for item in update))
+
+
+def read_lists(allow: Iterable[str] | None, deny: Iterable[str] | None) -> Narrowing:
+    """E2B's `allowOut` and `denyOut`: without them nothing is removed; what is allowed is an exception to denied."""
+    allowed, denied = tuple(allow or ()), tuple(deny or ())
+    if _EVERYTHING & set(denied):
+        return Narrowing(None if _EVERYTHING & set(allowed) else tuple(map(_rule, allowed)))
+    if allowed and denied:
+        hint = "deny 0.0.0.0/0 and allow the exceptions"
+        raise InvalidRequest("allowOut is an exception to denying all traffic", field="network", hint=hint)
+    for entry in denied:
+        if "/" in entry:
+            hint = "names, addresses, and 0.0.0.0/0 for all traffic"
+            raise InvalidRequest(f"a network such as {entry[:60]!r} cannot be denied", field="network", hint=hint)
+    return Narrowing(None, tuple(map(_rule, denied)))
+
+
+def check_update(narrowing: Narrowing, *books: RuleBook) -> None:
+    """Raises `PolicyViolation` for a host that the rules do not allow on any port. Wildcards are left to each request:
+    they narrow, whatever they name.
+    """
+    for rule in narrowing.allow or ():
+        if rule.pattern.reach is not Reach.EXACT or rule.pattern.host is None:
+            continue
+        host = rule.pattern.host
+        requests = [
+            (book, EgressRequest(host, port, is_readable=True))
+            for book in books
+            for port in rule.ports.listed or _ports_of(book)
+        ]
+        if not any(book.judge(request).allowed for book, request in requests):
+            hint = "update_network narrows that policy; make a sandbox with a wider one"
+            raise PolicyViolation(f"{host} is not in the policy that the sandbox was made with", hint=hint)
+
+
+def _ports_of(book: RuleBook) -> set[int]:
+    """Ports at which a book may allow something."""
+    listed = {port for rule in book.allow for port in rule.ports.listed}
+    return listed | {rule.ports.at_least for rule in book.allow if rule.ports.at_least is not None}
+
+
+def _rule(item: Any) -> Rule:
+    if isinstance(item, NetworkRule):
+        return compile_rules([item]).allow[0]
+    if not isinstance(item, str):
+        raise InvalidRequest(f"must be a rule or a name, not {type(item).__name__}", field="network", hint=_HINT)
+    pattern, port = parse_entry(item)
+    return Rule(f"update_network: {item}", pattern, ANY_PORT if port is None else Ports(frozenset({port})))
+
+
+def to_plain(narrowing: Narrowing) -> dict[str, Any]:
+    """As JSON for a server; `allow` is None for all that the sandbox was made with."""
+    allow = None if narrowing.allow is None else [_plain_rule(rule) for rule in narrowing.allow]
+    return {"allow": allow, "deny": [_plain_rule(rule) for rule in narrowing.deny]}
+
+
+def from_plain(allow: Iterable[Mapping[str, Any]] | None, deny: Iterable[Mapping[str, Any]]) -> Narrowing:
+    """What `to_plain` wrote. Raises `PolicyViolation`."""
+    return Narrowing(None if allow is None else tuple(map(_from_plain_rule, allow)), tuple(map(_from_plain_rule, deny)))
+
+
+def _plain_rule(rule: Rule) -> dict[str, Any]:
+    return {
+        "domain": str(rule.pattern),
+        "ports": sorted(rule.ports.listed),
+        "ports_from": rule.ports.at_least,
+        "methods": None if rule.methods is None else sorted(rule.methods),
+        "path_prefixes": None if rule.path_prefixes is None else list(rule.path_prefixes),
+    }
+
+
+def _from_plain_rule(plain: Mapping[str, Any]) -> Rule:
+    domain, listed, at_least = plain["domain"], frozenset(plain["ports"]), plain["ports_from"]
+    ports = ANY_PORT if not listed and at_least is None else Ports(listed, at_least)
+    methods = None if plain["methods"] is None else frozenset(method.upper() for method in plain["methods"])
+    prefixes = None if plain["path_prefixes"] is None else tuple(plain["path_prefixes"])
+    check_prefixes(prefixes or ())
+    return Rule(f"update_network: {domain}", parse_pattern(domain), ports, methods, prefixes)
