@@ -1,1 +1,1 @@
-"""Sinks for events: an audit as JSON lines, OpenTelemetry, Prometheus. Each listens once it is made."""
+"""Event sinks: audit log, OpenTelemetry, Prometheus, activity and history. Each listens from construction on."""

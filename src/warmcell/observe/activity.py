@@ -1,9 +1,10 @@
-"""What is under way in this program: runs that wait or run, sandboxes that exist. Kept from events, ended with them."""
+"""The runs and sandboxes of this program that are active now, tracked by events."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from warmcell.core.events import Event, listen
@@ -11,59 +12,68 @@ from warmcell.core.records import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class RunUnderWay:
-    """`state` is waiting or running; `seconds` since it was asked for."""
+class ActiveRun:
+    """`state` is waiting or running; `seconds` counts from the request."""
 
     id: str
     backend: str
     language: str
     state: str
     seconds: float
+    #: Ids of a server's API.
+    request: str | None = None
+    tenant: str | None = None
+    sandbox: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxUnderWay:
+class ActiveSandbox:
     id: str
     backend: str
     seconds: float
 
 
 class Activity:
-    """Listens from the moment it is made until `close`; what began before is not known to it."""
+    """Listens from construction until `close`; earlier runs are not included."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # With the moment of their beginning in place of the seconds since.
-        self._runs: dict[str, RunUnderWay] = {}
-        self._sandboxes: dict[str, SandboxUnderWay] = {}
-        self._stop = listen(self._hear)
+        # `seconds` is the start time here; `_with_ages` replaces it.
+        self._runs: dict[str, ActiveRun] = {}
+        self._sandboxes: dict[str, ActiveSandbox] = {}
+        self._stop = listen(self._on_event)
 
-    def runs(self) -> list[RunUnderWay]:
+    def runs(self) -> list[ActiveRun]:
         """The oldest first."""
-        return self._aged(self._runs)
+        return self._with_ages(self._runs)
 
-    def sandboxes(self) -> list[SandboxUnderWay]:
+    def sandboxes(self) -> list[ActiveSandbox]:
         """The oldest first."""
-        return self._aged(self._sandboxes)
+        return self._with_ages(self._sandboxes)
 
-    def _aged(self, kept: dict[str, Any]) -> list[Any]:
+    def _with_ages(self, kept: dict[str, Any]) -> list[Any]:
         with self._lock:
             entries = list(kept.values())
         now = time.monotonic()
         return [replace(entry, seconds=now - entry.seconds) for entry in entries]
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         identity, fields = event.subject, event.fields
         with self._lock:
             if event.name == "run.asked":
-                backend, language = fields["backend"], fields["language"]
-                self._runs[identity] = RunUnderWay(identity, backend, language, "waiting", time.monotonic())
+                self._runs[identity] = _waiting_run(identity, fields)
+            elif event.name == "queue.entered":
+                self._runs[identity] = _waiting_run(identity, {"backend": "", "language": "", **fields})
+            elif event.name == "queue.left":
+                self._runs.pop(identity, None)
             elif event.name == "run.started" and identity in self._runs:
                 self._runs[identity] = replace(self._runs[identity], state="running")
-            elif event.name == "run.ended":
+            elif event.name == "program.started":  # with a terminal; counted elsewhere by its processes
+                self._runs[identity] = replace(_waiting_run(identity, fields), state="running")
+            elif event.name in ("run.ended", "program.ended"):
                 self._runs.pop(identity, None)
             elif event.name == "sandbox.made":
-                self._sandboxes[identity] = SandboxUnderWay(identity, fields["backend"], time.monotonic())
+                self._sandboxes[identity] = ActiveSandbox(identity, fields["backend"], time.monotonic())
             elif event.name == "sandbox.gone":
                 self._sandboxes.pop(identity, None)
 
@@ -75,3 +85,8 @@ class Activity:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _waiting_run(identity: str, fields: Mapping[str, Any]) -> ActiveRun:
+    known = {name: fields.get(name) for name in ("request", "tenant", "sandbox")}
+    return ActiveRun(identity, fields["backend"], fields["language"], "waiting", time.monotonic(), **known)

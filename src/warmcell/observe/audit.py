@@ -1,8 +1,7 @@
-"""AuditLog: one line of JSON for each event that matters, appended whole, rotated by size; and how to read it back.
+"""AuditLog: one JSON line per relevant event, rotated by size; and a reader.
 
-A line is written by one system call on a descriptor that appends, so several programs may share a file, and what a
-killed program wrote until then is whole, but perhaps for the line that it was just writing. Who reads it can trust the
-kinds of its fields, not that nobody else wrote to it.
+Each line is written by one write(2) on an O_APPEND descriptor, so several programs may share a file. A killed program
+leaves at most its last line incomplete. The reader checks the types of the fields, not their origin.
 """
 
 from __future__ import annotations
@@ -18,27 +17,32 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.events import Event, listen
 
 MIB = 1 << 20
-#: What only says that something is under way is no matter for an audit.
-_LEFT_OUT = frozenset({"run.asked", "run.started", "process.started", "cell", "network.closed"})
+#: Events about progress, which are not audited.
+_NOT_AUDITED = frozenset(
+    {
+        *("queue.entered", "queue.left", "run.asked", "run.started", "process.started", "cell", "network.closed"),
+        *("program.started", "program.ended"),
+    }
+)
 _LONGEST_LINE = 64 * 1024
 
 
 class AuditLog:
-    """Listens from the moment it is made until `close`. At `max_bytes` the file becomes `FILE.1`, that one `FILE.2`."""
+    """Listens from construction until `close`. At `max_bytes` the file is renamed to `FILE.1`, that one to `FILE.2`."""
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 * MIB, keep: int = 5) -> None:
         if max_bytes < 1 or keep < 0:
-            raise InvalidRequest("must be at least 1 byte, and keep no fewer than 0 files", field="max_bytes")
+            raise InvalidRequest("must be at least 1, and keep at least 0", field="max_bytes")
         self._path = os.fspath(path)
         self._max_bytes = max_bytes
         self._keep = keep
         self._lock = threading.Lock()
-        self._file = self._opened()
+        self._file = self._open()
         self._is_cut = self._ends_within_a_line()
-        self._stop = listen(self._hear)
+        self._stop = listen(self._on_event)
 
-    def _opened(self) -> int:
-        """Only for its owner: it names files and hosts."""
+    def _open(self) -> int:
+        """Open with mode 0600: the audit names files and hosts."""
         try:
             return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except (OSError, ValueError) as error:
@@ -46,16 +50,16 @@ class AuditLog:
             raise InvalidRequest(f"cannot write to {self._path!r}: {reason}", field="audit") from None
 
     def _ends_within_a_line(self) -> bool:
-        """A program that is killed while it writes may leave its last line unfinished."""
+        """Whether a killed program left its last line incomplete."""
         with open(self._path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
 
-    def _hear(self, event: Event) -> None:
-        if event.name in _LEFT_OUT:
+    def _on_event(self, event: Event) -> None:
+        if event.name in _NOT_AUDITED:
             return
-        said = {name: value for name, value in event.fields.items() if value is not None}
-        line = {"time": round(event.time, 3), "event": event.name, "subject": event.subject, **said}
+        fields = {name: value for name, value in event.fields.items() if value is not None}
+        line = {"time": round(event.time, 3), "event": event.name, "subject": event.subject, **fields}
         data = (json.dumps(line, ensure_ascii=True, default=str) + "\n").encode()
         with self._lock:
             if self._file >= 0:
@@ -63,7 +67,7 @@ class AuditLog:
                 self._append(data)
 
     def _append(self, data: bytes) -> None:
-        """After a line that a full disk cut off, the next one begins on a line of its own."""
+        """Append a line; after one that was cut off (killed program, full disk), start a new line first."""
         data = b"\n" * self._is_cut + data
         self._is_cut = True
         self._is_cut = os.write(self._file, data) != len(data)
@@ -79,10 +83,10 @@ class AuditLog:
             if self._keep == 0:
                 os.unlink(self._path)
         os.close(self._file)
-        self._file = self._opened()
+        self._file = self._open()
 
     def _is_still_there(self) -> bool:
-        """Not where another program that shares the file has just rotated it."""
+        """Whether the path is still our file: another program that shares it may have rotated it."""
         try:
             return os.path.samestat(os.lstat(self._path), os.fstat(self._file))
         except OSError:
@@ -103,7 +107,7 @@ class AuditLog:
 
 
 def read_audit(file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines as records; what is none (cut off, too long, not ours) as `{"event": "unreadable", "line": number}`."""
+    """Yield the records; an incomplete, too long or invalid line is `{"event": "unreadable", "line": number}`."""
     number = 0
     while line := file.readline(_LONGEST_LINE):
         number += 1
@@ -124,12 +128,12 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def in_words(record: dict[str, Any]) -> str:
-    """One line for a person. What guests chose (paths, hosts) is quoted, so that it cannot move a terminal's cursor."""
+    """One readable line. Text from guests (paths, hosts) is escaped, since it may contain terminal escapes."""
     if record["event"] == "unreadable":
-        return f"line {record['line']}: cannot be read"
-    say = _WORDS.get(record["event"], _say_anything)
+        return f"line {record['line']}: unreadable"
+    describe = _DESCRIBERS.get(record["event"], _describe_other)
     subject = ascii(record.get("subject", ""))[1:-1][:8]
-    return f"{_time(record.get('time', 0))}  {subject:8}  {say(record)}"
+    return f"{_time(record.get('time', 0))}  {subject:8}  {describe(record)}"
 
 
 def _time(seconds: float) -> str:
@@ -139,7 +143,7 @@ def _time(seconds: float) -> str:
         return "(no time)          "
 
 
-def _say_run(record: dict[str, Any]) -> str:
+def _describe_run(record: dict[str, Any]) -> str:
     words = [_word(record, "language"), "on", _word(record, "backend"), _word(record, "outcome")]
     for name, form in (
         ("exit_code", "exit {}"),
@@ -156,32 +160,32 @@ def _say_run(record: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def _say_denial(record: dict[str, Any]) -> str:
+def _describe_denial(record: dict[str, Any]) -> str:
     return f"refused {_word(record, 'kind')} {_word(record, 'what')} by {_word(record, 'rule')}"
 
 
-def _say_network(record: dict[str, Any]) -> str:
+def _describe_network(record: dict[str, Any]) -> str:
     where = f"{_word(record, 'host')}:{_word(record, 'port')}"
     return f"{_word(record, 'decision')} {where} by {_word(record, 'rule')}"
 
 
-def _say_file(record: dict[str, Any]) -> str:
+def _describe_file(record: dict[str, Any]) -> str:
     return f"{_word(record, 'operation')} {_word(record, 'path')}"
 
 
-def _say_cell(record: dict[str, Any]) -> str:
+def _describe_cell(record: dict[str, Any]) -> str:
     words = ["cell", _word(record, "outcome"), *([_word(record, "error")] if "error" in record else ())]
     if isinstance(record.get("duration"), int | float):
         words.append(f"in {record['duration'] * 1000:.0f} ms")
     return " ".join(words)
 
 
-def _say_process(record: dict[str, Any]) -> str:
+def _describe_process(record: dict[str, Any]) -> str:
     end = f"exit {_word(record, 'exit_code')}" if "exit_code" in record else "gone with its cage"
     return f"process {_word(record, 'pid')} {end}"
 
 
-def _say_anything(record: dict[str, Any]) -> str:
+def _describe_other(record: dict[str, Any]) -> str:
     return ascii(record["event"])[1:-1]
 
 
@@ -190,11 +194,11 @@ def _word(record: dict[str, Any], name: str) -> str:
     return ascii(value)[1:-1] if isinstance(value, str) else ascii(value)
 
 
-_WORDS = {
-    "run.ended": _say_run,
-    "session.cell": _say_cell,
-    "process.ended": _say_process,
-    "denial": _say_denial,
-    "network": _say_network,
-    "file": _say_file,
+_DESCRIBERS = {
+    "run.ended": _describe_run,
+    "session.cell": _describe_cell,
+    "process.ended": _describe_process,
+    "denial": _describe_denial,
+    "network": _describe_network,
+    "file": _describe_file,
 }

@@ -1,7 +1,7 @@
-"""The last half hour in steps of five seconds: how many runs, how long, how much memory. For whoever draws charts.
+"""The last half hour in steps of five seconds: number of runs, latency and memory, for charts.
 
-Bounded whatever happens: a step counts, and keeps nothing of any single run. There is no timer; a step begins with the
-first event in it, and steps in which nothing happened are made up when somebody asks.
+Memory is bounded: a step has only counters. It needs no timer: the first event creates a step, and empty steps are
+filled in by `steps`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from warmcell.core.events import Event, listen
 
 STEP_SECONDS = 5
 MOST_STEPS = 360
-#: Latencies are counted in classes that grow by a tenth, from half a millisecond: 140 of them reach five minutes.
+#: Latencies are counted in buckets that grow by a tenth, from half a millisecond: 140 of them reach five minutes.
 _SMALLEST, _GROWTH = 0.0005, math.log(1.1)
 _MOST_CLASSES = 200
 
 
 class Step:
-    """What happened in five seconds."""
+    """Counters of five seconds."""
 
     __slots__ = ("largest_memory", "latencies", "most_running", "most_waiting", "outcomes", "resident", "start")
 
@@ -56,7 +56,7 @@ class Step:
 
 
 class History:
-    """Listens from the moment it is made until `close`. Safe to use from every thread."""
+    """Listens from construction until `close`. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -64,18 +64,20 @@ class History:
         self._steps: deque[Step] = deque(maxlen=MOST_STEPS)
         self._states: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
-        self._stop = listen(self._hear)
+        self._stop = listen(self._on_event)
 
-    def _hear(self, event: Event) -> None:
-        if not event.name.startswith("run."):
+    def _on_event(self, event: Event) -> None:
+        if not event.name.startswith(("run.", "queue.")):
             return
         with self._lock:
             step = self._step()
-            if event.name == "run.ended":
+            if event.name == "queue.left":
+                self._move(event.subject, None)
+            elif event.name == "run.ended":
                 self._move(event.subject, None)
                 step.add(event.fields)
             else:
-                self._move(event.subject, "waiting" if event.name == "run.asked" else "running")
+                self._move(event.subject, "running" if event.name == "run.started" else "waiting")
                 step.most_running = max(step.most_running, self._counts["running"])
                 step.most_waiting = max(step.most_waiting, self._counts["waiting"])
 
@@ -88,14 +90,14 @@ class History:
             self._counts[state] += 1
 
     def _step(self) -> Step:
-        """The one of this moment. A clock that was set back goes on in the last."""
+        """The current step. If the clock was set back, the last one."""
         start = int(self._clock()) // STEP_SECONDS * STEP_SECONDS
         if not self._steps or self._steps[-1].start < start:
             self._steps.append(Step(start, self._counts["running"], self._counts["waiting"], resident_bytes()))
         return self._steps[-1]
 
     def steps(self, since: float = 0) -> list[dict[str, Any]]:
-        """Those that began at `since` or later, oldest first, the unfinished one of this moment last."""
+        """Steps from `since` on, oldest first, ending with the current one."""
         with self._lock:
             last = self._step().start
             known = {step.start: step for step in self._steps}
@@ -119,7 +121,7 @@ def _latency_class(seconds: float) -> int:
 
 
 def quantile(classes: Mapping[int, int], share: float) -> float | None:
-    """Seconds that this share of the runs did not take longer than, a tenth too much at most; None without runs."""
+    """The latency quantile in seconds, at most a tenth too high; None without runs."""
     wanted, seen = share * sum(classes.values()), 0
     for number in sorted(classes):
         seen += classes[number]
@@ -129,7 +131,7 @@ def quantile(classes: Mapping[int, int], share: float) -> float | None:
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory; 0 where the system does not say."""
+    """The resident memory of this process; 0 if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

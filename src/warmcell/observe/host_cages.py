@@ -1,8 +1,8 @@
-"""The cages that programs of this host have open, as /proc shows them. Costs those programs nothing.
+"""Finds the open cages of all programs on this host in /proc, at no cost to those programs.
 
-A manager is known by the code it was started with. What lives in a pid namespace below it is in a cage: the process
-that the manager started there with all that came of it, and whoever lost its parent and is its init's child now. Only
-the text of a command is a guest's own word.
+A manager is recognised by its command line. Processes in a pid namespace below it are in a cage: those that the manager
+started there, with their descendants, and orphans, which are children of the cage's init. Only the text of a command
+comes from the guest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from warmcell.core.records import dataclass
-from warmcell.pool.spawn import MANAGER_MARK
+from warmcell.pool.prestarted_manager import MANAGER_MARK
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _STARTED_AT, _USER, _SYSTEM, _PARENT = 19, 11, 12, 1  # counted from the state, which follows the name
@@ -20,7 +20,7 @@ _STARTED_AT, _USER, _SYSTEM, _PARENT = 19, 11, 12, 1  # counted from the state, 
 
 @dataclass(frozen=True, slots=True)
 class HostCage:
-    """`program` is the pid of the host program it belongs to; `seconds` its age, `memory` bytes that are its own."""
+    """`program` is the pid of the host program that owns it; `seconds` is its age, `memory` its private bytes."""
 
     pid: int
     program: int
@@ -39,14 +39,14 @@ class _Process:
     started: float
     cpu_seconds: float
     memory: int
-    #: How deep its pid namespace is: 1 is our own.
+    #: The depth of its pid namespace; ours is 1.
     depth: int
-    #: In the innermost of them.
+    #: Its pid in the innermost namespace.
     inner_pid: int
 
 
-def cages(proc: str = "/proc") -> list[HostCage]:
-    """Those of all programs that may be looked at. A process that ends meanwhile is left out."""
+def find_cages(proc: str = "/proc") -> list[HostCage]:
+    """The cages of all programs that we may inspect. Processes that end meanwhile are skipped."""
     processes = {found.pid: found for found in _processes(proc)}
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -70,13 +70,13 @@ def _cage(
     processes: dict[int, _Process], children: dict[int, list[int]], pid: int, program: int, now: float, proc: str
 ) -> HostCage:
     tree = list(_tree(children, pid))
-    # The shell's `npm run dev` says more than the agent that started it.
-    told = tree[1] if len(tree) > 1 else pid
+    # A shell's `npm run dev` is more informative than the agent that started it.
+    shown = tree[1] if len(tree) > 1 else pid
     return HostCage(
         pid=pid,
         program=program,
         program_name=_command(proc, program),
-        command=_command(proc, told),
+        command=_command(proc, shown),
         processes=len(tree),
         cpu_seconds=sum(processes[each].cpu_seconds for each in tree),
         memory=sum(processes[each].memory for each in tree),
@@ -96,12 +96,12 @@ def _processes(proc: str) -> Iterator[_Process]:
         if name.isdigit():
             try:
                 yield _process(proc, int(name))
-            except (OSError, ValueError, IndexError):  # gone, or not for us to see
+            except (OSError, ValueError, IndexError):  # ended, or not accessible
                 continue
 
 
 def _process(proc: str, pid: int) -> _Process:
-    # The name may hold spaces and parentheses; the last one ends it.
+    # The name may contain spaces and parentheses; the last parenthesis ends it.
     stat = _read(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
     status = dict(line.split(b":", 1) for line in _read(f"{proc}/{pid}/status").splitlines() if b":" in line)
     inner = status[b"NSpid"].split() if b"NSpid" in status else [b"%d" % pid]

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what `prometheus-client` needs to answer `/metrics` (`warmcell[prometheus]`)."""
+"""Metrics for Prometheus (`warmcell[prometheus]`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.events import Event, listen
-from warmcell.languages.registry import known_language
+from warmcell.languages.registry import lookup_language
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +18,13 @@ _BYTES = tuple(float(1 << power) for power in range(22, 34, 2))
 
 
 class Metrics:
-    """Counts from the moment it is made until `close`, in a registry of its own unless one is given.
+    """Counts from construction until `close`, in its own registry unless one is given.
 
-    Labels are words of short lists, never what a guest or a caller chose, so that their number stays small.
+    Label values come from fixed lists, never from guests or callers, so that their number stays small. `by_tenant` adds
+    counters with the tenant of a server's token as a label.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, *, by_tenant: bool = False) -> None:
         try:
             import prometheus_client
         except ImportError:
@@ -32,15 +33,18 @@ class Metrics:
         self._client = prometheus_client
         self.registry = registry if registry is not None else prometheus_client.CollectorRegistry()
         self._make(prometheus_client)
-        self._under_way: dict[str, str] = {}
+        self._tenants = TenantMetrics(prometheus_client, self.registry) if by_tenant else None
+        #: Looking up labels takes longer than counting.
+        self._by_request: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+        self._states: dict[str, str] = {}
         self._counts: dict[str, Callable[[Event], object]] = {
-            "run.asked": self._asked,
-            "run.started": self._started,
-            "run.ended": self._ended,
+            "run.asked": self._on_asked,
+            "run.started": self._on_started,
+            "run.ended": self._on_ended,
             "cell": lambda event: self._cells.labels("yes" if event.fields["was_ready"] else "no").inc(),
             "denial": lambda event: self._denials.labels(event.fields["kind"]).inc(),
             "network": lambda event: self._network.labels(event.fields["via"], event.fields["decision"]).inc(),
-            "network.closed": self._closed,
+            "network.closed": self._on_closed,
             "sandbox.made": lambda event: self._sandboxes.inc(),
             "sandbox.gone": lambda event: self._sandboxes.dec(),
             "live.made": lambda event: self._live_cages.inc(),
@@ -49,9 +53,12 @@ class Metrics:
             "process.ended": lambda event: self._processes.dec(),
             "session.made": lambda event: self._sessions.inc(),
             "session.gone": lambda event: self._sessions.dec(),
+            "request": self._count_request,
+            "queue.entered": lambda event: self._waiting.inc(),
+            "queue.left": lambda event: self._waiting.dec(),
             "session.cell": lambda event: self._session_cells.labels(event.fields["outcome"]).inc(),
         }
-        self._stop = listen(self._hear)
+        self._stop = listen(self._on_event)
 
     def _make(self, client: Any) -> None:
         kept = {"registry": self.registry}
@@ -80,33 +87,50 @@ class Metrics:
         self._processes = client.Gauge("warmcell_live_processes", "Processes that run in live cages.", **kept)
         self._sessions = client.Gauge("warmcell_sessions", "Sessions that exist.", **kept)
         self._session_cells = client.Counter("warmcell_session_cells", "Cells that ended.", ["outcome"], **kept)
+        self._requests = client.Counter(
+            "warmcell_http_requests", "HTTP responses.", ["method", "route", "status"], **kept
+        )
+        self._request_seconds = client.Histogram(
+            "warmcell_http_request_seconds", "Duration of HTTP requests.", ["route"], buckets=_SECONDS, **kept
+        )
 
     def text(self) -> bytes:
-        """What `/metrics` answers."""
+        """The response body of `/metrics`."""
         data: bytes = self._client.generate_latest(self.registry)
         return data
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if (count := self._counts.get(event.name)) is not None:
             count(event)
+        if self._tenants is not None and event.fields.get("tenant"):
+            self._tenants.count(event)
 
-    def _asked(self, event: Event) -> None:
+    def _on_asked(self, event: Event) -> None:
         self._waiting.inc()
-        self._under_way[event.subject] = "waiting"
+        self._states[event.subject] = "waiting"
 
-    def _started(self, event: Event) -> None:
-        if self._under_way.get(event.subject) == "waiting":
-            self._under_way[event.subject] = "running"
+    def _on_started(self, event: Event) -> None:
+        if self._states.get(event.subject) == "waiting":
+            self._states[event.subject] = "running"
             self._waiting.dec()
             self._running.inc()
 
-    def _closed(self, event: Event) -> None:
-        for direction, count in event.fields.items():
-            self._carried.labels(direction).inc(count)
+    def _on_closed(self, event: Event) -> None:
+        for direction in ("sent", "received"):
+            self._carried.labels(direction).inc(event.fields[direction])
 
-    def _ended(self, event: Event) -> None:
+    def _count_request(self, event: Event) -> None:
         fields = event.fields
-        state = self._under_way.pop(event.subject, None)
+        key = fields["method"], fields["route"], fields["status"]
+        if (known := self._by_request.get(key)) is None:
+            count = self._requests.labels(key[0], key[1], str(key[2]))
+            known = self._by_request[key] = count, self._request_seconds.labels(key[1])
+        known[0].inc()
+        known[1].observe(fields["duration"])
+
+    def _on_ended(self, event: Event) -> None:
+        fields = event.fields
+        state = self._states.pop(event.subject, None)
         if state is not None:
             (self._running if state == "running" else self._waiting).dec()
         backend, language = fields["backend"], _label(fields["language"])
@@ -127,6 +151,34 @@ class Metrics:
         self.close()
 
 
+class TenantMetrics:
+    """Counters by tenant: as many label values as a server has tokens."""
+
+    def __init__(self, client: Any, registry: CollectorRegistry) -> None:
+        kept = {"registry": registry}
+        self._requests = client.Counter(
+            "warmcell_tenant_http_requests", "HTTP responses by tenant.", ["tenant", "status"], **kept
+        )
+        self._runs = client.Counter("warmcell_tenant_runs", "Runs by tenant.", ["tenant", "outcome"], **kept)
+        self._cpu = client.Counter(
+            "warmcell_tenant_cpu_seconds", "Processor time of runs, processes and cells, by tenant.", ["tenant"], **kept
+        )
+        self._waiting = client.Gauge("warmcell_tenant_runs_waiting", "Runs that wait, by tenant.", ["tenant"], **kept)
+
+    def count(self, event: Event) -> None:
+        tenant, fields = event.fields["tenant"], event.fields
+        if event.name == "request":
+            self._requests.labels(tenant, str(fields["status"])).inc()
+        elif event.name == "queue.entered":
+            self._waiting.labels(tenant).inc()
+        elif event.name == "queue.left":
+            self._waiting.labels(tenant).dec()
+        elif event.name == "run.ended":
+            self._runs.labels(tenant, fields["outcome"]).inc()
+        if event.name in ("run.ended", "session.cell", "process.ended") and not fields.get("run"):
+            self._cpu.labels(tenant).inc(fields.get("cpu_time") or 0.0)
+
+
 def _label(language: str) -> str:
-    """Whoever asks may ask for any name."""
-    return language if known_language(language) is not None else "other"
+    """Requests may name any language; unknown ones are "other"."""
+    return language if lookup_language(language) is not None else "other"

@@ -1,7 +1,7 @@
-"""Tracing: a span for each run, child of the caller's, and metrics, by OpenTelemetry's API (`warmcell[otel]`).
+"""Tracing: a span per run, child of the caller's, and metrics, by OpenTelemetry's API (`warmcell[otel]`).
 
-Where they go is for the SDK that the application has set up; without one they go nowhere. A run is asked for and ends
-in the caller's own thread or task, so what is current there is the parent.
+The application's SDK exports them; without one they are dropped. A run starts and ends in the caller's thread or task,
+so the span that is current there is the parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SCOPE = "warmcell"
 
 
 class Tracing:
-    """Listens from the moment it is made until `close`. Providers are the global ones unless given."""
+    """Listens from construction until `close`. Uses the global providers unless given."""
 
     def __init__(self, tracers: TracerProvider | None = None, meters: MeterProvider | None = None) -> None:
         try:
@@ -34,9 +34,9 @@ class Tracing:
         self._queued = meter.create_histogram("warmcell.run.queue.duration", "s", "How long runs waited.")
         self._active = meter.create_up_down_counter("warmcell.run.active", "{run}", "Runs asked for and not ended.")
         self._spans: dict[str, Span] = {}
-        self._stop = listen(self._hear)
+        self._stop = listen(self._on_event)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.name == "run.asked":
             self._begin(event)
             return
@@ -74,7 +74,7 @@ class Tracing:
             self._queued.record(fields["queued"], names)
 
     def close(self) -> None:
-        """Spans of runs that are still under way are ended as they are."""
+        """Stop listening and end the spans of active runs."""
         self._stop()
         for span in self._spans.values():
             span.end()
@@ -92,7 +92,7 @@ def _names(event: Event) -> dict[str, Any]:
 
 
 def _details(fields: Any) -> dict[str, Any]:
-    """Names after the semantic conventions where they have one."""
+    """Attributes, named by the semantic conventions where there is a name."""
     values = {
         "process.exit.code": fields["exit_code"],
         "warmcell.fault": fields["fault"],
