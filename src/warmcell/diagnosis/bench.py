@@ -1,7 +1,7 @@
 """`warmcell bench`: what a run costs on this host, as ratios against a bare interpreter in the same loop.
 
-Bare is `python3 -c` in an empty virtual environment: what other packages do at every start of an interpreter (`.pth`
-files) would be counted against it, and make everything else look fast.
+Bare is `python3 -c` in an empty virtual environment. With `.pth` files of other packages the baseline would be slower,
+and everything else would look fast.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Milliseconds, and how the median compares with the baseline's."""
+    """Milliseconds, and ratios to the baseline's median."""
 
     name: str
     p50: float
@@ -52,7 +52,7 @@ class Figure:
 
 
 def measure(cases: Sequence[Case], rounds: int) -> dict[str, list[float]]:
-    """Interleaved: every round times every case once, so that a busy moment of the host hits all alike."""
+    """Time every case once per round, so that noise on the host affects all alike."""
     times: dict[str, list[float]] = {case.name: [] for case in cases}
     for case in cases:
         case.action()
@@ -95,7 +95,7 @@ def table(rows: Sequence[Figure]) -> str:
 
 
 def bare(*argv: str) -> Action:
-    """A child with nothing around it, the way a script without a sandbox would start it."""
+    """A child process without a sandbox."""
     return lambda: subprocess.run(argv, capture_output=True, check=True, stdin=subprocess.DEVNULL)
 
 
@@ -105,15 +105,15 @@ def ours(backend: ProcessBackend, code: str = HELLO, language: Language = Langua
 
 
 def empty_environment(directory: str) -> str:
-    """A virtual environment with nothing in it; returns its interpreter."""
+    """Create an empty virtual environment; return its interpreter."""
     from venv import EnvBuilder
 
     EnvBuilder(symlinks=True).create(directory)
     return os.path.join(directory, "bin", "python3")
 
 
-def until_ready(backend: ProcessBackend, cells: int = 1) -> Action:
-    """A pause, in which cells are made and the host calms down: what is timed next is a warm run."""
+def wait_until_ready(backend: ProcessBackend, cells: int = 1) -> Action:
+    """Wait until cells are ready and pause, so that the next run is warm."""
 
     def wait() -> None:
         deadline = time.monotonic() + 10
@@ -125,7 +125,7 @@ def until_ready(backend: ProcessBackend, cells: int = 1) -> Action:
 
 
 def throughput(action: Action, callers: int, seconds: float) -> float:
-    """Runs per second with that many callers at once."""
+    """Runs per second with concurrent callers."""
     end = time.monotonic() + seconds
 
     def call() -> int:
@@ -142,7 +142,7 @@ def throughput(action: Action, callers: int, seconds: float) -> float:
 
 
 def standard_cases(stack: ExitStack) -> list[Case]:
-    """What everybody wants to know first. The first case is the baseline."""
+    """The standard cases. The first one is the baseline."""
     python = empty_environment(stack.enter_context(temporary_directory("bench")))
     warm = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
     unpooled = stack.enter_context(ProcessBackend(ProcessConfig(pool_size=0)))
@@ -150,13 +150,13 @@ def standard_cases(stack: ExitStack) -> list[Case]:
         Case(BARE, bare(python, "-c", HELLO)),
         Case("bare python3 -I -S -c", bare(python, "-I", "-S", "-c", HELLO)),
         Case(FROM_ZYGOTE, ours(unpooled)),
-        Case(WARM, ours(warm), until_ready(warm)),
+        Case(WARM, ours(warm), wait_until_ready(warm)),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Runs per second with so many callers at once, each with the next one when it has its result."""
+    """Runs per second with concurrent callers, each of which runs in a loop."""
 
     callers: int
     bare: float
@@ -165,7 +165,7 @@ class Rate:
 
 
 def rates(callers: Sequence[int], seconds: float, python: str) -> list[Rate]:
-    """Bare and caged in turns, so that a busy moment of the host hits both alike."""
+    """Measure bare and caged alternately, so that noise on the host affects both alike."""
     found = []
     with ProcessBackend(ProcessConfig(pool_size=8)) as backend:
         actions = (bare(python, "-c", HELLO), ours(backend))
