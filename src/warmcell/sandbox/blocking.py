@@ -1,93 +1,46 @@
-"""Sandbox: `AsyncSandbox` for blocking code, with the same arguments."""
+"""Sandbox: `AsyncSandbox` for blocking code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 from warmcell.lifetime.portal import portal
-from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
-from warmcell.sandbox.backend_adapters import GuestFactory, make_guest
-from warmcell.sandbox.lifted import LiftedSandbox
-from warmcell.sandbox.processes import AsyncProcess, Process, ProcessInfo, PtySize
-from warmcell.workspace.archive.members import ArchiveLimits
+from warmcell.sandbox.blocking_base import BlockingBase
+from warmcell.sandbox.signatures import arguments_of, blocking, same_arguments
 from warmcell.workspace.diff import FsChange
-from warmcell.workspace.files import DirEntry, FileStat
-from warmcell.workspace.mount_points import WORK, MountPoint
-from warmcell.workspace.snapshot import SnapshotId
-from warmcell.workspace.workspace import AnyPath
+from warmcell.workspace.files import DirEntry
+from warmcell.workspace.mount_points import MountPoint
 
-if TYPE_CHECKING:
-    from warmcell.core.contracts import SandboxBackend, SandboxEnforcer
-    from warmcell.core.types import Limits
-    from warmcell.languages.config import ProcessConfig
-    from warmcell.net import FetchPolicy
-
-__all__ = [
-    "ArchiveLimits",
-    "AsyncProcess",
-    "AsyncSandbox",
-    "DirEntry",
-    "FileStat",
-    "FsChange",
-    "MountPoint",
-    "Process",
-    "ProcessInfo",
-    "PtySize",
-    "Sandbox",
-    "SnapshotId",
-]
+__all__ = ["AsyncSandbox", "DirEntry", "FsChange", "MountPoint", "Sandbox"]
 
 
-class Sandbox(LiftedSandbox):
+class Sandbox(BlockingBase):
     """`AsyncSandbox` for blocking code: the same arguments, methods and errors. Safe to use from several threads."""
 
-    def __init__(
-        self,
-        work_dir: AnyPath | None = None,
-        *,
-        backend: str | SandboxBackend = "process",
-        mounts: Sequence[MountPoint] = (),
-        env: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
-        memory_limit_mb: int | None = None,
-        fuel: int | None = None,
-        fetch_policy: FetchPolicy | None = None,
-        policy: SandboxPolicy | None = None,
-        config: ProcessConfig | None = None,
-        enforcer: str | SandboxEnforcer = "auto",
-        limits: Limits | None = None,
-        live: bool = False,
-        idle_timeout: float | None = None,
-        work_path: str = WORK,
-        forkable: bool = False,
-        track_changes: bool = True,
-        guest_factory: GuestFactory = make_guest,
-    ) -> None:
-        self._async = AsyncSandbox(
-            work_dir,
-            backend=backend,
-            mounts=mounts,
-            env=env,
-            timeout=timeout,
-            memory_limit_mb=memory_limit_mb,
-            fuel=fuel,
-            fetch_policy=fetch_policy,
-            policy=policy,
-            config=config,
-            enforcer=enforcer,
-            limits=limits,
-            live=live,
-            idle_timeout=idle_timeout,
-            work_path=work_path,
-            forkable=forkable,
-            track_changes=track_changes,
-            guest_factory=guest_factory,
-        )
+    _async: AsyncSandbox
+
+    @arguments_of(AsyncSandbox)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._async = AsyncSandbox(*args, **kwargs)
         portal.call(self._async.start)
+
+    changes = blocking(AsyncSandbox.changes)
+    changes_patch = blocking(AsyncSandbox.changes_patch)
+    commit = blocking(AsyncSandbox.commit)
+    discard = blocking(AsyncSandbox.discard)
+    keep_changes = blocking(AsyncSandbox.keep_changes)
+
+    @same_arguments(AsyncSandbox.branch)
+    def branch(self) -> Self:
+        return self._wrap(portal.call(self._async.branch))
+
+    @property
+    def changes_mechanism(self) -> str:
+        """How changes are kept apart: "overlay"; or "copy of ..." where this host cannot mount one, with its size."""
+        return self._async.changes_mechanism
 
     @property
     def work_dir(self) -> str:
-        """Where the work directory is on the host."""
+        """The path of the work directory on the host."""
         return self._async.work_dir

@@ -1,11 +1,12 @@
-"""`run` and `arun`: one call, one result, through a backend that the whole process shares."""
+"""`run` and `arun`: one call, one result, on a backend that the whole process shares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from warmcell.backends.shared import shared_backend
+from warmcell.backends.shared import shared_backend, shared_backend_named
+from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.languages.registry import canonical
@@ -36,13 +37,24 @@ def run(
     timeout: float = 30,
     stdin: str | bytes | None = None,
     env: Mapping[str, str] | None = None,
+    backend: str | SandboxBackend | None = None,
     **limits: Any,
 ) -> ExecResult:
-    """Runs the code in a cage and returns what happened. Limits by name: `memory_mb=256`, `processes=10`, ...
+    """Runs the code in a cage and returns the result. Limits by name: `memory_mb=256`, `processes=10`, ...
 
-    Works from anywhere, inside a running event loop too (where it blocks that loop: use `arun` there).
+    `backend` is a name such as "ray", of a backend that is then shared and closed at exit, or a backend of yours.
+    In a running event loop it works but blocks the loop: use `arun` there.
     """
-    return shared_backend().execute_blocking(_request(code, language, timeout, stdin, env, limits))
+    request = _request(code, language, timeout, stdin, env, limits)
+    if backend is None:
+        return shared_backend().execute_blocking(request)
+    found: Any = shared_backend_named(backend) if isinstance(backend, str) else backend
+    if hasattr(found, "execute_blocking"):
+        return found.execute_blocking(request)  # type: ignore[no-any-return]
+    from warmcell.lifetime.portal import portal
+
+    result: ExecResult = portal.call(found.execute, request)
+    return result
 
 
 async def arun(
@@ -52,7 +64,9 @@ async def arun(
     timeout: float = 30,
     stdin: str | bytes | None = None,
     env: Mapping[str, str] | None = None,
+    backend: str | SandboxBackend | None = None,
     **limits: Any,
 ) -> ExecResult:
     """`run` for event loops."""
-    return await shared_backend().execute(_request(code, language, timeout, stdin, env, limits))
+    found = shared_backend_named(backend) if isinstance(backend, str) else backend or shared_backend()
+    return await found.execute(_request(code, language, timeout, stdin, env, limits))

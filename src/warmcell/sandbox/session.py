@@ -1,67 +1,64 @@
-"""Session and AsyncSession: an interpreter in a sandbox's live cage that remembers from one cell to the next."""
+"""Session: an interpreter that keeps its state from one cell to the next. Checkpoint: its state at one moment."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+import typing
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
-from warmcell.backends.output_callbacks import OnText
-from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
-from warmcell.core.types import ExecRequest, Language, check_timeout
+from warmcell.backends.output_callbacks import OnText, refuse_coroutine
+from warmcell.core.types import check_timeout
 from warmcell.lifetime.portal import portal
-from warmcell.lifetime.threads import in_thread
-from warmcell.sandbox.opening import Starter
-from warmcell.sessions.cell_results import CellResult, DisplayData
-from warmcell.sessions.exchange import NOBODY, Listeners, Worker
-from warmcell.sessions.interpreter import Interpreter
-
-if TYPE_CHECKING:
-    from warmcell.sandbox.asynchronous import AsyncSandbox
-    from warmcell.sandbox.lifted import LiftedSandbox
-
-#: So short that none of the checks of a request can refuse it for its length.
-_SHORT_CODE = 1 << 16
-OnDisplay = Callable[[DisplayData], object]
-OnInput = Callable[[str], object]
+from warmcell.sandbox.interface import NO_CALLBACKS, CheckpointDriver, SandboxDriver, SessionDriver
+from warmcell.sandbox.request_checks import OnDisplay, OnInput, check_cell_callbacks, check_cell_code
+from warmcell.sandbox.signatures import blocking, same_arguments
+from warmcell.sessions.cell_results import CellResult
 
 
-class AsyncSession:
-    """Made by `AsyncSandbox.session`. Calls are served in turn; every method may be called from any task."""
-
-    def __init__(
-        self,
-        sandbox: AsyncSandbox,
-        language: str,
-        env: Mapping[str, str],
-        starter: Starter,
-        worker: Worker,
-        timeout: float,
-        most_bytes: int,
-        cells: int = 0,
-    ) -> None:
-        #: The one whose files it sees. A branch has its own.
-        self.sandbox = sandbox
-        self.language = language
-        self._env = env
-        self._starter = starter
-        self._timeout = timeout
-        self._interpreter = Interpreter(worker, most_bytes, cells)
+class AsyncSessionSandbox(Protocol):
+    """What an `AsyncSession` needs of its sandbox."""
 
     @property
-    def is_closed(self) -> bool:
-        """For good; what has only ended can be restarted."""
-        return self._interpreter.is_closed
+    def timeout(self) -> float: ...
+    def _with_driver(self, driver: SandboxDriver) -> Self: ...
+
+
+class SessionSandbox(Protocol):
+    """What a `Session` needs of its sandbox."""
+
+    def _wrap(self, sandbox: Any) -> Self: ...
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # which has `default`: annotations need not say AsyncSession[...]
+
+    A = TypeVar("A", bound=AsyncSessionSandbox, default=Any)
+    S = TypeVar("S", bound=SessionSandbox, default=Any)
+else:
+    A, S = typing.TypeVar("A"), typing.TypeVar("S")
+
+
+class AsyncSession(Generic[A]):
+    """An interpreter that keeps its state from one cell to the next. Calls are served in turn, from any task."""
+
+    def __init__(self, sandbox: A, driver: SessionDriver) -> None:
+        #: The sandbox whose files it sees. A fork has its own.
+        self.sandbox = sandbox
+        self._driver = driver
 
     @property
     def id(self) -> str:
         """128 random bits in hexadecimal."""
-        return self._interpreter.id
+        return self._driver.id
 
-    def when_closed(self, call: Callable[[], None]) -> None:
-        """Once, when it is closed for good, by whoever closes it."""
-        self._interpreter.on_closed = call
+    @property
+    def language(self) -> str:
+        return self._driver.language
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed. One that only ended can be restarted."""
+        return self._driver.is_closed
 
     async def run(
         self,
@@ -75,51 +72,50 @@ class AsyncSession:
     ) -> CellResult:
         """Runs one cell. What it raised is in the result; variables, imports and the directory stay.
 
-        A cell past its timeout is interrupted (`ExecutionTimeout`, the state is kept); one that goes on for 5 s after
-        that is killed (`SessionEnded`). Cancelling the task interrupts the cell. Callbacks hear it as it comes, and may
-        be coroutine functions; one that raises ends the cell. Without `on_input`, `input()` raises `EOFError`.
+        A cell past its timeout is interrupted (`ExecutionTimeout`, the state is kept); if it runs on for 5 s after
+        that, it is killed (`SessionEnded`). Cancelling the task interrupts the cell. Callbacks get output as it
+        arrives and may be coroutine functions; one that raises ends the cell. Without `on_input`, `input()` raises
+        `EOFError`.
         """
-        loop = asyncio.get_running_loop()
-        listeners = _checked(on_stdout, on_stderr, on_display, on_input, lambda call: _on_loop(loop, call))
-        return await self._interpreter.run(
-            self._interpreter.cell(_checked_code(code), self._seconds(timeout), listeners)
-        )
+        callbacks = check_cell_callbacks(on_stdout, on_stderr, on_display, on_input)
+        return await self._driver.run(check_cell_code(code), self._seconds(timeout), callbacks)
 
     async def variables(self, *, timeout: float | None = None) -> dict[str, str]:
-        """What the cells have defined, as short texts."""
-        return await self._interpreter.run(self._interpreter.look(self._seconds(timeout)))
+        """The variables that cells have defined, as short texts."""
+        return await self._driver.variables(self._seconds(timeout))
 
     async def interrupt(self) -> None:
-        """Ends the cell that is under way with a KeyboardInterrupt; what ignores that for 5 s is killed."""
-        self._interpreter.interrupt()
+        """Ends the running cell with a KeyboardInterrupt; if it ignores that for 5 s, it is killed."""
+        await self._driver.interrupt()
 
     async def restart(self) -> None:
-        """A new interpreter, without the variables. A cell that is under way ends with `SessionEnded`."""
-        self._interpreter.check_open()
-        await in_thread(lambda: self._interpreter.end_worker(SessionEnded("it was restarted")))
-        await self._interpreter.run(self._interpreter.renewal(await self._starter()))
+        """A new interpreter, without the variables. A running cell ends with `SessionEnded`."""
+        await self._driver.restart()
 
-    async def fork(self, reseed: bool = True) -> AsyncSession:
+    async def fork(self, reseed: bool = True) -> AsyncSession[A]:
         """A second session in a new sandbox (`.sandbox`), with these variables and files, and independent from now on.
 
-        For Python in a `Sandbox(forkable=True)`. What cannot be had twice is refused by name (`InvalidRequest`): other
-        threads, running processes, sockets, generators. With `reseed`, the branch draws other random numbers.
+        For Python in a `Sandbox(forkable=True)`. What cannot be copied is refused by name (`InvalidRequest`): other
+        threads, running processes, sockets, generators. With `reseed`, the fork draws other random numbers.
         """
-        from warmcell.sandbox.session_fork import branch_of
+        sandbox, driver = await self._driver.fork(reseed)
+        return AsyncSession(self.sandbox._with_driver(sandbox), driver)
 
-        return await branch_of(self, reseed)
+    async def checkpoint(self) -> AsyncCheckpoint[A]:
+        """The session as it is now; `checkpoint.session()` continues from there, as often as wanted.
+
+        The same conditions as for `fork`. `close` frees it.
+        """
+        return AsyncCheckpoint(self.sandbox, await self._driver.checkpoint())
 
     async def close(self) -> None:
-        """Ends the interpreter and all that it started. May be called twice."""
-        await in_thread(self._interpreter.close)
-
-    async def _end(self, error: SandboxError) -> None:
-        await in_thread(lambda: self._interpreter.close(error))
+        """Ends the interpreter and everything that it started. May be called twice."""
+        await self._driver.close()
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else check_timeout(timeout)
+        return self.sandbox.timeout if timeout is None else check_timeout(timeout)
 
-    async def __aenter__(self) -> AsyncSession:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -129,59 +125,72 @@ class AsyncSession:
         return f"<{type(self).__name__} {self.id[:8]} {self.language}>"
 
 
-class Session:
-    """`AsyncSession` for blocking code: the same methods and errors. Safe to use from several threads.
+class SessionStart(Generic[A]):
+    """What `AsyncSandbox.session` returns: `await` it, or enter it with `async with`."""
 
-    Cells are carried out in the thread that calls, without a detour: a round trip costs little more than a pipe's.
-    """
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncSession[A]]]) -> None:
+        self._start = start
+        self._session: AsyncSession[A] | None = None
 
-    def __init__(self, session: AsyncSession, sandbox: LiftedSandbox) -> None:
-        #: The one whose files it sees. A branch has its own.
+    def __await__(self) -> Generator[Any, Any, AsyncSession[A]]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> AsyncSession[A]:
+        self._session = await self._start()
+        return self._session
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class Session(Generic[S]):
+    """`AsyncSession` for blocking code: the same methods and errors. Safe to use from several threads."""
+
+    def __init__(self, session: AsyncSession, sandbox: S) -> None:
+        #: The sandbox whose files it sees. A fork has its own.
         self.sandbox = sandbox
         self._async = session
-        self._interpreter = session._interpreter
-        self.language = session.language
+        self._driver = session._driver
 
     @property
     def id(self) -> str:
         """128 random bits in hexadecimal."""
         return self._async.id
 
-    def run(
-        self,
-        code: str,
-        *,
-        timeout: float | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-        on_display: OnDisplay | None = None,
-        on_input: OnInput | None = None,
-    ) -> CellResult:
-        """Runs one cell; see `AsyncSession.run`. Callbacks are called by this thread."""
-        listeners = _checked(on_stdout, on_stderr, on_display, on_input, _plain)
-        cell = self._interpreter.cell(_checked_code(code), self._async._seconds(timeout), listeners)
-        return self._interpreter.run_blocking(cell)
+    @property
+    def language(self) -> str:
+        return self._async.language
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed. One that only ended can be restarted."""
+        return self._async.is_closed
+
+    @same_arguments(AsyncSession.run)
+    def run(self, code: object, *, timeout: float | None = None, **callbacks: Any) -> CellResult:
+        for name, callback in callbacks.items():
+            refuse_coroutine(name, callback)
+        names = ("on_stdout", "on_stderr", "on_display", "on_input")
+        checked = check_cell_callbacks(*map(callbacks.get, names)) if callbacks else NO_CALLBACKS
+        return self._driver.run_blocking(check_cell_code(code), self._async._seconds(timeout), checked)
+
+    @same_arguments(AsyncSession.variables)
     def variables(self, *, timeout: float | None = None) -> dict[str, str]:
-        """What the cells have defined, as short texts."""
-        return self._interpreter.run_blocking(self._interpreter.look(self._async._seconds(timeout)))
+        return self._driver.variables_blocking(self._async._seconds(timeout))
 
-    def interrupt(self) -> None:
-        """For another thread than the one that runs a cell: ends it; see `AsyncSession.interrupt`."""
-        self._interpreter.interrupt()
+    interrupt = blocking(AsyncSession.interrupt)
+    restart = blocking(AsyncSession.restart)
+    close = blocking(AsyncSession.close)
 
-    def restart(self) -> None:
-        """A new interpreter, without the variables."""
-        portal.call(self._async.restart)
-
-    def fork(self, reseed: bool = True) -> Self:
+    def fork(self, reseed: bool = True) -> Session[S]:
         """A second session in a new sandbox (`.sandbox`), independent from now on; see `AsyncSession.fork`."""
-        branch = portal.call(self._async.fork, reseed)
-        return type(self)(branch, self.sandbox._around(branch.sandbox))
+        fork = portal.call(self._async.fork, reseed)
+        return Session(fork, self.sandbox._wrap(fork.sandbox))
 
-    def close(self) -> None:
-        """Ends the interpreter and all that it started. May be called twice."""
-        self._interpreter.close()
+    def checkpoint(self) -> Checkpoint[S]:
+        """The session as it is now; see `AsyncSession.checkpoint`."""
+        return Checkpoint(portal.call(self._async.checkpoint), self.sandbox)
 
     def __enter__(self) -> Self:
         return self
@@ -193,38 +202,57 @@ class Session:
         return repr(self._async).replace("Async", "", 1)
 
 
-def _checked_code(code: object) -> str:
-    """As in any request."""
-    if isinstance(code, str) and code.isascii() and "\0" not in code and len(code) < _SHORT_CODE and code.strip():
-        return code
-    request = ExecRequest(Language.PYTHON, code, 1.0)  # type: ignore[arg-type]
-    assert isinstance(request.code, str)
-    return request.code
+class AsyncCheckpoint(Generic[A]):
+    """Outlives the session and the sandbox that it was taken of. `close` it, or use it with `async with`."""
+
+    def __init__(self, sandbox: A, driver: CheckpointDriver) -> None:
+        self._sandbox, self._driver = sandbox, driver
+
+    @property
+    def is_closed(self) -> bool:
+        return self._driver.is_closed
+
+    async def session(self, reseed: bool = True) -> AsyncSession[A]:
+        """A session in a new sandbox (`.sandbox`) with the variables and files of the checkpoint.
+
+        Large buffers (numpy, pandas) are shared with the other sessions until they are written to. With `reseed`, it
+        draws other random numbers than its siblings.
+        """
+        sandbox, driver = await self._driver.session(reseed)
+        return AsyncSession(self._sandbox._with_driver(sandbox), driver)
+
+    async def close(self) -> None:
+        """Frees its memory and files. Sessions that were started from it go on. May be called twice."""
+        await self._driver.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
-def _checked(
-    on_stdout: object, on_stderr: object, on_display: object, on_input: object, lift: Callable[[Any], Any]
-) -> Listeners:
-    if on_stdout is on_stderr is on_display is on_input is None:
-        return NOBODY
-    given = {"on_stdout": on_stdout, "on_stderr": on_stderr, "on_display": on_display, "on_input": on_input}
-    for name, callback in given.items():
-        if callback is not None and not callable(callback):
-            raise InvalidRequest(f"must be callable, not {type(callback).__name__}", field=name)
-        if inspect.iscoroutinefunction(callback) and lift is _plain:
-            raise InvalidRequest("is a coroutine function", field=name, hint="use AsyncSandbox, or a plain function")
-    return Listeners(**{name: None if callback is None else lift(callback) for name, callback in given.items()})
+class Checkpoint(Generic[S]):
+    """`AsyncCheckpoint` for blocking code: the same methods and errors."""
 
+    def __init__(self, checkpoint: AsyncCheckpoint, sandbox: S) -> None:
+        self._async, self._sandbox = checkpoint, sandbox
 
-def _plain(callback: Any) -> Any:
-    return callback
+    @property
+    def is_closed(self) -> bool:
+        return self._async.is_closed
 
+    def session(self, reseed: bool = True) -> Session[S]:
+        """A session in a new sandbox (`.sandbox`); see `AsyncCheckpoint.session`."""
+        made = portal.call(self._async.session, reseed)
+        return Session(made, self._sandbox._wrap(made.sandbox))
 
-def _on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], object]) -> Callable[[Any], object]:
-    """For the cell's thread: the callback is called by the event loop, and what it returns is awaited there."""
+    def close(self) -> None:
+        """Frees its memory and files. Sessions that were started from it go on. May be called twice."""
+        portal.call(self._async.close)
 
-    async def visit(what: Any) -> object:
-        answer = callback(what)
-        return await answer if inspect.isawaitable(answer) else answer
+    def __enter__(self) -> Self:
+        return self
 
-    return lambda what: asyncio.run_coroutine_threadsafe(visit(what), loop).result()
+    def __exit__(self, *_: object) -> None:
+        self.close()

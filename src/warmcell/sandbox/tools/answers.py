@@ -1,4 +1,4 @@
-"""Pure module: what a model is told. Whatever happened becomes a dictionary of JSON types that it can act on."""
+"""Answers of tools: results and errors as dictionaries of JSON types. Pure module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("warmcell.tool")
 
 
 def success(result: ExecResult, max_text: int = MAX_TEXT) -> dict[str, Any]:
-    """A run that ended by itself, with whatever status."""
+    """A run that exited, with any status."""
     stdout, stderr, was_cut = _texts(result, max_text)
     answer: dict[str, Any] = {
         "status": "success",
@@ -32,22 +32,22 @@ def success(result: ExecResult, max_text: int = MAX_TEXT) -> dict[str, Any]:
 
 
 def failure(error: Exception, max_text: int = MAX_TEXT) -> dict[str, Any]:
-    """`status` is `timeout`, `memory_exceeded` or `error`; `fault` says whose it was."""
+    """`status` is `timeout`, `memory_exceeded` or `error`; `fault` is the guest's, the caller's or the host's."""
     if isinstance(error, ExecutionTimeout):
-        return _stopped("timeout", error, error.result, error.timeout, max_text)
+        return _limit_answer("timeout", error, error.result, error.timeout, max_text)
     if isinstance(error, MemoryExceeded | FuelExhausted | SessionEnded):
         status = "memory_exceeded" if isinstance(error, MemoryExceeded) else "error"
-        return _stopped(status, error, error.result, 0.0, max_text)
+        return _limit_answer(status, error, error.result, 0.0, max_text)
     if isinstance(error, SandboxError):
         return {"status": "error", "stderr": explain(error), "fault": error.fault}
-    # Somebody else's exception may hold anything of the host, so the model gets its kind and we log the rest.
-    _log.error("a tool failed", exc_info=error)
-    said = f"the sandbox failed inside ({type(error).__name__}); try again"
-    return {"status": "error", "stderr": said, "fault": "host"}
+    # The text of an unexpected exception may contain host data: log it, and give the model only its type.
+    _log.error("unexpected error in a tool", exc_info=error)
+    reason = f"internal error of the sandbox ({type(error).__name__}); try again"
+    return {"status": "error", "stderr": reason, "fault": "host"}
 
 
 def partial_result(error: Exception) -> ExecResult | None:
-    """What a run had printed that a limit ended."""
+    """The output so far of a run that a limit ended."""
     return error.result if isinstance(error, _CARRIES_RESULT) else None
 
 
@@ -56,16 +56,16 @@ def milliseconds(seconds: float) -> int:
 
 
 def _texts(result: ExecResult, max_text: int) -> tuple[str, str, bool]:
-    """Both streams as a model sees them, and whether anything was left out."""
+    """Both streams as a model sees them, and whether anything was cut."""
     stdout, stdout_cut = cap(result.stdout, max_text)
     stderr, stderr_cut = cap(result.stderr, max_text)
     return in_guest_terms(stdout), in_guest_terms(stderr), stdout_cut or stderr_cut
 
 
-def _stopped(
+def _limit_answer(
     status: str, error: SandboxError, partial: ExecResult | None, duration: float, max_text: int
 ) -> dict[str, Any]:
-    """A run that a limit ended: what it had printed, and why it ended, last, where a model looks."""
+    """A run that a limit ended: its output, then the reason, at the end where a model looks."""
     result = partial or ExecResult(duration=duration)
     stdout, stderr, was_cut = _texts(result, max_text)
     separator = "\n" if stderr and not stderr.endswith("\n") else ""
@@ -80,13 +80,13 @@ def _stopped(
 
 
 def _details(result: ExecResult, was_cut: bool) -> dict[str, Any]:
-    """The keys that are there only when they say something."""
+    """The keys that are present only when they carry information."""
     details: dict[str, Any] = {}
     if was_cut or result.stdout_truncated or result.stderr_truncated:
         details["truncated"] = True
     if result.denials:
         details["denials"] = [
-            {"kind": item.kind, "what": _said(item.what), "rule": item.rule, "hint": _said(item.hint)}
+            {"kind": item.kind, "what": _denial_text(item.what), "rule": item.rule, "hint": _denial_text(item.hint)}
             for item in result.denials[:MAX_DENIALS]
         ]
     if result.usage.cpu_time or result.usage.peak_memory_bytes:
@@ -97,6 +97,6 @@ def _details(result: ExecResult, was_cut: bool) -> dict[str, Any]:
     return details
 
 
-def _said(text: str) -> str:
-    """Words of ours around a name that the guest chose."""
+def _denial_text(text: str) -> str:
+    """Our text around a name that the guest chose."""
     return one_line(in_guest_terms(text[:1000]), 500)

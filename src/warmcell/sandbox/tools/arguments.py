@@ -1,4 +1,4 @@
-"""Pure module: what a model sent, against a tool's schema. Wrong is said by name; unknown is named, not obeyed."""
+"""Checks what a model sent against the schema of a tool. Pure module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.lines import one_line
-from warmcell.languages.registry import known_language
+from warmcell.languages.registry import lookup_language
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "string": ((str,), "a string"),
@@ -19,7 +19,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def as_mapping(args: object) -> Mapping[str, Any]:
-    """The arguments as an object; some models' come as its text."""
+    """The arguments as an object; some models send them as JSON text."""
     if isinstance(args, str):
         try:
             args = json.loads(args or "{}")
@@ -30,8 +30,8 @@ def as_mapping(args: object) -> Mapping[str, Any]:
     return args
 
 
-def checked(schema: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the schema knows, each of its kind and in its range, defaults filled in."""
+def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that the schema has, with types and ranges checked and defaults filled in."""
     known: dict[str, Any] = {}
     for name, rule in schema["properties"].items():
         value = args.get(name)
@@ -40,19 +40,19 @@ def checked(schema: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
                 raise InvalidRequest("is required", field=name)
             known[name] = rule.get("default")
         else:
-            known[name] = _checked_value(name, value, rule)
+            known[name] = _check_value(name, value, rule)
     return known
 
 
-def ignored(schema: Mapping[str, Any], args: object) -> dict[str, Any]:
-    """Arguments that a tool does not have. Naming them tells a model that they had no effect."""
+def list_ignored(schema: Mapping[str, Any], args: object) -> dict[str, Any]:
+    """Names the arguments that a tool does not have, so that a model learns that they had no effect."""
     if not isinstance(args, Mapping):
         return {}
     unknown = [one_line(key[:40]) for key in args if isinstance(key, str) and key not in schema["properties"]]
     return {"ignored_arguments": unknown[:10]} if unknown else {}
 
 
-def _checked_value(name: str, value: Any, rule: Mapping[str, Any]) -> Any:
+def _check_value(name: str, value: Any, rule: Mapping[str, Any]) -> Any:
     kinds, words = _KINDS[rule["type"]]
     if not issubclass(type(value), kinds) or (type(value) is bool and bool not in kinds):
         raise InvalidRequest(f"must be {words}, not {type(value).__name__}", field=name)
@@ -62,17 +62,19 @@ def _checked_value(name: str, value: Any, rule: Mapping[str, Any]) -> Any:
 
 
 def _language(name: str, value: str, offered: Sequence[str]) -> str:
-    """One of those that are offered, by any of its names."""
-    row = known_language(value)
+    """A language that is offered, by any of its names."""
+    row = lookup_language(value)
     wanted = row.name if row is not None else value.lower()
     if wanted in offered:
         return wanted
-    what = f"unknown language {one_line(value[:40])!r}" if row is None else f"{wanted} cannot be run here: {row.remedy}"
+    what = (
+        f"unknown language {one_line(value[:40])!r}" if row is None else f"{wanted} is not available here: {row.remedy}"
+    )
     raise InvalidRequest(what, field=name, hint=f"one of {', '.join(offered)}")
 
 
 def _whole(name: str, value: float, rule: Mapping[str, Any]) -> int:
-    """Compared before anything else: a whole number of 5,000 digits can neither become a float nor be printed."""
+    """The range is checked first: an integer of 5,000 digits can neither become a float nor be printed."""
     if not rule["minimum"] <= value <= rule["maximum"]:
         shown = "not a number" if isinstance(value, float) and math.isnan(value) else "out of range"
         raise InvalidRequest(f"must be from {rule['minimum']} to {rule['maximum']} ({shown})", field=name)

@@ -1,68 +1,64 @@
-"""What each tool does, over an `AsyncSandbox`. Arguments are checked; errors pass through to whoever answers."""
+"""What each tool does. Arguments have been checked; exceptions pass through to `ToolCalls`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from warmcell.core.door_text import cap
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import ExecResult
-from warmcell.sandbox.tools import cells
+from warmcell.sandbox.ports import AsyncExposedPort
 from warmcell.sandbox.tools.answers import failure, partial_result, success
-from warmcell.sandbox.tools.kept_output import KeptOutput
+from warmcell.sandbox.tools.interface import ToolSandbox
+from warmcell.sandbox.tools.interpreters import Interpreters, answer_for, as_run
+from warmcell.sandbox.tools.saved_output import SavedOutput
 from warmcell.workspace.files import DirEntry
-
-if TYPE_CHECKING:
-    from warmcell.sandbox.asynchronous import AsyncSandbox
-    from warmcell.sandbox.ports import AsyncExposedPort
 
 MAX_ENTRIES = 1000
 MAX_PORTS = 16
 MAX_FILE_BYTES = 16 * 1024 * 1024
-#: Gets "stdout" or "stderr" and text, as it comes; may return an awaitable.
+#: Gets "stdout" or "stderr" and text as it arrives; may return an awaitable.
 OnOutput = Callable[[str, str], object]
 
 
 class Calls:
-    """The tools of one sandbox, one method each, named as the tool is. `remembering`: languages with an interpreter
-    that stays.
-    """
+    """The tools of one sandbox: one method each, with the name of the tool."""
 
-    def __init__(self, sandbox: AsyncSandbox, max_text: int, remembering: Sequence[str] = ()) -> None:
+    def __init__(self, sandbox: ToolSandbox, max_text: int, stateful_languages: Sequence[str] = ()) -> None:
         self._sandbox = sandbox
         self._max_text = max_text
-        self._kept = KeptOutput(sandbox, max_text)
-        self._interpreters = cells.Interpreters(sandbox)
-        self._remembering = tuple(remembering)
+        self._saved = SavedOutput(sandbox, max_text)
+        self._interpreters = Interpreters(sandbox)
+        self._stateful_languages = tuple(stateful_languages)
         self._ports: dict[int, AsyncExposedPort] = {}
 
     async def run_code(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
-        if args["language"] in self._remembering and args["stdin"] is None:
-            return await self._cell(args, on_output)
+        if args["language"] in self._stateful_languages and args["stdin"] is None:
+            return await self._run_cell(args, on_output)
         run = self._sandbox.run(
             args["code"],
             args["language"],
             stdin=args["stdin"],
             timeout=float(args["timeout_secs"]),
-            **_listeners(on_output),
+            **_callbacks(on_output),
         )
         return await self._answer(run)
 
-    async def _cell(self, args: dict[str, Any], on_output: OnOutput | None) -> dict[str, Any]:
+    async def _run_cell(self, args: dict[str, Any], on_output: OnOutput | None) -> dict[str, Any]:
         run = self._interpreters.run(
             args["language"],
             args["code"],
             float(args["timeout_secs"]),
             restart=bool(args["restart"]),
-            **_listeners(on_output),
+            **_callbacks(on_output),
         )
         try:
             cell = await run
         except Exception as error:
-            return failure(error, self._max_text) | await self._kept.keep(partial_result(error))
-        told = await cells.answer(cell, self._sandbox, self._max_text)
-        return told | await self._kept.keep(cells.as_run(cell))
+            return failure(error, self._max_text) | await self._saved.save(partial_result(error))
+        answer = await answer_for(cell, self._sandbox, self._max_text)
+        return answer | await self._saved.save(as_run(cell))
 
     async def run_command(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
         run = self._sandbox.sh(
@@ -70,7 +66,7 @@ class Calls:
             cwd=args["cwd"],
             stdin=args["stdin"],
             timeout=float(args["timeout_secs"]),
-            **_listeners(on_output),
+            **_callbacks(on_output),
         )
         return await self._answer(run)
 
@@ -78,8 +74,8 @@ class Calls:
         try:
             result = await run
         except Exception as error:
-            return failure(error, self._max_text) | await self._kept.keep(partial_result(error))
-        return success(result, self._max_text) | await self._kept.keep(result)
+            return failure(error, self._max_text) | await self._saved.save(partial_result(error))
+        return success(result, self._max_text) | await self._saved.save(result)
 
     async def read_file(self, args: dict[str, Any]) -> dict[str, Any]:
         raw = await self._sandbox.read_file(args["path"], max_bytes=MAX_FILE_BYTES)
@@ -125,7 +121,7 @@ class Calls:
         return {"status": "success"} | plain
 
 
-def _listeners(on_output: OnOutput | None) -> dict[str, Any]:
+def _callbacks(on_output: OnOutput | None) -> dict[str, Any]:
     if on_output is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Pure module: the tools as data: names, words for models, JSON schemas, and what each may do."""
+"""The tools as data: names, descriptions for models, JSON schemas, hints. Pure module."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from warmcell.core.types import BackendCapabilities
 MIN_TIMEOUT = 1
 MAX_TIMEOUT = 300
 MAX_LINES = 100_000
+#: A file has at most one line per byte, and tools read at most 16 MiB of it.
+MAX_FIRST_LINE = 1 << 24
 MAX_NAMES = 20
 DEFAULT_LINES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One tool. `parameters` and `answers` are JSON schemas of what goes in and what comes out."""
+    """One tool. `parameters` and `answers` are the JSON schemas of its input and output."""
 
     name: str
     title: str
@@ -29,25 +31,25 @@ class Definition:
     is_idempotent: bool = False
 
 
-def definitions(
+def make_definitions(
     capabilities: BackendCapabilities,
     timeout_secs: float,
     has_ports: bool,
     only: Sequence[str] | None = None,
-    remembering: Sequence[str] = (),
+    stateful_languages: Sequence[str] = (),
     max_timeout: int = MAX_TIMEOUT,
 ) -> list[Definition]:
-    """What a sandbox of such capabilities offers, in the order in which a model should see it.
+    """The tools of a sandbox with these capabilities, in the order in which a model should see them.
 
-    `only`: of these languages; `remembering`: those with an interpreter that stays from call to call.
+    `only` restricts the languages; `stateful_languages` keep an interpreter from call to call.
     """
     languages = [str(name) for name in capabilities.supported_languages if name != "wasm"]
     if only is not None:
         languages = [name for name in only if name in languages]
     usual = int(min(max(timeout_secs, MIN_TIMEOUT), max_timeout))
-    timeout = _number("Seconds after which it is stopped.", MIN_TIMEOUT, max_timeout, usual)
+    timeout = _number("Seconds after which the run is stopped.", MIN_TIMEOUT, max_timeout, usual)
     tools = (
-        [_run_code(languages, timeout, capabilities, [name for name in languages if name in remembering])]
+        [_run_code(languages, timeout, capabilities, [name for name in languages if name in stateful_languages])]
         if languages
         else []
     )
@@ -58,7 +60,7 @@ def definitions(
 
 
 def network_words(capabilities: BackendCapabilities) -> str:
-    """What a model is told about the network: never less than there is, since it would try, and never more."""
+    """The network as a model must know it: exactly what it can reach, or it would try more or less than that."""
     if not capabilities.enforced_limits.network_isolation:
         return "the host's network"
     names = capabilities.network
@@ -69,14 +71,18 @@ def network_words(capabilities: BackendCapabilities) -> str:
 
 
 def _run_code(
-    languages: Sequence[str], timeout: dict[str, Any], capabilities: BackendCapabilities, remembering: Sequence[str]
+    languages: Sequence[str],
+    timeout: dict[str, Any],
+    capabilities: BackendCapabilities,
+    stateful_languages: Sequence[str],
 ) -> Definition:
+    names = " and ".join(stateful_languages)
     where = f"in the work directory /work, with {network_words(capabilities)}"
     words = f"Each run starts afresh {where}; files stay, variables do not. "
     more: dict[str, Any] = {}
-    if remembering:
+    if stateful_languages:
         words = (
-            f"Code runs {where}. In {' and '.join(remembering)} variables, imports and definitions stay from call to "
+            f"Code runs {where}. In {names} variables, imports and definitions stay from call to "
             "call, and the value of the last line is returned; with stdin, and in other languages, each run starts "
             "afresh. Files always stay. "
         )
@@ -103,7 +109,7 @@ def _run_command(timeout: dict[str, Any]) -> Definition:
         "run_command",
         "Run a shell command",
         "Run a shell command or script in the sandbox's work directory and return its output. Only files are kept "
-        "from one call to the next; what is still running when the command ends is stopped.",
+        "from one call to the next; programs that still run when the command ends are stopped.",
         _object(
             ["command"],
             command=_text("The command line or script."),
@@ -117,7 +123,7 @@ def _run_command(timeout: dict[str, Any]) -> Definition:
 
 def _file_tools() -> list[Definition]:
     path = _text("Path relative to the work directory.")
-    first = _number("First line to return, from 1.", 1, MAX_LINES, 1)
+    first = _number("First line to return, from 1.", 1, MAX_FIRST_LINE, 1)
     most = _number("How many lines to return.", 1, MAX_LINES, DEFAULT_LINES)
     directory = _text("Directory relative to the work directory.", default=".")
     patch_words = "A unified diff, or a patch from '*** Begin Patch' to '*** End Patch'."
@@ -135,7 +141,7 @@ def _file_tools() -> list[Definition]:
         Definition(
             "write_file",
             "Write a file",
-            "Create a file in the work directory or replace its content. Directories on the way are made.",
+            "Create a file in the work directory or replace its content. Missing directories are created.",
             _object(["path", "content"], path=path, content=_text("The whole new content.")),
             _answer(path=_STRING, size=_INTEGER),
             is_idempotent=True,
@@ -147,7 +153,7 @@ def _file_tools() -> list[Definition]:
             _object(
                 [],
                 path=directory,
-                recursive={"type": "boolean", "description": "Also what is in its directories.", "default": False},
+                recursive={"type": "boolean", "description": "Also the content of its directories.", "default": False},
             ),
             _answer(path=_STRING, entries={"type": "array", "items": _ENTRY}),
             is_read_only=True,
@@ -191,7 +197,7 @@ _MISFIT = {
 
 
 def _answer(**properties: Any) -> dict[str, Any]:
-    """Every answer has a status; one that is no success says in `stderr` what happened and in `fault` whose it was."""
+    """Every answer has a status. If it is not "success", `stderr` has the reason and `fault` the party at fault."""
     status = {"type": "string", "enum": ["success", "timeout", "memory_exceeded", "error"]}
     shared = {"status": status, "stderr": _STRING, "fault": _STRING, "truncated": _BOOLEAN}
     unknown = {"ignored_arguments": {"type": "array", "items": _STRING}}

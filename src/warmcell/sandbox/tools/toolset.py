@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.lines import one_line
 from warmcell.sandbox.tools.answers import MAX_TEXT, failure
-from warmcell.sandbox.tools.arguments import as_mapping, checked, ignored
+from warmcell.sandbox.tools.arguments import as_mapping, check_arguments, list_ignored
 from warmcell.sandbox.tools.calls import Calls, OnOutput
-from warmcell.sandbox.tools.definitions import MAX_TIMEOUT, Definition, definitions
+from warmcell.sandbox.tools.definitions import MAX_TIMEOUT, Definition, make_definitions
+from warmcell.sandbox.tools.interface import ToolSandbox
 from warmcell.workspace.errors import PatchRejected
 
-if TYPE_CHECKING:
-    from warmcell.sandbox.asynchronous import AsyncSandbox
-
-#: From a tool's name and arguments (and who hears a run's output) to its answer, or to the promise of one.
+#: Takes a tool's name, its arguments and optionally `on_output`; returns its answer, or an awaitable of it.
 Call = Callable[..., Any]
 _TYPES = {"string": str, "integer": int, "boolean": bool}
 _RUNS = ("run_code", "run_command")
 
 
 class Tool:
-    """One tool. Calling it returns its answer (for `AsyncSandbox`: to be awaited) and raises for nothing that a model
-    can send. Its signature is the schema's, for frameworks that look.
+    """One tool. Calling it returns its answer (for `AsyncSandbox`: an awaitable) and raises for nothing that a model
+    can send. Its signature is that of the schema, for frameworks that inspect it.
     """
 
     def __init__(self, definition: Definition, call: Call, is_async: bool) -> None:
@@ -43,16 +41,16 @@ class Tool:
         return self._call(self.name, args)
 
     def to_openai(self, api: Literal["chat", "responses"] = "chat") -> dict[str, Any]:
-        """For `tools=` of chat completions, or of the responses interface."""
+        """For `tools=` of the chat completions or the responses API."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function} if api == "chat" else {"type": "function"} | function
 
     def to_anthropic(self) -> dict[str, Any]:
-        """For `tools=` of messages."""
+        """For `tools=` of the messages API."""
         return {"name": self.name, "description": self.description, "input_schema": self.parameters}
 
     def to_json_schema(self) -> dict[str, Any]:
-        """The schema of its arguments, with its name and description in it."""
+        """The schema of its arguments, with its name and description."""
         return {"title": self.name, "description": self.description} | self.parameters
 
     def __repr__(self) -> str:
@@ -60,7 +58,7 @@ class Tool:
 
 
 class Toolset(Sequence[Tool]):
-    """The tools of one sandbox. `call` is for what a model sends: a name, and arguments as an object or its text."""
+    """The tools of one sandbox. `call` takes what a model sends: a name, and arguments as an object or as JSON text."""
 
     def __init__(self, tools: Sequence[Tool], call: Call) -> None:
         self._tools = list(tools)
@@ -95,25 +93,29 @@ class Toolset(Sequence[Tool]):
 
 
 class ToolCalls:
-    """Answers calls by name over one `AsyncSandbox`. Only cancellation passes through."""
+    """Answers calls by name over one asynchronous sandbox. Only cancellation is raised.
+
+    `stateful_languages` keep an interpreter from call to call.
+    """
 
     def __init__(
         self,
-        sandbox: AsyncSandbox,
-        timeout_secs: float,
+        sandbox: ToolSandbox,
         max_text: int = MAX_TEXT,
         languages: Sequence[str] | None = None,
-        remembering: Sequence[str] = (),
-        has_ports: bool = False,
+        stateful_languages: Sequence[str] = (),
         max_timeout: int = MAX_TIMEOUT,
     ) -> None:
         if isinstance(max_text, bool) or not isinstance(max_text, int) or max_text < 100:
             raise InvalidRequest("must be a whole number of at least 100 characters", field="max_text")
         if isinstance(max_timeout, bool) or not isinstance(max_timeout, int) or max_timeout < 1:
             raise InvalidRequest("must be a whole number of seconds from 1", field="max_timeout")
-        found = definitions(sandbox.capabilities(), timeout_secs, has_ports, languages, remembering, max_timeout)
-        self._by_name = {definition.name: definition for definition in found}
-        self._calls = Calls(sandbox, max_text, remembering)
+        has_ports = bool(stateful_languages)  # only there can a server outlive the call that started it
+        offered = make_definitions(
+            sandbox.capabilities(), sandbox.timeout, has_ports, languages, stateful_languages, max_timeout
+        )
+        self._by_name = {definition.name: definition for definition in offered}
+        self._calls = Calls(sandbox, max_text, stateful_languages)
         self._max_text = max_text
 
     @property
@@ -121,19 +123,19 @@ class ToolCalls:
         return list(self._by_name.values())
 
     async def answer(self, name: str, args: object, on_output: OnOutput | None = None) -> dict[str, Any]:
-        """What the tool answers. `on_output` hears what a run prints while it prints it."""
+        """The answer of a tool. `on_output` gets the output of a run as it arrives."""
         definition = self._by_name.get(name) if isinstance(name, str) else None
         if definition is None:
-            said = f"there is no tool {one_line(str(name)[:40])!r}; there are {', '.join(self._by_name)}"
-            return {"status": "error", "stderr": said, "fault": "caller"}
+            reason = f"unknown tool {one_line(str(name)[:40])!r}; one of {', '.join(self._by_name)}"
+            return {"status": "error", "stderr": reason, "fault": "caller"}
         try:
             args = as_mapping(args)
-            known = checked(definition.parameters, args)
+            known = check_arguments(definition.parameters, args)
             call: Callable[..., Awaitable[dict[str, Any]]] = getattr(self._calls, name)
             answer = await (call(known, on_output) if name in _RUNS else call(known))
         except Exception as error:
             answer = self._failure(error)
-        return answer | ignored(definition.parameters, args)
+        return answer | list_ignored(definition.parameters, args)
 
     def _failure(self, error: Exception) -> dict[str, Any]:
         answer = failure(error, self._max_text)
@@ -144,12 +146,12 @@ class ToolCalls:
 
 
 def make_toolset(offered: Sequence[Definition], call: Call, *, is_async: bool) -> Toolset:
-    """The callables; `call` leads to `ToolCalls.answer`, directly or from a blocking caller."""
+    """The tools as callables. `call` is `ToolCalls.answer` or a blocking form of it."""
     return Toolset([Tool(item, call, is_async) for item in offered], call)
 
 
 def _signature(definition: Definition) -> inspect.Signature:
-    """Required ones first, as Python wants it; all by name."""
+    """Keyword-only parameters, the required ones first."""
     schema: Mapping[str, Any] = definition.parameters
     parameters = [
         inspect.Parameter(

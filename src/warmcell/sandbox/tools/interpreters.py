@@ -1,22 +1,19 @@
-"""`run_code` that remembers: an interpreter for each language, and what it showed, kept where a model can look."""
+"""Stateful `run_code`: one interpreter per language, whose images are saved as files for the model."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from warmcell.core.door_text import cap
-from warmcell.core.errors import SandboxError, SessionEnded
+from warmcell.core.errors import MemoryExceeded, SandboxError, SessionEnded
 from warmcell.core.types import ExecResult
 from warmcell.sandbox.tools.answers import success
-from warmcell.sandbox.tools.kept_output import DIRECTORY
-
-if TYPE_CHECKING:
-    from warmcell.sandbox.asynchronous import AsyncSandbox
-    from warmcell.sandbox.session import AsyncSession
-    from warmcell.sessions.cell_results import CellResult, DisplayData
+from warmcell.sandbox.tools.interface import ToolSandbox, ToolSession
+from warmcell.sandbox.tools.saved_output import DIRECTORY
+from warmcell.sessions.cell_results import CellResult, DisplayData
 
 MAX_OUTPUTS = 20
 _IMAGES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
@@ -24,15 +21,15 @@ _TEXTS = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "text/pla
 
 
 class Interpreters:
-    """The sessions of one sandbox's tools: begun by the first call, and begun anew after their end."""
+    """The sessions of the tools of one sandbox. Each starts with its first call, and again after it ended."""
 
-    def __init__(self, sandbox: AsyncSandbox) -> None:
+    def __init__(self, sandbox: ToolSandbox) -> None:
         self._sandbox = sandbox
-        self._sessions: dict[str, AsyncSession] = {}
-        self._opening = asyncio.Lock()
+        self._sessions: dict[str, ToolSession] = {}
+        self._lock = asyncio.Lock()
 
     async def run(self, language: str, code: str, timeout: float, *, restart: bool, **listeners: Any) -> CellResult:
-        async with self._opening:
+        async with self._lock:
             session = self._sessions.get(language)
             if session is not None and restart:
                 del self._sessions[language]
@@ -42,15 +39,15 @@ class Interpreters:
             session = self._sessions[language]
         try:
             return await session.run(code, timeout=timeout, **listeners)
-        except SessionEnded as error:
+        except (SessionEnded, MemoryExceeded) as error:
             if self._sessions.get(language) is session:
                 del self._sessions[language]
-            error.hint = "the variables are gone; the next call begins a new interpreter"
+            error.hint = "the variables are lost; the next call starts a new interpreter"
             raise
 
 
 def as_run(cell: CellResult) -> ExecResult:
-    """A cell as a run: what it raised ends its stderr, as a program's traceback would, and is exit code 1."""
+    """A cell as a run: an exception becomes the end of stderr and exit code 1, as for a program."""
     raised = "" if cell.error is None else cell.error.traceback or str(cell.error)
     separator = "\n" if cell.stderr and raised and not cell.stderr.endswith("\n") else ""
     return ExecResult(
@@ -61,30 +58,31 @@ def as_run(cell: CellResult) -> ExecResult:
         stdout_truncated=cell.stdout_truncated,
         stderr_truncated=cell.stderr_truncated,
         usage=cell.usage,
+        denials=cell.denials,
     )
 
 
-async def answer(cell: CellResult, sandbox: AsyncSandbox, max_text: int) -> dict[str, Any]:
-    """As for a run, with the value of the last line and what was shown: texts as they are, images as files."""
-    told = success(as_run(cell), max_text) | {"execution_count": cell.execution_count}
+async def answer_for(cell: CellResult, sandbox: ToolSandbox, max_text: int) -> dict[str, Any]:
+    """As for a run, with the value of the last line and what was displayed: text inline, images as files."""
+    answer = success(as_run(cell), max_text) | {"execution_count": cell.execution_count}
     if cell.value is not None:
-        told["value"] = cap(cell.value, max_text)[0]
-    shown = [item for item in cell.outputs if not item.is_result or set(item.mime) != {"text/plain"}]
+        answer["value"] = cap(cell.value, max_text)[0]
+    displayed = [item for item in cell.outputs if not item.is_result or set(item.mime) != {"text/plain"}]
     outputs = []
-    for number, item in enumerate(shown[:MAX_OUTPUTS], start=1):
+    for number, item in enumerate(displayed[:MAX_OUTPUTS], start=1):
         outputs.append(await _output(item, sandbox, f"{DIRECTORY}/cell-{cell.execution_count}-{number}", max_text))
     if outputs:
-        told["outputs"] = outputs
-    if cell.outputs_truncated or len(shown) > MAX_OUTPUTS:
-        told["truncated"] = True
-    return told
+        answer["outputs"] = outputs
+    if cell.outputs_truncated or len(displayed) > MAX_OUTPUTS:
+        answer["truncated"] = True
+    return answer
 
 
-async def _output(item: DisplayData, sandbox: AsyncSandbox, path: str, max_text: int) -> dict[str, Any]:
+async def _output(item: DisplayData, sandbox: ToolSandbox, path: str, max_text: int) -> dict[str, Any]:
     for mime, suffix in _IMAGES.items():
         data = item.mime.get(mime)
         if isinstance(data, str):
-            # What a guest says is base64 may not be, and it may have put something in the way of the file.
+            # The guest may have sent invalid base64, or put something in the way of the file.
             with contextlib.suppress(SandboxError, ValueError):
                 await sandbox.write_file(f"{path}.{suffix}", base64.b64decode(data, validate=True))
                 return {"mime": mime, "path": f"{path}.{suffix}"}

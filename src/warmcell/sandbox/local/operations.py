@@ -1,4 +1,4 @@
-"""What a sandbox has under way: every operation can be ended, and none outlives the thing that it works on."""
+"""Operations: the calls of a sandbox that are in progress. `close` ends them before it removes what they use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ T = TypeVar("T")
 
 
 class Operations:
-    """Counts operations in and out. After `close` began, new ones are refused and running ones end, typed.
-
-    Belongs to one event loop.
-    """
+    """Once closed, new operations are refused and running ones end with `SandboxDestroyed`. For one event loop."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -31,7 +28,7 @@ class Operations:
             raise SandboxDestroyed
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Carries out `work` as a task that `close` can end. Cancelling the caller cancels the work as always."""
+        """Runs `work` as a task that `close` can cancel. Cancelling the caller cancels it too."""
         if self.is_closed:
             work.close()
             raise SandboxDestroyed
@@ -51,7 +48,7 @@ class Operations:
             raise
 
     async def close(self) -> None:
-        """Ends what is running and waits until it has cleaned up."""
+        """Cancels what is running and waits for its clean-up."""
         self.is_closed = True
         while self._running:
             for task in self._running:

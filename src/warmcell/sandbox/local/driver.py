@@ -1,0 +1,231 @@
+"""LocalSandbox: the driver of a sandbox on this host. Its parts are files, runs and what lives between two calls."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from warmcell.core import events
+from warmcell.core.errors import InvalidRequest, SessionBusy
+from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult
+from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.interface import PtySize, RunOptions
+from warmcell.sandbox.local.changes import LocalChanges
+from warmcell.sandbox.local.context import SandboxContext
+from warmcell.sandbox.local.files import LocalFiles
+from warmcell.sandbox.local.guests import Guest, language_for
+from warmcell.sandbox.local.live import LocalLive
+from warmcell.sandbox.local.live_runs import LiveRuns
+from warmcell.sandbox.local.npm_packages import install_npm
+from warmcell.sandbox.local.pip_packages import Installer, Packages
+from warmcell.sandbox.local.process import LocalProcess
+from warmcell.sandbox.local.session import LocalSession
+from warmcell.sandbox.local.session_fork import check_fork, fork_session
+from warmcell.sandbox.local.session_start import session_languages
+from warmcell.sandbox.settings import SandboxSettings
+from warmcell.workspace.workspace import AnyPath
+
+if TYPE_CHECKING:
+    from warmcell.changes.layer import ChangeLayer
+    from warmcell.net import FetchRequest, FetchResponse
+    from warmcell.net.connect.connection_log import Connection
+    from warmcell.sandbox.local.checkpoint import LocalCheckpoint
+
+
+class LocalSandbox:
+    def __init__(self, settings: SandboxSettings, parent: ChangeLayer | None = None) -> None:
+        self.context = SandboxContext(settings, parent)
+        self.id, self.timeout, self.limits = self.context.id, settings.timeout, self.context.limits
+        self.place = settings.backend_name
+        self.files = LocalFiles(self.context)
+        self.changes = LocalChanges(self.context)
+        self.live = LocalLive(self.context, self._fork_session, self._take_checkpoint)
+        self._live_runs = LiveRuns(self.context, self.live)
+        self.runs = LocalRuns(self.context, self._live_runs)
+        self._operations = self.context.operations
+        self._closing: asyncio.Task[None] | None = None
+        self._former_guests: list[Guest] = []
+        if events.listeners:
+            events.emit("sandbox.made", self.id, {"backend": self.place})
+
+    @property
+    def is_closed(self) -> bool:
+        return self._operations.is_closed
+
+    @property
+    def session_languages(self) -> Sequence[str]:
+        return session_languages(self.context.guest)
+
+    def check_open(self) -> None:
+        self._operations.check_open()
+
+    def capabilities(self) -> BackendCapabilities:
+        return self.context.guest.capabilities()
+
+    async def start(self) -> None:
+        await self.context.start()
+
+    async def available_tools(self) -> list[str]:
+        await self.start()
+        return await self._operations.run(self.context.guest.tools())
+
+    async def fetch(self, request: FetchRequest | str) -> FetchResponse:
+        return await self._operations.run(self.context.fetcher.fetch(request))
+
+    async def update_network(self, update: object) -> None:
+        await self._operations.run(self.context.network.update(update))
+
+    async def connections(self) -> list[Connection]:
+        self.check_open()
+        return self.context.network.connections()
+
+    async def spawn_code(
+        self, code: str, language: str, timeout: float, pty: PtySize | None
+    ) -> LocalProcess | ExecResult:
+        async def start() -> LocalProcess | ExecResult:
+            options = RunOptions(await self.context.guest_cwd(None), None, timeout)
+            return await self._live_runs.start_code(code, language_for(self.place, language), options, pty=pty)
+
+        return await self._operations.run(start())
+
+    # ---- packages ----
+
+    async def install(self, packages: Sequence[str], manager: str) -> None:
+        if self.place != "process":
+            hint = "use Sandbox(backend='process')"
+            raise InvalidRequest("works only with the process backend", field="packages", hint=hint)
+        if getattr(self.context.guest, "has_image", False):
+            hint = "put them into the image, or run the image's own pip or npm in a live sandbox"
+            raise InvalidRequest("they are for the host's interpreters, not an image's", field="packages", hint=hint)
+        await self._use_packages(await install_packages(self.context, self.live, packages, manager))
+
+    async def use_packages(self, directory: str) -> None:
+        """A copy of packages that another sandbox had installed."""
+        await self._use_packages(await in_thread(lambda: Packages(directory)))
+
+    async def _use_packages(self, packages: Packages) -> None:
+        """Later runs get a new guest. The former one is closed when its last run has ended."""
+        self.context.packages = packages
+        former, self.context.guest = self.context.guest, self.context.make_guest()
+        self.context.network.attach()
+        await self.live.reset()
+        self._former_guests.append(former)
+        if not self._operations.is_busy:
+            while self._former_guests:
+                await self._former_guests.pop().aclose()
+
+    # ---- forks ----
+
+    async def fork(self, snapshot: str | None) -> LocalSandbox:
+        child = await self.make_sibling()
+        try:
+            await self.context.on_disk(lambda: self.context.workspace.copy_to(child.context.workspace, snapshot))
+            await child.start()
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    async def _fork_session(self, session: LocalSession, reseed: bool) -> tuple[LocalSandbox, LocalSession]:
+        check_fork(self.context, session.language, reseed)
+        child = await self.make_sibling()
+        return child, await fork_session(self.context, session, child, reseed)
+
+    async def _take_checkpoint(self, session: LocalSession) -> LocalCheckpoint:
+        from warmcell.sandbox.local.checkpoint import take_checkpoint
+
+        return await take_checkpoint(self, session)
+
+    async def branch(self) -> LocalSandbox:
+        """A sandbox on the same directory that starts with these changes and goes on by itself."""
+        self.check_open()
+        parent = self.changes.layer
+        child = await in_thread(lambda: LocalSandbox(self.context.settings, parent))
+        try:
+            if self.context.packages is not None:
+                await child._use_packages(self.context.packages)
+            await child.start()
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    async def make_sibling(self) -> LocalSandbox:
+        """A sandbox with the same settings and packages, and no files yet."""
+        self.check_open()
+        child = LocalSandbox(replace(self.context.settings, work_dir=None, changes=None))
+        if self.context.packages is not None:
+            await child._use_packages(self.context.packages)
+        child.context.network.adopt(self.context.network)
+        return child
+
+    # ---- the end ----
+
+    async def close(self) -> None:
+        self._operations.is_closed = True
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self.files.close_watches()
+        await self.live.close_ports()
+        await self._operations.close()
+        try:
+            await self.live.close()
+            for guest in (*self._former_guests, self.context.guest):
+                await guest.aclose()
+            self.context.packages = None
+        finally:
+            await in_thread(self.context.close_files)
+            if events.listeners:
+                events.emit("sandbox.gone", self.id, {"backend": self.place})
+
+
+async def install_packages(context: SandboxContext, live: LocalLive, packages: Sequence[str], manager: str) -> Packages:
+    """The packages that the sandbox has, and these. `SessionBusy` while something runs that would not see them."""
+    if live.is_in_use:
+        raise SessionBusy("programs in the live cage would not see the packages; install before spawn and session")
+    settings = context.settings
+    config = getattr(settings.backend, "config", settings.config) or ProcessConfig()
+    enforcer = getattr(settings.backend, "enforcer", settings.enforcer)
+    weaker = getattr(settings.backend, "allow_weaker", settings.allow_weaker)
+    installer, before = Installer(config, enforcer, context.limits.disk_mb, weaker), context.packages
+    work = install_npm(installer, packages, before) if manager == "npm" else installer.install(packages, before)
+    return await context.operations.run(work)
+
+
+class LocalRuns:
+    def __init__(self, context: SandboxContext, live_runs: LiveRuns) -> None:
+        self._context, self._live_runs = context, live_runs
+
+    async def command(self, argv: Sequence[str], cwd: AnyPath | None, options: RunOptions) -> ExecResult:
+        return await self._run(functools.partial(self._runner.command, argv), cwd, options)
+
+    async def script(self, script: str, cwd: AnyPath | None, options: RunOptions) -> ExecResult:
+        return await self._run(functools.partial(self._runner.script, script), cwd, options)
+
+    async def code(self, code: str | bytes, language: str, options: RunOptions) -> ExecResult:
+        name = language_for(self._context.settings.backend_name, language)
+        request = ExecRequest(name, code, 1.0)
+        return await self._run(functools.partial(self._runner.code, code, request.language), None, options)
+
+    @property
+    def _runner(self) -> Guest | LiveRuns:
+        return self._live_runs if self._context.settings.live else self._context.guest
+
+    async def _run(
+        self, start: Callable[[RunOptions], Awaitable[ExecResult]], cwd: AnyPath | None, options: RunOptions
+    ) -> ExecResult:
+        async def run() -> ExecResult:
+            try:
+                return await start(replace(options, cwd=await self._context.guest_cwd(cwd)))
+            finally:
+                if self._context.layer is not None:
+                    await in_thread(self._context.layer.note_bases)
+
+        return await self._context.operations.run(run())

@@ -1,0 +1,138 @@
+"""LocalFiles: the methods of `Workspace`, each in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from warmcell.core import events
+from warmcell.lifetime.threads import running_loop
+from warmcell.sandbox.local.context import SandboxContext
+from warmcell.workspace.file_watch import FileEvent, FileWatch
+from warmcell.workspace.workspace import AnyPath
+
+T = TypeVar("T")
+#: Methods that emit a "file" event.
+_CHANGES = frozenset({"write_file", "remove", "mkdir", "upload", "apply_patch", "restore"})
+
+
+class LocalFiles:
+    def __init__(self, context: SandboxContext) -> None:
+        self._context = context
+        self._watches: weakref.WeakSet[LocalWatch] = weakref.WeakSet()
+
+    async def call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        context = self._context
+        result = await context.on_disk(functools.partial(method, context.workspace, *args, **kwargs))
+        if events.listeners and method.__name__ in _CHANGES:
+            events.emit("file", context.id, {"operation": method.__name__, "path": _event_path(args)})
+        return result
+
+    def watch(self, path: AnyPath, recursive: bool) -> LocalWatch:
+        self._context.operations.check_open()
+        watch = LocalWatch(self._context.workspace.watch(path, recursive=recursive))
+        self._watches.add(watch)
+        return watch
+
+    async def close_watches(self) -> None:
+        for watch in tuple(self._watches):
+            await watch.aclose()
+
+
+def _event_path(args: tuple[object, ...]) -> str | None:
+    """The path of a call about one file; a patch and an archive name their own."""
+    first = args[0] if args else None
+    return os.fspath(first) if isinstance(first, str | os.PathLike) and "\n" not in str(first) else None
+
+
+class LocalWatch:
+    """For one reader.
+
+    Unread events wait in the kernel, which bounds them. A recursive watch must add new directories in time, so there
+    the event loop reads events as they arrive; their number is bounded too.
+    """
+
+    def __init__(self, watch: FileWatch) -> None:
+        self._watch = watch
+        self._waiting: asyncio.Future[None] | None = None
+        #: The loop that has the descriptor registered, if any.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if watch.is_recursive:
+            with suppress(RuntimeError):  # no loop yet: the first `next` registers
+                self._register(asyncio.get_running_loop())
+
+    async def begin(self) -> None:
+        """The kernel has been watching since the constructor."""
+
+    async def next(self) -> FileEvent | None:
+        """The next event, or None once the watch is closed."""
+        while (event := self._watch.next_event()) is None and not self._watch.is_closed:
+            self._gather()
+            if self._watch.has_events or self._watch.is_closed:
+                continue
+            self._register(running_loop())
+            self._waiting = running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        return event
+
+    def _register(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is None or self._loop.is_closed():
+            self._loop = loop
+            # By weak reference: the loop must not keep a forgotten watch alive.
+            loop.add_reader(self._watch.descriptor, _on_readable, weakref.ref(self))
+
+    def _unregister(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(self._watch.descriptor)
+
+    def _gather(self) -> None:
+        self._watch.gather()
+        if self._watch.is_over:
+            self._end()
+
+    def _on_readable(self) -> None:
+        self._gather()
+        if self._watch.is_full or not self._watch.is_recursive:
+            self._unregister()  # until the reader catches up: a guest must not keep this loop busy
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _end(self) -> None:
+        self._unregister()
+        self._watch.close()
+
+    async def aclose(self) -> None:
+        """Ends a pending `next` with None. May be called twice."""
+        if not self._watch.is_closed:
+            self._end()
+        self._watch.forget()
+        self._wake()
+
+    def __del__(self) -> None:
+        """Runs in any thread: the loop must release the descriptor before it is closed."""
+        if self._loop is not None and not self._watch.is_closed:
+            with suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(_release, self._loop, self._watch)
+
+
+def _on_readable(watch: weakref.ref[LocalWatch]) -> None:
+    known = watch()
+    if known is not None:
+        known._on_readable()
+
+
+def _release(loop: asyncio.AbstractEventLoop, watch: FileWatch) -> None:
+    loop.remove_reader(watch.descriptor)
+    watch.close()

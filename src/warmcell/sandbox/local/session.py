@@ -1,0 +1,115 @@
+"""LocalSession: an interpreter in the sandbox's live cage."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from warmcell.core.errors import SandboxError, SessionEnded
+from warmcell.lifetime.run import Run
+from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.interface import NO_CALLBACKS, CellCallbacks
+from warmcell.sandbox.local.session_start import Starter
+from warmcell.sessions.cell_results import CellResult
+from warmcell.sessions.exchange import NO_LISTENERS, Listener, Listeners, Worker
+from warmcell.sessions.interpreter import Interpreter
+
+if TYPE_CHECKING:
+    from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
+
+#: Forks a session, with or without new random numbers: a new sandbox, and the session in it.
+ForkSession = Callable[["LocalSession", bool], Awaitable[tuple["SandboxDriver", "LocalSession"]]]
+
+TakeCheckpoint = Callable[["LocalSession"], Awaitable["CheckpointDriver"]]
+
+
+class LocalSession:
+    """Calls are served in turn."""
+
+    def __init__(
+        self,
+        language: str,
+        env: Mapping[str, str],
+        starter: Starter,
+        worker: Worker,
+        max_output_bytes: int,
+        fork: ForkSession,
+        take_checkpoint: TakeCheckpoint,
+        cells: int,
+    ) -> None:
+        self.language, self.env = language, env
+        self._starter, self._fork, self._take_checkpoint = starter, fork, take_checkpoint
+        self.interpreter = Interpreter(worker, max_output_bytes, cells)
+
+    @property
+    def id(self) -> str:
+        return self.interpreter.id
+
+    @property
+    def is_closed(self) -> bool:
+        return self.interpreter.is_closed
+
+    async def run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
+        listeners = _listeners(callbacks, partial(_on_loop, asyncio.get_running_loop()))
+        return await self.interpreter.run(self.interpreter.cell(code, timeout, listeners))
+
+    def run_blocking(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
+        """In the calling thread: a round trip costs little more than a pipe's."""
+        listeners = _listeners(callbacks, _in_this_thread)
+        return self.interpreter.run_blocking(self.interpreter.cell(code, timeout, listeners))
+
+    async def variables(self, timeout: float) -> dict[str, str]:
+        return await self.interpreter.run(self.interpreter.look(timeout))
+
+    def variables_blocking(self, timeout: float) -> dict[str, str]:
+        return self.interpreter.run_blocking(self.interpreter.look(timeout))
+
+    async def interrupt(self) -> None:
+        self.interpreter.interrupt()
+
+    async def restart(self) -> None:
+        self.interpreter.check_open()
+        await in_thread(lambda: self.interpreter.end_worker(SessionEnded("it was restarted")))
+        await self.interpreter.run(self.interpreter.renewal(await self._starter()))
+
+    async def fork(self, reseed: bool) -> tuple[SandboxDriver, LocalSession]:
+        return await self._fork(self, reseed)
+
+    async def checkpoint(self) -> CheckpointDriver:
+        return await self._take_checkpoint(self)
+
+    async def close(self) -> None:
+        await in_thread(self.interpreter.close)
+
+    async def end(self, error: SandboxError) -> None:
+        """`close` with the error that later calls raise."""
+        await in_thread(lambda: self.interpreter.close(error))
+
+
+def _listeners(callbacks: CellCallbacks, listener: Callable[[Callable[[Any], object]], Listener]) -> Listeners:
+    if callbacks is NO_CALLBACKS:
+        return NO_LISTENERS
+    calls = {name: getattr(callbacks, name) for name in CellCallbacks.__slots__}
+    return Listeners(**{name: None if call is None else listener(call) for name, call in calls.items()})
+
+
+def _in_this_thread(callback: Callable[[Any], object]) -> Listener:
+    return lambda value, run: callback(value)
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], object]) -> Listener:
+    """Has the event loop call the callback and await it; cancelling the run cancels that."""
+
+    async def visit(value: Any) -> object:
+        answer = callback(value)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def call(value: Any, run: Run) -> object:
+        answer = asyncio.run_coroutine_threadsafe(visit(value), loop)
+        with run.on_cancel(answer.cancel):
+            return answer.result()
+
+    return call
