@@ -1,5 +1,5 @@
-"""The host's side of a live cage: what it says to the agent inside, and what it remembers of what that started.
+"""The host's side of a live cage: the channel to its agent, its processes, ports and sessions.
 
-It is given sockets and knows no backend. Nothing that comes from a guest is believed: frames are bounded, numbers are
-looked up, and whoever does not keep to the protocol ends its own cage.
+It works on sockets and knows no backend. Nothing from a guest is trusted: frames are bounded, numbers are looked up,
+and a violation of the protocol ends the guest's own cage.
 """

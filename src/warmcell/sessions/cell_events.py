@@ -1,6 +1,6 @@
-"""What a session's worker may say, checked word by word. Pure: a message in, an event out, or `FrameError`.
+"""Validates the messages of a session's worker. Pure: a message becomes an event or a `FrameError`.
 
-The worker runs the guest's code in its own process, so that whatever it sends may be the guest's invention.
+The worker runs the guest's code in its own process, so the guest may have forged any message.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import json
 from typing import Any
 
 from warmcell.core.records import dataclass
+from warmcell.guest.live.frames import FrameError
 from warmcell.sessions.cell_results import CellError
-from warmcell.sessions.frames import FrameError
 
 _MOST_TYPES = 32
 _LONGEST_NAME = 200
-#: What JSON may hold to be given as such: parts in all, and parts within parts.
+#: Bounds on JSON that is passed on as data: the number of values, and the nesting depth.
 _MOST_PARTS, _DEEPEST = 200_000, 64
 _MOST_PEAK = 1 << 50
 _MOST_SECONDS = 1e9
@@ -23,7 +23,7 @@ _FIGURES = (int, float)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a long text, for the display that comes next."""
+    """A part of a long text of the next display."""
 
     mime: str
     text: str
@@ -35,20 +35,22 @@ class Display:
     is_result: bool
     display_id: str | None
     is_update: bool
-    #: Where in the output it belongs; 0 for its end.
+    #: The mark that gives its position in the output; 0 for the end.
     mark: int = 0
+    #: The worker left out a form of it that was too large.
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """What the cell has printed and shown so far does not count."""
+    """Discards what the cell has printed and displayed so far."""
 
     mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`input()`; the answer has its number."""
+    """A call of `input()`; the answer carries the same number."""
 
     number: int
     prompt: str
@@ -56,14 +58,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a cell or of a look at the variables."""
+    """The end of a cell or of another request."""
 
     cell: int
     error: CellError | None
     cpu_time: float = 0.0
     peak_memory: int = 0
     value: str | None = None
-    #: The value of the last line, where it is short.
+    #: The value of the last line, if it is short.
     result: dict[str, str] | None = None
     names: dict[str, str] | None = None
 
@@ -75,7 +77,7 @@ def parse(message: dict[str, Any]) -> Event:
     name = message.get("event")
     reader = _READERS.get(name) if isinstance(name, str) else None
     if reader is None:
-        raise FrameError("an event that there is not")
+        raise FrameError("unknown event type")
     event: Event = reader(message)
     return event
 
@@ -87,10 +89,11 @@ def _display(message: dict[str, Any]) -> Display:
         _name(message, "id"),
         _flag(message, "update"),
         _number(message, "mark"),
+        _flag(message, "cut"),
     )
 
 
-def _done(message: dict[str, Any]) -> Done:
+def _parse_end(message: dict[str, Any]) -> Done:
     value = message.get("value")
     return Done(
         _number(message, "cell"),
@@ -111,7 +114,7 @@ def _error(content: object) -> CellError | None:
     if content is None:
         return None
     if not isinstance(content, dict):
-        raise FrameError("an error that is no object")
+        raise FrameError("error is not an object")
     return CellError(_text(content, "name"), _text(content, "message"), _text(content, "traceback"))
 
 
@@ -120,7 +123,7 @@ _READERS: dict[str, Any] = {
     "display": _display,
     "clear": lambda message: Clear(_number(message, "mark")),
     "input": lambda message: Question(_number(message, "ask"), _text(message, "prompt")),
-    "done": _done,
+    "done": _parse_end,
     "variables": _variables,
 }
 
@@ -128,16 +131,16 @@ _READERS: dict[str, Any] = {
 def _text(message: dict[str, Any], name: str) -> str:
     value = message.get(name)
     if not isinstance(value, str):
-        raise FrameError(f"{name} is no text")
+        raise FrameError(f"{name} is not text")
     return clean(value)
 
 
 def _texts(message: dict[str, Any], name: str, most: int = _MOST_TYPES, longest: int = _LONGEST_NAME) -> dict[str, str]:
     values = message.get(name)
     if not isinstance(values, dict) or len(values) > most:
-        raise FrameError(f"{name} is no short object")
+        raise FrameError(f"{name} is not a short object")
     if not all(isinstance(value, str) and len(key) <= longest for key, value in values.items()):
-        raise FrameError(f"{name} has more than texts")
+        raise FrameError(f"{name} has values that are not text")
     return {clean(key): clean(value) for key, value in values.items()}
 
 
@@ -157,24 +160,24 @@ def _name(message: dict[str, Any], name: str) -> str | None:
 def _number(message: dict[str, Any], name: str) -> int:
     value = message.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise FrameError(f"{name} is no number")
+        raise FrameError(f"{name} is not a number")
     return value
 
 
 def _figure(value: Any, most: float) -> float:
-    """Brought between 0 and `most`."""
+    """A number, clamped to 0 and `most`."""
     if type(value) not in _FIGURES or not -1e300 < value < 1e300:  # neither is NaN
-        raise FrameError("a figure that is none")
+        raise FrameError("not a finite number")
     return float(value) if 0 <= value <= most else most if value > 0 else 0.0
 
 
 def clean(text: str) -> str:
-    """Half a surrogate pair cannot be printed or stored by anybody."""
+    """Replaces lone surrogates, which cannot be encoded."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def content_of(mime: str, text: str) -> str | dict[str, Any]:
-    """JSON types as what they hold, if that is an object of a sane size; everything else is text."""
+    """The decoded object for JSON types, if it is an object within the bounds; otherwise the text."""
     if mime != "application/json" and not mime.endswith("+json"):
         return text
     parts = sum(text.count(sign) for sign in "[{,")
@@ -186,7 +189,7 @@ def content_of(mime: str, text: str) -> str | dict[str, Any]:
         return text
     if not isinstance(content, dict) or not _is_shallow(content):
         return text
-    return {clean(key): _cleaned(value) for key, value in content.items()}
+    return {clean(key): _clean_all(value) for key, value in content.items()}
 
 
 def _is_shallow(content: object) -> bool:
@@ -201,11 +204,11 @@ def _is_shallow(content: object) -> bool:
     return False
 
 
-def _cleaned(content: Any) -> Any:
+def _clean_all(content: Any) -> Any:
     if isinstance(content, str):
         return clean(content)
     if isinstance(content, list):
-        return [_cleaned(part) for part in content]
+        return [_clean_all(part) for part in content]
     if isinstance(content, dict):
-        return {clean(key): _cleaned(part) for key, part in content.items()}
+        return {clean(key): _clean_all(part) for key, part in content.items()}
     return content

@@ -1,4 +1,4 @@
-"""What a cell has printed and shown so far, within bounds. Pure: nothing here waits for anybody."""
+"""The output and displays of a cell so far, within bounds. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TYPES = 64
 
 
 class StreamText:
-    """One stream. What is over the cap is counted out; a character split over two pieces is one."""
+    """The text of one stream, up to a cap. Joins characters that are split between pieces."""
 
     is_truncated = False
     _decoder: codecs.IncrementalDecoder | None = None  # most cells print nothing
@@ -25,7 +25,7 @@ class StreamText:
         self._parts: list[str] = []
 
     def add(self, data: bytes, is_last: bool = False) -> str:
-        """The text that came with it."""
+        """Adds data and returns the new text."""
         if not data and self._decoder is None:
             return ""
         if len(data) > self._room:
@@ -50,7 +50,7 @@ class StreamText:
 
 
 class CellRecord:
-    """Collects. `stdout` and `stderr` are fed by whoever reads the pipes."""
+    """Collects the output of a cell. The reader of the pipes feeds `stdout` and `stderr`."""
 
     _room = _MOST_DISPLAY_CHARACTERS
     _is_truncated = False
@@ -59,20 +59,27 @@ class CellRecord:
         self.stdout = StreamText(most_bytes)
         self.stderr = StreamText(most_bytes)
         self._outputs: list[DisplayData] = []
-        self._pieces: dict[str, list[str]] = {}
+        #: The long texts of the next display, by type; None for one that is left out.
+        self._pieces: dict[str, list[str] | None] = {}
 
     def add_piece(self, piece: Piece) -> None:
-        is_known = piece.mime in self._pieces or len(self._pieces) < _MOST_TYPES
-        if is_known and self._takes(len(piece.text)):
-            self._pieces.setdefault(piece.mime, []).append(piece.text)
+        if piece.mime not in self._pieces and len(self._pieces) >= _MOST_TYPES:
+            self._is_truncated = True
+            return
+        parts = self._pieces.setdefault(piece.mime, [])
+        if parts is not None and self._takes(len(piece.text)):
+            parts.append(piece.text)
+        else:
+            self._pieces[piece.mime] = None  # half of it would be worse than nothing
 
     def add_display(self, display: Display) -> DisplayData | None:
-        """As it is told to whoever listens; None where it was too much."""
+        """Adds a display and returns it for callbacks; None if it exceeds the bounds."""
         texts = display.mime
         size = sum([len(mime) + len(text) for mime, text in texts.items()])
         if self._pieces:
-            texts = {**texts, **{mime: "".join(parts) for mime, parts in self._pieces.items()}}
+            texts = {**texts, **{mime: "".join(parts) for mime, parts in self._pieces.items() if parts is not None}}
             self._pieces = {}
+        self._is_truncated |= display.is_cut
         if not self._takes(size) or len(self._outputs) >= _MOST_DISPLAYS:
             self._is_truncated = True
             return None
@@ -96,7 +103,7 @@ class CellRecord:
         return True
 
     def clear(self) -> None:
-        """The room for displays is not given back: who clears for ever would send for ever."""
+        """Clearing does not free the quota for displays: a guest could clear and send for ever."""
         self.stdout.clear()
         self.stderr.clear()
         self._outputs.clear()
@@ -121,7 +128,7 @@ class CellRecord:
         )
 
     def so_far(self, duration: float) -> ExecResult:
-        """For the error of a cell that did not come to its end."""
+        """The partial result, for the error of a cell that was ended."""
         return ExecResult(
             stdout=self.stdout.text,
             stderr=self.stderr.text,

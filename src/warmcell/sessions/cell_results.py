@@ -1,4 +1,4 @@
-"""What came of a cell. Everything in it was said by a guest: texts to show, never to run."""
+"""The result of a cell. All of it comes from the guest: display it, never run it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from html import escape
 from typing import Any
 
 from warmcell.core.records import dataclass, field
-from warmcell.core.types import Usage
+from warmcell.core.types import Denial, Usage
 
 _SMALL = "max-height:40em;overflow:auto"
 
 
 @dataclass(frozen=True, slots=True)
 class DisplayData:
-    """Something that a cell showed, in one or more forms by MIME type: text, base64 where it is binary, or JSON.
+    """A display of a cell in one or more forms by MIME type: text, base64 for binary data, or JSON.
 
     `is_result` for the value of its last line. What was shown under a `display_id` may be replaced later: in the same
     cell that has happened already; `is_update` marks a replacement for what an earlier cell showed.
@@ -31,7 +31,7 @@ class DisplayData:
         return plain if isinstance(plain, str) else ""
 
     def _repr_html_(self) -> str:
-        """For the caller's own notebook, where a guest's HTML must not run: it is shown in a frame without rights."""
+        """For the caller's notebook: the guest's HTML in a sandboxed frame, so that its scripts have no rights."""
         for kind in ("png", "jpeg"):
             if isinstance(data := self.mime.get(f"image/{kind}"), str):
                 return f'<img src="data:image/{kind};base64,{escape(data)}">'
@@ -56,9 +56,9 @@ class CellError:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What happened in a cell. An error is a result like any other; the session goes on.
+    """The result of a cell. An error in the cell is part of the result; the session continues.
 
-    `value` is the text of the last line's value. `usage` is what the interpreter itself says that it used.
+    `value` is the text of the last line's value. `usage` is reported by the interpreter itself.
     """
 
     stdout: str = ""
@@ -72,6 +72,8 @@ class CellResult:
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     outputs_truncated: bool = False
+    #: What the sandbox was refused while the cell ran, by whichever of its programs.
+    denials: list[Denial] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -84,7 +86,7 @@ class CellResult:
         return asdict(self)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """For the caller's own notebook: as a page, and as text without the base64 that a plain `repr` would have."""
+        """For the caller's notebook: HTML, and text without base64 data."""
         texts = [self.stdout, self.stderr, *(output.text for output in self.outputs)]
         texts += [] if self.error is None else [self.error.traceback or str(self.error)]
         return {"text/plain": "\n".join(text.rstrip("\n") for text in texts if text), "text/html": self._repr_html_()}

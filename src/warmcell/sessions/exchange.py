@@ -1,57 +1,78 @@
-"""What one exchange with a session's worker is made of: the worker, who listens, and how far it has come."""
+"""One exchange with a session's worker: the worker, the callbacks, and the state."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.core.records import dataclass
+from warmcell.core.types import Denial, ExecResult
+from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Done
 from warmcell.sessions.cell_record import CellRecord
-from warmcell.sessions.cell_results import DisplayData
+
+#: How long a cell may go on after it was interrupted.
+GRACE_SECONDS = 5.0
+#: The same for a cancelled cell, whose caller was promised a quick end.
+CANCEL_SECONDS = 0.6
+#: Characters that fit into a frame however JSON escapes them.
+PIECE = 64 * 1024
 
 
 class Worker(Protocol):
-    """The process that holds a session's interpreter, as whoever started it shows it. Methods are for any thread."""
+    """The process with a session's interpreter. Its methods may be called from any thread."""
 
     control: socket.socket
     stdout: int
     stderr: int
-    #: Where its image comes from, for a session that can be forked.
+    #: The pipe for its image, if the session can be forked.
     image: int | None
 
     def interrupt(self) -> None:
         """SIGINT."""
 
     def kill(self) -> None:
-        """Ends it and all that it started. Once it has ended, nothing happens."""
+        """Ends it and everything that it started. Does nothing if it has ended."""
 
     def reason(self) -> str:
-        """How it ended, asked once its control socket is closed."""
+        """Why it ended. Called after its control socket was closed."""
+        ...
+
+    def limit_error(self, result: ExecResult) -> SandboxError | None:
+        """The error of the limit that ended it, asked after `reason`; None if it was something else."""
+        ...
+
+    def denials_since(self, moment: float) -> list[Denial]:
+        """What its cage was refused since then, in the time of `time.monotonic`."""
         ...
 
     def close(self) -> None:
-        """Ends it and closes its descriptors. The last thing that is called."""
+        """Ends it and closes its descriptors. Called last."""
+
+
+#: Called with the value and the run; cancelling the run must end a callback that waits.
+Listener = Callable[[Any, Run], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Called in the thread that carries the cell out, one at a time. One that raises ends the cell."""
+    """Called in the thread of the cell, one at a time. One that raises ends the cell."""
 
-    on_stdout: Callable[[str], object] | None = None
-    on_stderr: Callable[[str], object] | None = None
-    on_display: Callable[[DisplayData], object] | None = None
-    on_input: Callable[[str], object] | None = None
+    on_stdout: Listener | None = None
+    on_stderr: Listener | None = None
+    on_display: Listener | None = None
+    on_input: Listener | None = None
 
 
-#: Who asks for nothing is this one.
-NOBODY = Listeners()
+#: No callbacks.
+NO_LISTENERS = Listeners()
 
 
 class Exchange:
-    """One exchange under way: a cell, or a look at the variables."""
+    """One exchange in progress: a cell, or another request."""
 
     #: Why it was interrupted, if it was: "timeout", "cancelled", "asked", or "callback".
     cause = ""
@@ -63,9 +84,26 @@ class Exchange:
         self.number, self.timeout, self.listeners = number, timeout, listeners
         self.record = CellRecord(most_bytes)
         self.began = time.monotonic()
-        #: When it is next too late: for the cell, for its end after an interrupt, for its worker's end after a kill.
+        #: The next deadline: of the cell, of its end after an interrupt, or of the worker's end after a kill.
         self.deadline = self.began + timeout
 
     @property
     def duration(self) -> float:
         return time.monotonic() - self.began
+
+    @property
+    def grace(self) -> float:
+        return CANCEL_SECONDS if self.cause == "cancelled" else GRACE_SECONDS
+
+    def raise_end(self) -> None:
+        """Raises what ended it early, unless the caller asked for that."""
+        if self.failure is not None:
+            raise self.failure
+        if self.cause == "timeout":
+            raise ExecutionTimeout(self.timeout, self.record.so_far(self.duration))
+        if self.cause == "cancelled":
+            raise RunCancelled
+
+
+def split_code(code: str) -> list[str]:
+    return [code[start : start + PIECE] for start in range(0, len(code), PIECE)] or [code]

@@ -1,4 +1,7 @@
-"""A session's image on its way from one cage to another: bytes in memory, bounded, and looked at by nobody here."""
+"""A session's image, copied from one cage to another: bytes in memory, bounded and never interpreted here.
+
+The guest wrote it. Only an interpreter in a cage may load it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import fcntl
 import os
 import struct
 import termios
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.lifetime.descriptors import Descriptors
@@ -18,15 +22,14 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 class SessionImage:
-    """Filled from a pipe by whoever talks with the worker, then given to another worker as a file to read."""
+    """Filled from a worker's pipe, then given to another worker as a file to read."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self._owned = Descriptors()
-        self._file = self._owned.opened(
-            lambda: os.memfd_create("warmcell-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        )
+        self._file = self._owned.open(lambda: os.memfd_create("warmcell-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         self._size = 0
+        self._is_sealed = False
         #: How many cells the session had run.
         self.cells = 0
 
@@ -35,7 +38,7 @@ class SessionImage:
         return self._size > self.most_bytes
 
     def take_from(self, pipe: int) -> bool:
-        """One piece; False when nobody writes there any more. What is too much is read and forgotten."""
+        """Reads one piece; False at the end. Excess data is read and dropped."""
         try:
             data = os.read(pipe, _CHUNK)
         except BlockingIOError:
@@ -48,15 +51,26 @@ class SessionImage:
         return bool(data)
 
     def take_rest(self, pipe: int) -> None:
-        """What is there now: whoever still writes must not keep us here."""
+        """Reads what the pipe holds now, without waiting for a process that keeps writing."""
         for _ in range(waiting(pipe) // _CHUNK + 1):
             if waiting(pipe):
                 self.take_from(pipe)
 
-    def sealed(self) -> int:
-        """To be read from its beginning, by one process that cannot change it. Closed with the image."""
-        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
-        return self._owned.opened(lambda: os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC))
+    def seal(self) -> None:
+        """Forbids changes: many sessions may map the same pages."""
+        if not self._is_sealed:
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
+            self._is_sealed = True
+
+    @contextmanager
+    def open_reader(self) -> Iterator[int]:
+        """A read-only descriptor of the sealed image, with an offset of its own."""
+        self.seal()
+        path, owned = f"/proc/self/fd/{self._file}", Descriptors()
+        try:
+            yield owned.open(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        finally:
+            owned.close()
 
     def close(self) -> None:
         self._owned.close()
@@ -68,7 +82,7 @@ def waiting(pipe: int) -> int:
 
 
 def skip(pipe: int) -> None:
-    """What one that failed has left there."""
+    """Discards data of an earlier image that failed."""
     with suppress(BlockingIOError):
         for _ in range(64):
             if not os.read(pipe, _CHUNK):
@@ -76,7 +90,7 @@ def skip(pipe: int) -> None:
 
 
 def refuse_image(error: CellError | None, image: SessionImage) -> None:
-    """Where the worker had an error in place of its image, or too much of it."""
+    """Raises if the worker reported an error or its image is too large."""
     if error is not None:
         raise not_forkable(error)
     if image.is_too_large:

@@ -1,4 +1,4 @@
-"""Interpreter: a session's worker over its whole life: cells in turn, restarts, and an end that everybody hears of."""
+"""Interpreter: runs the cells of a session one by one, and restarts and ends its worker."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Runs
 from warmcell.sessions.cell_results import CellResult
-from warmcell.sessions.cell_talk import CellTalk
-from warmcell.sessions.exchange import NOBODY, Listeners, Worker
+from warmcell.sessions.exchange import NO_LISTENERS, Listeners, Worker
 from warmcell.sessions.image import SessionImage
+from warmcell.sessions.session_protocol import SessionProtocol
 
 T = TypeVar("T")
 
-#: Sessions whose cell the current code is a callback of: to wait for them would be to wait for itself.
+#: Sessions in whose callbacks the current code runs: waiting for one of them would deadlock.
 _calling_back: ContextVar[frozenset[str]] = ContextVar("_calling_back", default=frozenset())
 
 
 class Interpreter:
-    """Safe from many threads and event loops. Calls are served in turn; `close` ends what is under way."""
+    """Safe from many threads and event loops. Calls are served in turn; `close` ends the call in progress."""
 
     def __init__(self, worker: Worker, most_bytes: int, cells: int = 0) -> None:
         self.id = secrets.token_hex(16)
         self._most_bytes = most_bytes
-        self._talk = CellTalk(worker, cells)
+        self._protocol = SessionProtocol(worker, cells)
         self._lock = Lock()
         self._over: SandboxError | None = None
         self.is_closed = False
@@ -41,18 +41,18 @@ class Interpreter:
         self.on_closed: Callable[[], None] = lambda: None
         self._runs = Runs("session", 1, MAX_TIMEOUT, opens_descriptors=False)
 
-    # ---- calls: each as work for a `Run`, which the blocking and the async form carry out in their own ways ----
+    # ---- calls, as work for a `Run`; `run` and `run_blocking` carry them out ----
 
     def cell(self, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
         def carry_out(run: Run) -> CellResult:
             if events.listeners:
-                return self._told(lambda: self._talk.run(run, code, timeout, listeners, self._most_bytes))
-            return self._talk.run(run, code, timeout, listeners, self._most_bytes)
+                return self._run_with_event(lambda: self._protocol.run(run, code, timeout, listeners, self._most_bytes))
+            return self._protocol.run(run, code, timeout, listeners, self._most_bytes)
 
-        return carry_out if listeners is NOBODY else self._marked(carry_out)
+        return carry_out if listeners is NO_LISTENERS else self._mark_callbacks(carry_out)
 
-    def _told(self, carry_out: Callable[[], CellResult]) -> CellResult:
-        """With an event for whoever listens."""
+    def _run_with_event(self, carry_out: Callable[[], CellResult]) -> CellResult:
+        """Emits an event about the cell."""
         began, result, error = time.monotonic(), None, None
         try:
             result = carry_out()
@@ -70,24 +70,24 @@ class Interpreter:
             events.emit("session.cell", self.id, fields)
 
     def look(self, timeout: float) -> Callable[[Run], dict[str, str]]:
-        return lambda run: self._talk.variables(run, timeout)
+        return lambda run: self._protocol.variables(run, timeout)
 
     def picture(self, timeout: float, image: SessionImage, meanwhile: Callable[[], None]) -> Callable[[Run], None]:
-        """`meanwhile` is done while the session stands as the image shows it."""
+        """Writes the image and calls `meanwhile` while the session is unchanged."""
 
         def fill(run: Run) -> None:
-            self._talk.fill(run, timeout, image)
+            self._protocol.fill(run, timeout, image)
             meanwhile()
 
         return fill
 
     def resumption(self, timeout: float, reseed: bool) -> Callable[[Run], None]:
-        return lambda run: self._talk.resume(run, timeout, reseed)
+        return lambda run: self._protocol.resume(run, timeout, reseed)
 
     def renewal(self, start: Callable[[], Worker]) -> Callable[[Run], None]:
         def renew(run: Run) -> None:
-            self._talk.close()
-            self._talk = CellTalk(start())
+            self._protocol.close()
+            self._protocol = SessionProtocol(start())
 
         return renew
 
@@ -105,23 +105,23 @@ class Interpreter:
         except BackendUnavailable as error:
             raise self._over_or(error) from None
 
-    # ---- from outside of a call ----
+    # ---- from other threads ----
 
     def interrupt(self) -> None:
         if self._over is not None:
             raise self._error()
-        self._talk.interrupt()
+        self._protocol.interrupt()
 
     def end_worker(self, error: SandboxError) -> None:
-        """What is under way ends with it; `renewal` may follow."""
-        self._talk.end(error)
+        """Ends the worker and the call in progress; `renewal` may follow."""
+        self._protocol.end(error)
 
     def close(self, error: SandboxError | None = None) -> None:
-        """For good. `error` is what everybody gets from now on. May be called twice, and by a callback of a cell."""
+        """Later calls raise `error`. May be called twice, and by a callback of a cell."""
         with self._lock:
             if self._over is None:
-                self._over = error or SessionEnded("it was closed")
-        self._talk.end(self._over)
+                self._over = error or SessionEnded(SessionEnded.CLOSED)
+        self._protocol.end(self._over)
         if self.id not in _calling_back.get():
             self._runs.close()
             self._finish()
@@ -139,10 +139,10 @@ class Interpreter:
     def _over_or(self, error: SandboxError) -> SandboxError:
         return error if self._over is None else self._error()
 
-    def _marked(self, work: Callable[[Run], T]) -> Callable[[Run], T]:
-        """For what has callbacks, which may close the session and may not use it."""
+    def _mark_callbacks(self, work: Callable[[Run], T]) -> Callable[[Run], T]:
+        """Marks the callbacks of this cell, which may close the session but not use it."""
 
-        def marked(run: Run) -> T:
+        def run_marked(run: Run) -> T:
             token = _calling_back.set(_calling_back.get() | {self.id})
             try:
                 return work(run)
@@ -151,13 +151,13 @@ class Interpreter:
                 if self._over is not None:
                     self._finish()
 
-        return marked
+        return run_marked
 
     def _finish(self) -> None:
-        """By whoever is last: no exchange is under way."""
+        """Called by the last user, when no exchange is in progress."""
         with self._lock:
             if self.is_closed:
                 return
             self.is_closed = True
-        self._talk.close()
+        self._protocol.close()
         self.on_closed()

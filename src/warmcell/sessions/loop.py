@@ -1,4 +1,4 @@
-"""One thread that listens to all descriptors of one live cage, so that nothing waits for a caller to come back."""
+"""An event loop in its own thread, for all descriptors of one live cage."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ READ, WRITE = select.POLLIN, select.POLLOUT
 
 
 class Loop:
-    """`watch` and `forget` are for the loop's own thread; `call` brings others' wishes there. In a fork it is over."""
+    """Call `watch` and `forget` in the loop's thread only, and `call` from any other. In a fork it is over."""
 
     def __init__(self, name: str) -> None:
         self._owned = Descriptors()
-        self._wake = self._owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._wake = self._owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._poll = select.poll()
         self._poll.register(self._wake, READ)
         self._callbacks: dict[int, Callable[[], None]] = {}
@@ -30,7 +30,7 @@ class Loop:
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._is_over = False
-        # Reentrant: collecting garbage may bring its own wishes in the middle of one.
+        # Reentrant: a garbage collection inside `call` may call it again.
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         own(self)
@@ -39,7 +39,7 @@ class Loop:
         self._thread.start()
 
     def abandon(self) -> None:
-        # In a fork there is no such thread.
+        # A fork does not have this thread.
         self._lock = threading.RLock()
         self._is_over = True
 
@@ -47,19 +47,19 @@ class Loop:
     def is_over(self) -> bool:
         return self._is_over
 
-    def call(self, wish: Callable[[], None]) -> bool:
-        """Has it done by the loop, soon. Whether there is still a loop to do it."""
+    def call(self, work: Callable[[], None]) -> bool:
+        """Schedules the call in the loop's thread. False if the loop has ended."""
         with self._lock:
             if self._is_over:
                 return False
-            self._asked.append(wish)
-            if len(self._asked) == 1:  # else whoever came before has woken it, and it goes on until none is left
+            self._asked.append(work)
+            if len(self._asked) == 1:  # otherwise the loop is awake and handles all of them
                 os.eventfd_write(self._wake, 1)
             return True
 
-    def call_later(self, seconds: float, wish: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, work: Callable[[], None]) -> None:
         """In the loop's own thread."""
-        heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), wish))
+        heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), work))
 
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -73,12 +73,12 @@ class Loop:
             self._poll.unregister(descriptor)
 
     def end(self) -> None:
-        """By the loop's own thread: this turn is the last."""
+        """Ends the loop after this turn. In the loop's thread."""
         with self._lock:
             self._is_over = True
 
     def join(self) -> None:
-        """Until the thread is gone; from any other thread."""
+        """Waits for the end of the thread. From any other thread."""
         if self._thread.ident is not None and not self.is_own_thread():
             self._thread.join()
 
@@ -91,7 +91,7 @@ class Loop:
             self._do_what_was_asked()
             while self._later and self._later[0][0] <= time.monotonic():
                 heapq.heappop(self._later)[2]()
-        self._do_what_was_asked()  # nobody who was told yes may wait for ever
+        self._do_what_was_asked()  # accepted calls must not wait for ever
         self._owned.close()
 
     def _pause_ms(self) -> int | None:

@@ -1,7 +1,7 @@
-"""A port of the guest's on the host's loopback: every connection is carried into the live cage, both ways.
+"""Exposed ports: connections to a port on the host's loopback are relayed into the live cage.
 
-Nothing of the host goes into the cage but bytes: what the guest holds is one end of a local pair of sockets, never the
-connection itself, which it could turn elsewhere.
+Only bytes enter the cage: the guest holds one end of a local socket pair, never the connection itself, which it could
+reconnect elsewhere.
 """
 
 from __future__ import annotations
@@ -19,32 +19,31 @@ from typing import Any
 from warmcell.lifetime.descriptors import Descriptors, host_failure, is_shortage
 from warmcell.lifetime.ownership import own
 from warmcell.sessions.loop import READ, WRITE, Loop
-from warmcell.sessions.web_guard import REFUSAL, is_let_in
+from warmcell.sessions.web_guard import REFUSAL, is_allowed
 
 LOOPBACK = "127.0.0.1"
-#: Beyond these, connections wait to be accepted.
+#: Further connections wait to be accepted.
 MOST_CONNECTIONS = 512
 _CHUNK = 1 << 18
-#: Who gives so much may have more by now; after so many pieces it is another's turn.
+#: A read of at least `_LARGE` bytes is repeated, up to `_MOST_PIECES` times, before other sockets get their turn.
 _LARGE, _MOST_PIECES = 1 << 16, 8
-#: The kernel has a ceiling of its own (net.core.somaxconn). What does not fit tries again seconds later, a few times,
-#: and is reset.
+#: The kernel caps it (net.core.somaxconn). Connections beyond it are retried by the client's kernel, then reset.
 _BACKLOG = 1 << 16
 _PAUSE_SECONDS = 0.1
-#: For descriptors, here or in the guest, that others are about to give back.
+#: How long a connection waits while descriptors are short, here or in the guest.
 _SHORTAGE_SECONDS = 10.0
 _SHORT = (errno.EMFILE, errno.ENFILE)
 
-#: Our end of a new way into the guest, and the answer to it; None where there is no guest.
+#: Returns our end of a new connection into the guest and the agent's answer; None if there is no guest.
 Connect = Callable[[], tuple[socket.socket, Future[dict[str, Any]]] | None]
 
 
 class PortListener:
-    """Listens from the moment that it is made, in a thread of its own, until `close`. In a fork it is over."""
+    """Listens in its own thread until `close`. In a fork it is closed."""
 
     def __init__(self, connect: Connect, port: int, most: int = MOST_CONNECTIONS) -> None:
         self._connect, self._most = connect, most
-        #: What is under way from one socket to the other; what the other does not take at once is kept with its lane.
+        #: Shared buffer for reads. Data that the target does not accept at once is kept in its lane.
         self._scratch = memoryview(bytearray(_CHUNK))
         self._links: set[_Link] = set()
         self._owned = Descriptors()
@@ -62,12 +61,12 @@ class PortListener:
         own(self)
 
     def close(self) -> None:
-        """Ends every connection, and waits until nothing of it is left. May be called twice."""
+        """Closes all connections and waits for the thread. May be called twice."""
         self._loop.call(self._end)
         self._loop.join()
 
     def abandon(self) -> None:
-        """In a fork: the copies of its sockets are gone by now."""
+        """In a fork: its own sockets are closed already."""
         self._is_closed = True
         for link in self._links:
             link.close_sockets()
@@ -75,7 +74,7 @@ class PortListener:
     # ---- in the loop's thread ----
 
     def _update(self) -> None:
-        """Whether more can be taken now."""
+        """Starts or stops accepting, by the number of connections."""
         has_room = len(self._links) < self._most and not self._is_closed
         if has_room and self._is_paused:
             self._loop.watch(self._listener.fileno(), READ, self._accept)
@@ -89,7 +88,7 @@ class PortListener:
         except BlockingIOError:
             return
         except OSError as error:
-            if is_shortage(error):  # it would be told again at once, and without end
+            if is_shortage(error):  # poll would report it again at once
                 self._pause()
             return
         self._links.add(_Link(self._loop, client, self._connect, self._forget, self._scratch))
@@ -117,8 +116,9 @@ class PortListener:
 
 def _listening(owned: Descriptors, port: int) -> socket.socket:
     kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    made = owned.opened(lambda: socket.socket(socket.AF_INET, kind).detach())
+    made = owned.open(lambda: socket.socket(socket.AF_INET, kind).detach())
     listener = owned.take_socket(made, socket.socket)
+    listener.setblocking(False)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((LOOPBACK, port))
     listener.listen(_BACKLOG)
@@ -126,7 +126,7 @@ def _listening(owned: Descriptors, port: int) -> socket.socket:
 
 
 class _Link:
-    """One connection and its way into the guest."""
+    """One connection and its counterpart in the guest."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Link:
         self._guest: socket.socket | None = None
         self._lanes: list[_Lane] = []
         self._ends: list[socket.socket] = []
-        #: What the loop listens for, at each end.
+        #: The registered poll events of each end.
         self._watched = [0, 0]
         self._is_closed = False
         client.setblocking(False)
@@ -154,19 +154,19 @@ class _Link:
         if self._is_closed:
             return
         try:
-            begun = self._connect()
+            connected = self._connect()
         except OSError as error:
             self._try_again_or_refuse(is_shortage(error))
             return
-        if begun is None:
+        if connected is None:
             self._loop.call(self._refuse)
             return
-        self._guest, answer = begun
+        self._guest, answer = connected
         self._guest.setblocking(False)
         answer.add_done_callback(self._when_answered)
 
     def _try_again_or_refuse(self, is_short: bool) -> None:
-        """What is short for a moment is no reason for a reset: it waits, as what nobody has accepted does."""
+        """During a short shortage of descriptors connections wait and are not reset."""
         if self._guest is not None:
             self._guest.close()
             self._guest = None
@@ -176,11 +176,11 @@ class _Link:
             self._loop.call(self._refuse)
 
     def _when_answered(self, answer: Future[dict[str, Any]]) -> None:
-        """In the thread of the cage."""
-        if not self._loop.call(lambda: self._answered(answer)):
+        """Called in the thread of the cage."""
+        if not self._loop.call(lambda: self._on_answer(answer)):
             self.close_sockets()
 
-    def _answered(self, answer: Future[dict[str, Any]]) -> None:
+    def _on_answer(self, answer: Future[dict[str, Any]]) -> None:
         if self._is_closed or self._guest is None:
             return
         if answer.exception() is not None or "error" in answer.result():
@@ -193,7 +193,7 @@ class _Link:
         self._watch()
 
     def _turn(self, end: socket.socket) -> None:
-        """One end is ready: for what comes from it, or for what waits to go there."""
+        """Moves data for the end that is ready."""
         for lane in self._lanes:
             lane.move(end)
         if any(lane.is_refused for lane in self._lanes):
@@ -204,7 +204,7 @@ class _Link:
             self._watch()
 
     def _watch(self) -> None:
-        """Without events a descriptor is let go of: one that was hung up would be told again and again."""
+        """Updates the poll events. Unregisters an end without events: poll would report a hang-up repeatedly."""
         for place, end in enumerate(self._ends):
             events = 0
             for lane in self._lanes:
@@ -225,7 +225,7 @@ class _Link:
         self.close()
 
     def _refuse(self) -> None:
-        """As a port where nobody listens: reset, not an end that might be taken for an empty answer."""
+        """Resets the connection, as a port without a listener does; closing would look like an empty response."""
         with suppress(OSError):
             self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
@@ -247,14 +247,14 @@ class _Link:
 
 
 class _Lane:
-    """One way. The end of the source is told to the target; the way back stays open."""
+    """One direction. The end of the source is passed on to the target; the other direction stays open."""
 
     def __init__(
         self, source: socket.socket, target: socket.socket, scratch: memoryview, *, is_guarded: bool = False
     ) -> None:
         self.source, self.target, self._scratch = source, target, scratch
         self._waiting = bytearray()
-        #: Until its first bytes have shown what it is.
+        #: Until its first bytes have been checked by `web_guard`.
         self._is_guarded = is_guarded
         self._is_open = True
         self.is_refused = False
@@ -262,7 +262,7 @@ class _Lane:
 
     @property
     def wants_more(self) -> bool:
-        """While something waits for the target, the source is held back."""
+        """False while data waits for the target, which holds the source back."""
         return self._is_open and not self.is_over and (self._is_guarded or not self._waiting)
 
     @property
@@ -271,7 +271,7 @@ class _Lane:
 
     def move(self, ready: socket.socket) -> None:
         if ready is self.source:
-            # So much at once, and then it is another's turn.
+            # Bounded, so that other connections get their turn.
             for _ in range(_MOST_PIECES):
                 if not self.wants_more or not self._fill():
                     break
@@ -281,11 +281,11 @@ class _Lane:
             self._drain()
         if not self._is_open and not self.has_to_pass_on and not self.is_over:
             self.is_over = True
-            with suppress(OSError):  # the other side is gone as a whole
+            with suppress(OSError):  # the connection is gone
                 self.target.shutdown(socket.SHUT_WR)
 
     def _fill(self) -> bool:
-        """Whether so much came that more may be there by now."""
+        """Reads once. True if the read was large, so that more data may be available."""
         try:
             count = self.source.recv_into(self._scratch)
         except BlockingIOError:
@@ -293,21 +293,21 @@ class _Lane:
         except OSError:  # reset
             count = 0
         self._is_open = bool(count)
-        passed = 0 if self._waiting or self._is_guarded else self._passed_at_once(self._scratch[:count])
+        passed = 0 if self._waiting or self._is_guarded else self._write_now(self._scratch[:count])
         if passed < count:
             self._waiting += self._scratch[passed:count]
         return count >= _LARGE and not self._is_guarded
 
-    def _passed_at_once(self, data: memoryview) -> int:
+    def _write_now(self, data: memoryview) -> int:
         try:
             return self.target.send(data, socket.MSG_NOSIGNAL)
-        except OSError:  # told again when it is tried again
+        except OSError:  # reported again by the next attempt
             return 0
 
     def _look(self) -> None:
-        verdict = is_let_in(bytes(self._waiting))
+        verdict = is_allowed(bytes(self._waiting))
         self.is_refused = verdict is False or (verdict is None and not self._is_open)
-        self._is_guarded = verdict is not True  # what is refused is passed on at no time
+        self._is_guarded = verdict is not True  # refused data is never passed on
 
     def _drain(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The programs of one live cage as the host knows them: what runs, what has ended, and what they wrote."""
+"""The processes of one live cage on the host's side: running and ended ones, and their output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from warmcell.sessions.loop import Loop
 from warmcell.sessions.streams import Follower, Input, Output
 
 _MOST_ENDED = 100
+#: How much output all ended processes keep together.
+_MOST_KEPT_BYTES = 16 << 20
+#: How long a program may go on after the agent was asked to kill it.
+KILL_SECONDS = 5.0
 
 
 class ProgramEnding(Protocol):
-    """How a program ended, by its wait status."""
+    """The exit of a program."""
 
     @property
     def status(self) -> int: ...
@@ -33,28 +37,27 @@ class ProgramEnding(Protocol):
 
 
 class Program(Protocol):
-    """What a live cage gives for what it started."""
+    """A program that a live cage started."""
 
     pid: int
     failure: int
-    #: What was refused while it ran.
+    #: Denials while it ran.
     denials: list[Denial]
 
-    @property
-    def ended(self) -> Future[Any]:
-        """A `ProgramEnding`, or the error that the end of its cage is."""
-        ...
+    #: A `ProgramEnding`, or the error that ended its cage.
+    ended: Future[Any]
 
     @property
-    def enforced(self) -> Enforced: ...
+    def enforcement(self) -> Enforced: ...
     def why_ended(self, result: ExecResult) -> SandboxError:
-        """For one whose cage ended: what that was, with what the program wrote until then."""
+        """The error that ended its cage, with the output of the program until then."""
         ...
 
-    def signal(self, number: int) -> None: ...
-    def kill(self) -> None: ...
+    async def signal(self, number: int) -> None: ...
+    async def kill(self) -> None: ...
     def kill_soon(self) -> None: ...
-    def resize(self, columns: int, rows: int) -> None: ...
+    def end_cage(self, reason: str) -> None: ...
+    async def resize(self, columns: int, rows: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -68,9 +71,9 @@ class Outcome:
 
 
 class LiveProcess:
-    """One of them. `finished` is set when it has ended and all that it wrote by then was taken.
+    """One process. `finished` is set when it has ended and its output was read.
 
-    Everything that is not said to be for any thread happens in the loop of the cage.
+    Methods run in the loop of the cage unless they say otherwise.
     """
 
     def __init__(self, loop: Loop, program: Program, command: str, cwd: str, streams: Streams) -> None:
@@ -80,7 +83,7 @@ class LiveProcess:
         self._owned = streams.owned
         self.began = time.monotonic()
         self.duration = 0.0
-        #: When we ended it, after so many seconds.
+        #: The timeout at which we ended it, if we did.
         self.timed_out: float | None = None
         self.outcome: Outcome | None = None
         self.finished: Future[Outcome] = Future()
@@ -88,14 +91,14 @@ class LiveProcess:
         self._followers: list[Follower] = []
         self._is_listening = False
 
-    def begin(self, timeout: float | None, *, is_heard: bool = False) -> None:
-        """For the thread that made it, once: from here on the loop looks after it.
+    def begin(self, timeout: float | None, *, is_followed: bool = False) -> None:
+        """Called once by the thread that made it; from then on the loop handles it.
 
-        One that `is_heard` will be followed: until then its output stays in the pipes, as it may be more than is kept.
+        With `is_followed` a follower will come: until then the output stays in the pipes, so that none is dropped.
         """
 
         def begin() -> None:
-            if not is_heard:
+            if not is_followed:
                 self._listen_again()
             if timeout is not None:
                 self._loop.call_later(timeout, lambda: self._run_out(timeout))
@@ -109,12 +112,12 @@ class LiveProcess:
         return self.outcome is None
 
     def follow(self, on_ready: Callable[[], None]) -> Follower:
-        """For any thread: what is kept, then what comes, until the process has ended."""
+        """From any thread: follows the output, first what is kept, then new output, until the process ends."""
         follower = Follower(on_ready, lambda: self._loop.call(self._listen_again))
 
         def begin() -> None:
             for output in self.outputs:
-                kept = output.ring.kept
+                kept = output.ring.content
                 follower.starts[output.name] = output.ring.total - len(kept)
                 if kept:
                     follower.add(OutputEvent(output.name, kept))  # type: ignore[arg-type]
@@ -126,12 +129,12 @@ class LiveProcess:
                 self._let_go(follower)
 
         if not self._loop.call(begin):
-            begin()  # the loop is over, so nobody else is at it
+            begin()  # the loop is over, so no other thread uses it
         return follower
 
     def unfollow(self, follower: Follower) -> None:
-        """For any thread: nobody takes what it has."""
-        if follower.was_let_go:  # by the end of the process: the loop need not be woken for it
+        """From any thread: drops a follower and its data."""
+        if follower.was_let_go:  # the process has ended: no need to wake the loop
             return
 
         def leave() -> None:
@@ -141,10 +144,18 @@ class LiveProcess:
         self._loop.call(leave)
 
     def forget(self) -> None:
-        """Nobody will ask for it again: its pipes go, whoever still writes to them."""
+        """Closes its pipes, even if another process still writes to them."""
         for output in self.outputs:
             output.close()
         self._owned.close()
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(output.ring.size for output in self.outputs)
+
+    def drop_output(self) -> None:
+        for output in self.outputs:
+            output.ring.drop()
 
     def _let_go(self, follower: Follower) -> None:
         for output in self.outputs:
@@ -160,12 +171,18 @@ class LiveProcess:
             output.listen()
 
     def _run_out(self, timeout: float) -> None:
+        """Asks the agent to kill it; if that does not work, the cage is ended."""
         if self.outcome is None:
             self.timed_out = timeout
             self.program.kill_soon()
+            self._loop.call_later(KILL_SECONDS, self._end_cage_if_running)
+
+    def _end_cage_if_running(self) -> None:
+        if self.outcome is None:
+            self.program.end_cage(f"a program that was killed went on for {KILL_SECONDS:g} s")
 
     def _end(self) -> None:
-        """It has ended; what it wrote is in its pipes, whole, and taken now."""
+        """Reads the rest of its output and completes the process."""
         self.duration = time.monotonic() - self.began
         for output in self.outputs:
             output.take_all()
@@ -177,8 +194,8 @@ class LiveProcess:
         else:
             assert isinstance(error, SandboxError)
             self.outcome = Outcome(None, error=error)
-            self.forget()  # with the cage everybody who could write is gone
-        self.finished.set_result(self.outcome)  # first: who has heard the last of the output knows how it ended
+            self.forget()  # no writer is left after the end of the cage
+        self.finished.set_result(self.outcome)  # before the followers end, which may ask for the exit code
         for follower in list(self._followers):
             self._let_go(follower)
         self._listen_again()
@@ -194,7 +211,7 @@ class LiveProcess:
 
 @dataclass(slots=True)
 class Streams:
-    """What a process reads and writes; for a terminal, one output."""
+    """The streams of a process; a terminal has one output."""
 
     input: Input
     outputs: list[Output]
@@ -202,7 +219,7 @@ class Streams:
 
 
 class ProcessTable:
-    """Those that run, and the last hundred that have ended. For any thread."""
+    """The running processes and the last hundred that ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -220,22 +237,31 @@ class ProcessTable:
                 del self._running[process.pid]
             self._ended.append(process)
             forgotten = self._ended.popleft() if len(self._ended) > _MOST_ENDED else None
+            self._drop_oldest_output()
         if forgotten is not None:
             forgotten.forget()
 
+    def _drop_oldest_output(self) -> None:
+        """Bounds the output that ended processes keep together; the latest keeps all of its own."""
+        total = 0
+        for process in reversed(self._ended):
+            total += process.memory_bytes
+            if total > _MOST_KEPT_BYTES and process is not self._ended[-1]:
+                process.drop_output()
+
     def all(self) -> list[LiveProcess]:
-        """The oldest first; those that have ended before those that run."""
+        """Ended processes, then running ones, each oldest first."""
         with self._lock:
             return [*self._ended, *self._running.values()]
 
     def find(self, pid: int) -> LiveProcess | None:
-        """The one that runs, or else the last that had this pid."""
+        """The running process with this pid, or the last one that had it."""
         with self._lock:
             if pid in self._running:
                 return self._running[pid]
             return next((process for process in reversed(self._ended) if process.pid == pid), None)
 
     def forget_pipes(self) -> None:
-        """The cage is gone, and with it everybody who could write; what was written is kept."""
+        """Closes all pipes after the end of the cage. Output that was read is kept."""
         for process in self.all():
             process.forget()

@@ -1,4 +1,4 @@
-"""What a live process wrote and how it ended, as an `ExecResult`. Pure module."""
+"""The output and exit of a live process as an `ExecResult`. Pure module."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from warmcell.core.types import ExecResult, Usage
 from warmcell.runner.outcome import cut_at_character
 from warmcell.sessions.processes import LiveProcess
-from warmcell.sessions.rings import Beginning, Ring
+from warmcell.sessions.streams import Beginning, Ring
 
 _SIGNAL_BASE = 128
 _KILLED = 9
 
 
 def result_of(process: LiveProcess) -> ExecResult:
-    """Of one that has ended, or was ended with its cage: then as if it had been killed."""
+    """The result of a process that ended; one that ended with its cage counts as killed."""
     outcome = process.outcome
     status = _KILLED if outcome is None or outcome.status is None else outcome.status
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
@@ -26,8 +26,8 @@ def result_of(process: LiveProcess) -> ExecResult:
         exit_code=_SIGNAL_BASE + number if number is not None else os.WEXITSTATUS(status),
         signal=number,
         duration=process.duration,
-        stdout_bytes=stdout.kept,
-        stderr_bytes=stderr.kept,
+        stdout_bytes=stdout.content,
+        stderr_bytes=stderr.content,
         stdout_truncated=stdout.is_truncated,
         stderr_truncated=stderr.is_truncated,
         usage=Usage(
@@ -35,21 +35,19 @@ def result_of(process: LiveProcess) -> ExecResult:
             wall_time=process.duration,
             peak_memory_bytes=outcome.peak_memory if outcome else 0,
         ),
-        enforced=process.program.enforced,
+        enforced=process.program.enforcement,
         denials=process.program.denials,
     )
 
 
 def text_of(ring: Ring) -> str:
-    """A cut is announced where it is, and never splits a character."""
-    kept = ring.kept
-    if not ring.is_truncated:
-        return kept.decode("utf-8", "replace")
-    if isinstance(ring, Beginning):
+    """The guest's output as text. Truncated output starts and ends at a character boundary."""
+    kept = ring.content
+    if ring.is_truncated and isinstance(ring, Beginning):
         kept = cut_at_character(kept)
-        return f"{kept.decode('utf-8', 'replace')}\n... (truncated, {ring.total - len(kept)} bytes left out)"
-    rest = 0
-    while rest < min(3, len(kept)) and kept[rest] & 0xC0 == 0x80:
-        rest += 1
-    kept = kept[rest:]
-    return f"(truncated, {ring.total - len(kept)} bytes left out) ...\n{kept.decode('utf-8', 'replace')}"
+    elif ring.is_truncated:
+        rest = 0
+        while rest < min(3, len(kept)) and kept[rest] & 0xC0 == 0x80:
+            rest += 1
+        kept = kept[rest:]
+    return kept.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""A live program's streams, in the loop of its cage: output is taken as it comes, input is fed as it is taken."""
+"""The streams of a live process, in the loop of its cage, and the output that is kept."""
 
 from __future__ import annotations
 
@@ -12,19 +12,64 @@ from contextlib import suppress
 from warmcell.core.output_events import OutputEvent
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.sessions.loop import READ, WRITE, Loop
-from warmcell.sessions.rings import Ring
+
+
+class Ring:
+    """The last `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept = bytearray()
+        #: The number of bytes so far.
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        self._kept += data
+        if len(self._kept) > 2 * self._size:  # seldom, because it copies what is kept
+            del self._kept[: -self._size]
+
+    @property
+    def content(self) -> bytes:
+        return bytes(self._kept[-self._size :])
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory in use."""
+        return len(self._kept)
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.total > len(self.content)
+
+    def drop(self) -> None:
+        """Frees what is kept, which makes it truncated."""
+        self._kept = bytearray()
+
+
+class Beginning(Ring):
+    """The first `size` bytes, as results of runs have them."""
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        self._kept += data[: max(0, self._size - len(self._kept))]
+
+    @property
+    def content(self) -> bytes:
+        return bytes(self._kept)
+
 
 _CHUNK = 1 << 16
-#: How much may wait for a follower before no more is taken from the program, which then waits too.
+#: How many bytes may wait for a follower before reading stops, which blocks the program.
 _MOST_WAITING = 1 << 20
 
 
 class Follower:
-    """Somebody who hears output as it comes. `on_ready` is called, by the loop, when there is something to `take`."""
+    """A reader of live output. The loop calls `on_ready` when there is something to `take`."""
 
     def __init__(self, on_ready: Callable[[], None], on_room: Callable[[], object]) -> None:
         self._on_ready, self._on_room = on_ready, on_room
-        #: By stream: how many bytes had gone by before the first that it hears.
+        #: By stream: the position of the first byte that it gets.
         self.starts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._waiting: deque[OutputEvent] = deque()
@@ -37,7 +82,7 @@ class Follower:
 
     @property
     def was_let_go(self) -> bool:
-        """It hears no more; what it has can still be taken."""
+        """Nothing more will arrive; what it has can still be taken."""
         return self._is_last
 
     def add(self, event: OutputEvent) -> None:
@@ -51,8 +96,8 @@ class Follower:
         self._on_ready()
 
     def take(self) -> tuple[list[OutputEvent], bool]:
-        """What has come since, and whether that was all there will be."""
-        is_last = self._is_last  # looked at first: what is added before it is set is taken below
+        """New events, and whether there will be no more."""
+        is_last = self._is_last  # read first: events that were added before it was set are taken below
         with self._lock:
             events, was_full = list(self._waiting), self.is_full
             self._waiting.clear()
@@ -63,7 +108,7 @@ class Follower:
 
 
 class Output:
-    """One stream of output: kept in its ring, and passed on to whoever follows."""
+    """One output stream: kept in a ring and passed to followers."""
 
     def __init__(self, loop: Loop, name: str, descriptor: int, owned: Descriptors, ring: Ring) -> None:
         self._loop, self._descriptor, self._owned = loop, descriptor, owned
@@ -72,16 +117,16 @@ class Output:
         self._is_open = True
 
     def listen(self) -> None:
-        """As long as nobody who follows has too much to take."""
+        """Watches the pipe while no follower is full."""
         if not self._is_open:
             return
         if any(follower.is_full for follower in self.followers):
             self._loop.forget(self._descriptor)
         else:
-            self._loop.watch(self._descriptor, READ, self._hear)
+            self._loop.watch(self._descriptor, READ, self._read_once)
 
     def take_all(self) -> None:
-        """What is there by now; what others go on writing has no end."""
+        """Reads what the pipe holds now; other processes may keep writing."""
         most = self.ring.total + _MOST_WAITING
         while self._is_open and self.ring.total < most and self._read():
             pass
@@ -92,7 +137,7 @@ class Output:
             self._loop.forget(self._descriptor)
             self._owned.close_only(self._descriptor)
 
-    def _hear(self) -> None:
+    def _read_once(self) -> None:
         self._read()
         self.listen()
 
@@ -111,11 +156,11 @@ class Output:
 
 
 class InputClosed(Exception):
-    """The program reads no more, or its input was closed."""
+    """The program has ended, or its input was closed."""
 
 
 class Input:
-    """What a program reads. A write is done when the program's pipe has all of it."""
+    """The input of a program. A write is complete when the pipe has all of it."""
 
     def __init__(self, loop: Loop, descriptor: int, owned: Descriptors) -> None:
         self._loop, self._descriptor, self._owned = loop, descriptor, owned
@@ -140,7 +185,7 @@ class Input:
         return done
 
     def end(self) -> None:
-        """From any thread: the program reads what was written, then the end."""
+        """From any thread: closes the input after all pending writes."""
 
         def finish() -> None:
             self._is_ending = True

@@ -1,8 +1,8 @@
-"""Which connections to an exposed port are let in: not those that a web page of elsewhere can make. Pure module.
+"""Decides which connections to an exposed port are allowed: none that a foreign web page can make. Pure module.
 
 A page can have its own name lead to 127.0.0.1 (DNS rebinding) and then speaks to the port as to its own server; its
 browser says so in `Host`. It can also open a WebSocket to the port by address; its browser says so in `Origin`.
-Browsers speak HTTP and nothing else, so what is no HTTP is carried as it is.
+Browsers speak HTTP and nothing else, so anything that is not HTTP is passed through.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ REFUSAL = (
 )
 
 
-def is_let_in(data: bytes) -> bool | None:
-    """By the first bytes of a connection; None while more of them are needed."""
+def is_allowed(data: bytes) -> bool | None:
+    """Decides by the first bytes of a connection; None if more are needed."""
     if not _REQUEST.match(data):
         return True
     line, has_line, _ = data.partition(b"\n")
@@ -39,7 +39,7 @@ def is_let_in(data: bytes) -> bool | None:
 
 
 def _are_loopback(lines: list[bytes]) -> bool:
-    """All that the headers say of where the request is meant for, and where it comes from."""
+    """Whether `Host` and `Origin` both name this machine."""
     for line in lines:
         name, _, value = line.partition(b":")
         text = value.strip().decode("latin-1")

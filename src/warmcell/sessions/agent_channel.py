@@ -1,4 +1,4 @@
-"""The host's end of the talk with the agent of a live cage: requests, their answers, and the ends that it tells of."""
+"""The host's end of the channel to the agent of a live cage: requests, answers and events."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from itertools import count
 from typing import Any
 
 from warmcell.core.records import dataclass
+from warmcell.guest.live.frames import Decoder, FrameError, encode
 from warmcell.lifetime.descriptors import Descriptors
-from warmcell.sessions.frames import Decoder, FrameError, encode
 from warmcell.sessions.loop import READ, WRITE, Loop
 
 Message = dict[str, Any]
-#: What an agent has to say is short; reading long things takes the time and memory of everybody here.
-_MOST_HEARD = 16 * 1024
+#: Messages of an agent are short; long ones would take time and memory from other sandboxes.
+_MOST_RECEIVED = 16 * 1024
 
 
-class ConversationOver(Exception):
-    """The agent is gone, or something took its place that does not keep to the protocol."""
+class ChannelClosed(Exception):
+    """The agent is gone, or violated the protocol."""
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    """What is still to be sent; descriptors go with its first byte."""
+    """A message to send; descriptors go with its first byte."""
 
     data: memoryview
     descriptors: list[int]
     copies: Descriptors
 
 
-class Conversation:
-    """Lives in the loop of its cage; `ask` may be called by anybody.
+class AgentChannel:
+    """Runs in the loop of its cage; `ask` may be called from any thread.
 
-    `on_event` hears what the agent tells unasked; `on_over`, once, why there is nothing more to hear. Descriptors go to
-    the agent and never come from it: the host receives without room for any.
+    `on_event` gets the agent's unsolicited messages; `on_over` is called once, with the reason for the end. Descriptors
+    are only ever sent to the agent: the host receives with no room for any.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Conversation:
     ) -> None:
         self._loop, self._control = loop, control
         self._on_event, self._on_over = on_event, on_over
-        self._decoder = Decoder(_MOST_HEARD)
+        self._decoder = Decoder(_MOST_RECEIVED)
         self._numbers = count(1)
         self._waiting: dict[int, tuple[Future[Message], Callable[[Message], None] | None]] = {}
         self._outgoing: list[_Outgoing] = []
         self._is_over = False
-        # What is to be sent and who waits for what. Reentrant: collecting garbage may ask for something, too.
+        # Guards outgoing messages and pending answers. Reentrant: a garbage collection may send a request, too.
         self._lock = threading.RLock()
-        #: What the loop listens for.
+        #: The registered poll events.
         self._events = 0
         control.setblocking(False)
-        self._listen()
+        self._watch()
 
     def ask(
         self,
@@ -71,57 +71,57 @@ class Conversation:
         on_answer: Callable[[Message], None] | None = None,
         **fields: Any,
     ) -> Future[Message]:
-        """The answer, or `ConversationOver`. The agent gets copies of the descriptors, which the caller may close now.
+        """The answer, or `ChannelClosed`. The agent gets copies of the descriptors, which the caller may close now.
 
-        Copies, because a caller may give up before the loop has sent them, and a number may then be anything else.
-        `on_answer` sees it first, in the loop's thread, before anything else that the agent says.
+        Copies, because a caller may give up and reuse the numbers before the loop has sent them. `on_answer` is called
+        first, in the loop's thread, before any later message is handled.
         """
         number = next(self._numbers)
         frame = encode({"id": number, "op": op, "descriptors": len(descriptors), **fields})
         answer: Future[Message] = Future()
-        answer.set_running_or_notify_cancel()  # so that nobody can cancel it behind the loop's back
+        answer.set_running_or_notify_cancel()  # callers cannot cancel it behind the loop's back
         with Descriptors() as copies:
-            numbers = [copies.opened(partial(os.dup, descriptor)) for descriptor in descriptors]
-        # In a fork the loop is over, and the lock may be somebody's who is not there.
-        if self._loop.is_over or not self._sent(
+            numbers = [copies.open(partial(os.dup, descriptor)) for descriptor in descriptors]
+        # In a fork the loop is over, and the lock may be held by a thread that does not exist.
+        if self._loop.is_over or not self._enqueue(
             number, _Outgoing(memoryview(frame), numbers, copies), answer, on_answer
         ):
             copies.close()
-            answer.set_exception(ConversationOver("the live cage has ended"))
+            answer.set_exception(ChannelClosed("the live cage has ended"))
         return answer
 
-    def _sent(
+    def _enqueue(
         self,
         number: int,
         outgoing: _Outgoing,
         answer: Future[Message],
         on_answer: Callable[[Message], None] | None,
     ) -> bool:
-        """By whoever asks: waking the loop takes half as long as the answer does. What does not fit, the loop sends."""
+        """Sends from the calling thread, since waking the loop takes long. The loop sends what does not fit."""
         with self._lock:
             if self._is_over:
                 return False
             self._waiting[number] = (answer, on_answer)
             self._outgoing.append(outgoing)
-            with suppress(OSError):  # full, or over: the loop finds out
-                if len(self._outgoing) == 1:  # else others are before it
+            with suppress(OSError):  # full or closed: the loop finds out
+                if len(self._outgoing) == 1:  # otherwise earlier messages are pending
                     self._send_some()
             if self._outgoing:
                 self._loop.call(self._flush)
             return True
 
-    def _listen(self) -> None:
+    def _watch(self) -> None:
         events = READ | (WRITE if self._outgoing else 0)
         if events != self._events:
             self._events = events
-            self._loop.watch(self._control.fileno(), events, self._converse)
+            self._loop.watch(self._control.fileno(), events, self._on_ready)
 
-    def _converse(self) -> None:
+    def _on_ready(self) -> None:
         if self._outgoing:
             self._flush()
         if not self._is_over:
-            self._listen()  # what waited here may have been another thread's, who has sent it by now
-            self._hear()
+            self._watch()  # another thread may have sent what was pending
+            self._receive()
 
     def _flush(self) -> None:
         if self._is_over:
@@ -135,7 +135,7 @@ class Conversation:
         except OSError:
             self.end("")
             return
-        self._listen()
+        self._watch()
 
     def _send_some(self) -> None:
         first = self._outgoing[0]
@@ -147,7 +147,7 @@ class Conversation:
         if not first.data:
             self._outgoing.pop(0)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._control.recv(1 << 16)
         except BlockingIOError:
@@ -155,21 +155,21 @@ class Conversation:
         except OSError:
             data = b""
         if data:
-            self.hear_bytes(data)
+            self.feed(data)
         else:
             self.end("")
 
-    def hear_bytes(self, data: bytes) -> None:
-        """What came, from whomever."""
+    def feed(self, data: bytes) -> None:
+        """Takes received bytes, from the agent or an impostor."""
         try:
             messages = self._decoder.feed(data)
         except FrameError as error:
             self.end(f"its agent sent {error}")
             return
         for message in messages:
-            self._take(message)
+            self._dispatch(message)
 
-    def _take(self, message: Message) -> None:
+    def _dispatch(self, message: Message) -> None:
         if self._is_over:
             return
         number = message.get("id")
@@ -178,7 +178,7 @@ class Conversation:
             return
         waiting = self._waiting.pop(number, None) if isinstance(number, int) else None
         if waiting is None:
-            self.end("an answer that nobody asked for")
+            self.end("its agent answered a request that was never sent")
             return
         answer, on_answer = waiting
         if on_answer is not None:
@@ -186,7 +186,7 @@ class Conversation:
         answer.set_result(message)
 
     def end(self, reason: str) -> None:
-        """In the loop's thread; everybody who waits is told. No reason: the other end is gone, and others know why."""
+        """In the loop's thread: fails all pending requests. An empty reason means that the other end is gone."""
         with self._lock:
             if self._is_over:
                 return
@@ -197,5 +197,5 @@ class Conversation:
         for unsent in outgoing:
             unsent.copies.close()
         for answer, _ in waiting.values():
-            answer.set_exception(ConversationOver(reason or "the live cage has ended"))
+            answer.set_exception(ChannelClosed(reason or "the live cage has ended"))
         self._on_over(reason)

@@ -1,7 +1,7 @@
-"""The host's side of a session: a cell goes in, and what its worker says comes out, in order and within bounds.
+"""The host's side of a session: sends a cell to its worker and receives events, in order and within bounds.
 
-Nothing that a worker sends or leaves unsaid can hold the host up: every wait ends with the cell's time, and what does
-not keep to the protocol ends its own session.
+No message or silence of a worker can hold up the host: every wait ends with the cell's time, and a violation of the
+protocol ends the session.
 """
 
 from __future__ import annotations
@@ -12,100 +12,98 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from math import ceil
-from typing import Any
 
-from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.records import replace
+from warmcell.guest.live.frames import Decoder, FrameError, encode, frame_text, quoted
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
-from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
 from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
-from warmcell.sessions.exchange import Exchange, Listeners, Worker
-from warmcell.sessions.frames import Decoder, FrameError, encode, framed, quoted
+from warmcell.sessions.exchange import PIECE, Exchange, Listener, Listeners, Worker, split_code
 from warmcell.sessions.image import SessionImage, not_forkable, refuse_image, skip, too_large
 from warmcell.sessions.marked_stream import MarkedStream
-from warmcell.sessions.printed import Add, Printed
+from warmcell.sessions.output_pipes import Add, OutputPipes
 
-#: How long a cell may go on after it was interrupted, and its worker after it was killed.
-GRACE_SECONDS = 5.0
-#: The same for one that nobody waits for any more: its caller has given it up, and is promised that it is over.
-CANCEL_SECONDS = 0.6
+#: How long a worker may go on after it was killed.
 _KILL_SECONDS = 30.0
 _CHUNK = 1 << 16
-#: As many characters fit into a frame however JSON spells them.
-_PIECE = 64 * 1024
+#: Bounds on unanswered questions of a cell, and on bytes of answers that it has not read.
+_MOST_QUESTIONS = 16
+_MOST_UNREAD = 1 << 20
 
 
-class CellTalk:
-    """With one worker, from its start to its end. One exchange at a time; `interrupt` and `end` are for any thread."""
+class SessionProtocol:
+    """Talks to one worker. One exchange at a time; `interrupt` and `end` may be called from any thread."""
 
     def __init__(self, worker: Worker, cells: int = 0) -> None:
-        """`cells`: how many it has run already, as a branch has."""
+        """`cells`: how many cells the session has run, for a fork."""
         self._worker = worker
         self._decoder = Decoder()
         self._outgoing = bytearray()
+        #: Events that have arrived and are not handled yet, and how far `_outgoing` may grow.
+        self._events: deque[Event] = deque()
+        self._most_outgoing = 0
         self._cells = cells
         self._lock = threading.Lock()
         self._is_under_way = False
         self._wants_interrupt = False
         self._is_woken = False
         self._has_unsent = False
-        #: What every later exchange raises; why somebody else wanted the end.
+        #: The error that later exchanges raise; the error given to `end`.
         self._ended: SandboxError | None = None
         self._wanted_end: SandboxError | None = None
         self._owned = Descriptors()
-        self._wake = self._owned.opened(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._wake = self._owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[Run, Exchange], object]] = {
-            worker.control.fileno(): self._hear_control,
-            worker.stdout: lambda run, cell: self._printed.hear(worker.stdout, self._adding(run, cell)),
-            worker.stderr: lambda run, cell: self._printed.hear(worker.stderr, self._adding(run, cell)),
-            self._wake: self._hear_wish,
+            worker.control.fileno(): self._receive_control,
+            worker.stdout: lambda run, cell: self._pipes.read_output(worker.stdout, self._appender(run, cell)),
+            worker.stderr: lambda run, cell: self._pipes.read_output(worker.stderr, self._appender(run, cell)),
+            self._wake: self._check_interrupts,
         }
         worker.control.setblocking(False)
         for descriptor in self._handlers:
             self._poll.register(descriptor, select.POLLIN)
         self._mark = f"\0\2{secrets.token_hex(8)}:"
         self._mark_text = f'"mark":{quoted(self._mark)}'
-        self._printed = Printed(worker.stdout, worker.stderr, self._mark.encode(), self._poll.unregister)
+        self._pipes = OutputPipes(worker.stdout, worker.stderr, self._mark.encode(), self._poll.unregister)
         own(self)
 
     def abandon(self) -> None:
-        """In a fork: the worker goes on talking to the original."""
+        """In a fork of the program: the worker belongs to the original."""
         self._lock = threading.Lock()
         self._ended = SessionEnded("it belongs to the program that this one was forked from")
         self._is_under_way = False
 
     def run(self, run: Run, code: str, timeout: float, listeners: Listeners, most_bytes: int) -> CellResult:
-        """Carries out one cell. What the cell raised is in its result; what ended it is raised."""
-        cell = self._exchange(run, "run", _pieces(code), timeout, listeners, most_bytes)
+        """Runs one cell. An exception of the cell is in its result; an error that ended it is raised."""
+        cell = self._exchange(run, "run", split_code(code), timeout, listeners, most_bytes)
         assert cell.done is not None
-        return cell.record.result(cell.done, cell.number, cell.duration)
+        result = cell.record.result(cell.done, cell.number, cell.duration)
+        denials = self._worker.denials_since(cell.began)
+        return replace(result, denials=denials) if denials else result
 
     def variables(self, run: Run, timeout: float) -> dict[str, str]:
-        """Not counted as a cell."""
-        cell = self._exchange(run, "variables", [], timeout, Listeners(), 0)
-        self._cells -= 1
-        assert cell.done is not None
-        return cell.done.names or {}
+        return self._ask(run, "variables", timeout).names or {}
 
     def fill(self, run: Run, timeout: float, image: SessionImage) -> None:
-        """With all of the session; `InvalidRequest` with the worker's own reason where that cannot be had."""
+        """Fills the image of the session; `InvalidRequest` with the worker's reason if that is impossible."""
         assert self._worker.image is not None
-        with self._poured_into(image, self._worker.image):
-            cell = self._exchange(run, "branch", [], timeout, Listeners(), 0)
-        self._cells -= 1
-        assert cell.done is not None
-        refuse_image(cell.done.error, image)
+        with self._receive_image(image, self._worker.image):
+            done = self._ask(run, "branch", timeout)
+        refuse_image(done.error, image)
         image.cells = self._cells
 
     @contextmanager
-    def _poured_into(self, image: SessionImage, pipe: int) -> Iterator[None]:
+    def _receive_image(self, image: SessionImage, pipe: int) -> Iterator[None]:
         def pour(run: Run, cell: Exchange) -> None:
             if not image.take_from(pipe):
                 self._poll.unregister(pipe)
@@ -124,42 +122,47 @@ class CellTalk:
                 self._poll.unregister(pipe)
 
     def resume(self, run: Run, timeout: float, reseed: bool) -> None:
-        """Has a new worker take the place of the one whose image it was given."""
-        cell = self._exchange(run, "resume", [], timeout, Listeners(), 0, reseed=reseed)
-        self._cells -= 1
-        assert cell.done is not None
-        if cell.done.error is not None:
-            raise not_forkable(cell.done.error)
+        """Makes a new worker restore the session from its image."""
+        done = self._ask(run, "resume", timeout, reseed=reseed)
+        if done.error is not None:
+            raise not_forkable(done.error)
 
     def interrupt(self) -> None:
-        """Ends the cell that is under way, if one is, with its state kept."""
+        """Interrupts the running cell, if there is one. The state is kept."""
         with self._lock:
             if self._is_under_way:
                 self._wants_interrupt = True
                 self._wake_up()
 
     def end(self, error: SandboxError) -> None:
-        """Ends the worker; `error` is what an exchange under way raises, and every later one."""
+        """Ends the worker. The current exchange and all later ones raise `error`."""
         with self._lock:
             if self._ended is None and self._wanted_end is None:
                 self._wanted_end = error
         self._worker.kill()
 
     def close(self) -> None:
-        """After `end`, when no exchange is under way."""
+        """Call it after `end`, when no exchange is in progress."""
         if self._ended is None:
-            self._ended = self._wanted_end or SessionEnded("it was closed")
+            self._ended = self._wanted_end or SessionEnded(SessionEnded.CLOSED)
         self._worker.close()
         with self._lock:
             self._owned.close()
 
     @property
-    def ended(self) -> SandboxError | None:
+    def end_error(self) -> SandboxError | None:
         """A new one each time: a raised error carries its traceback."""
         error = self._ended or self._wanted_end
         return None if error is None else copy(error)
 
     # ---- an exchange ----
+
+    def _ask(self, run: Run, op: str, timeout: float, **fields: object) -> Done:
+        """An exchange that is not counted as a cell."""
+        cell = self._exchange(run, op, [], timeout, Listeners(), 0, **fields)
+        self._cells -= 1
+        assert cell.done is not None
+        return cell.done
 
     def _exchange(
         self,
@@ -171,28 +174,28 @@ class CellTalk:
         most_bytes: int,
         **fields: object,
     ) -> Exchange:
-        if (error := self.ended) is not None:
+        if (error := self.end_error) is not None:
             raise error
         self._cells += 1
         cell = Exchange(self._cells, timeout, listeners, most_bytes)
         for piece in pieces[:-1]:
             self._outgoing += encode({"op": "piece", "text": piece})
         if pieces:
-            self._outgoing += framed(
+            self._outgoing += frame_text(
                 f'{{"op":"{op}","cell":{cell.number},"code":{quoted(pieces[-1])},{self._mark_text}}}'
             )
         else:
             self._outgoing += encode({"op": op, "cell": cell.number, **fields})
+        self._most_outgoing = len(self._outgoing) + _MOST_UNREAD
         self._begin()
-        self._printed.begin()
+        self._pipes.begin()
         try:
             with run.on_cancel(self._wake_up):
                 self._converse(run, cell)
         finally:
             with self._lock:
                 self._is_under_way = False
-        if cell.failure is not None or cell.cause:
-            self._raise_what_ended(cell)
+        cell.raise_end()
         return cell
 
     def _converse(self, run: Run, cell: Exchange) -> None:
@@ -201,13 +204,13 @@ class CellTalk:
             while cell.done is None:
                 self._take_turn(run, cell)
         finally:
-            if cell.done is None and self._ended is None:  # a failure of ours: nobody knows what comes next
+            if cell.done is None and self._ended is None:  # our own failure: the state of the worker is unknown
                 self.end(SessionEnded("the host failed in the middle of a cell"))
 
     def _begin(self) -> None:
         with self._lock:
             self._is_under_way, self._wants_interrupt = True, False
-            if self._is_woken:  # by a wish that was for the last one
+            if self._is_woken:  # by a wake-up for the previous exchange
                 self._is_woken = False
                 os.eventfd_read(self._wake)
 
@@ -216,9 +219,14 @@ class CellTalk:
         os.eventfd_write(self._wake, 1)
 
     def _take_turn(self, run: Run, cell: Exchange) -> None:
+        """Handles at most one event, so that deadline and interrupts are checked between callbacks."""
         left = cell.deadline - time.monotonic()
         if left <= 0:
-            self._be_strict(cell)
+            self._escalate(cell)
+            return
+        if self._events:
+            self._check_interrupts(run, cell)
+            self._take(run, cell, self._events.popleft())
             return
         for descriptor, events in self._poll.poll(ceil(left * 1000)):
             if events & select.POLLOUT:
@@ -228,10 +236,10 @@ class CellTalk:
             if cell.done is not None:
                 return
 
-    def _be_strict(self, cell: Exchange) -> None:
-        """The time is up: first it is asked, then made to stop."""
+    def _escalate(self, cell: Exchange) -> None:
+        """At the deadline: interrupts the cell first, then kills the worker."""
         if cell.is_killed:
-            raise self._lost(cell, "it could not be ended")
+            raise self._end_of_worker(cell, "it could not be ended")
         if cell.cause:
             cell.is_killed = True
             cell.deadline = time.monotonic() + _KILL_SECONDS
@@ -240,42 +248,37 @@ class CellTalk:
             self._interrupt(cell, "timeout")
 
     def _interrupt(self, cell: Exchange, cause: str) -> None:
-        """Said before it is done: a signal that comes before the cell has begun is lost."""
+        """Sends a message before the signal, because a signal before the start of the cell is lost."""
         if cell.cause:
             return
         cell.cause = cause
-        cell.deadline = time.monotonic() + _grace(cause)
+        cell.deadline = time.monotonic() + cell.grace
         self._outgoing += encode({"op": "interrupt", "cell": cell.number})
         self._send()
-        with suppress(SandboxError):  # its cage has ended: the socket says so next
+        with suppress(SandboxError):  # its cage has ended, which the socket will report
             self._worker.interrupt()
 
-    def _raise_what_ended(self, cell: Exchange) -> None:
-        if cell.failure is not None:
-            raise cell.failure
-        if cell.cause == "timeout":
-            raise ExecutionTimeout(cell.timeout, cell.record.so_far(cell.duration))
-        if cell.cause == "cancelled":
-            raise RunCancelled
-
-    def _lost(self, cell: Exchange, reason: str) -> SandboxError:
-        """The error for a worker that is gone; what it had printed goes with it."""
+    def _end_of_worker(self, cell: Exchange, reason: str) -> SandboxError:
+        """The error for a worker that is gone, with its output."""
         with suppress(OSError):
-            self._printed.drain(self._adding(None, cell))
-        self._printed.tell(MarkedStream.rest, self._adding(None, cell), is_last=True)
+            self._pipes.drain(self._appender(None, cell))
+        self._pipes.release(MarkedStream.rest, self._appender(None, cell), is_last=True)
         if self._wanted_end is None and cell.is_killed:
             after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
-            reason = f"{after}a cell that was interrupted went on for {_grace(cell.cause):g} s and was killed"
+            reason = f"{after}a cell that was interrupted went on for {cell.grace:g} s and was killed"
         with self._lock:
             self._ended = self._wanted_end or SessionEnded(reason)
+        so_far = replace(cell.record.so_far(cell.duration), denials=self._worker.denials_since(cell.began))
+        if self._wanted_end is None and not cell.is_killed and (error := self._worker.limit_error(so_far)) is not None:
+            return error
         error = copy(self._ended)
         if isinstance(error, SessionEnded):
-            error.result = cell.record.so_far(cell.duration)
+            error.result = so_far
         return error
 
-    # ---- what comes in ----
+    # ---- incoming ----
 
-    def _hear_wish(self, run: Run, cell: Exchange) -> None:
+    def _check_interrupts(self, run: Run, cell: Exchange) -> None:
         self._is_woken = False
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
@@ -284,7 +287,7 @@ class CellTalk:
         elif self._wants_interrupt:
             self._interrupt(cell, "asked")
 
-    def _hear_control(self, run: Run, cell: Exchange) -> None:
+    def _receive_control(self, run: Run, cell: Exchange) -> None:
         try:
             data = self._worker.control.recv(_CHUNK)
         except BlockingIOError:
@@ -292,36 +295,41 @@ class CellTalk:
         except OSError:
             data = b""
         if not data:
-            raise self._lost(cell, self._worker.reason())
+            raise self._end_of_worker(cell, self._worker.reason())
         try:
-            for message in self._decoder.feed(data):
-                self._take(run, cell, parse(message))
+            self._events.extend(parse(message) for message in self._decoder.feed(data))
+            if sum(isinstance(event, Question) for event in self._events) > _MOST_QUESTIONS:
+                raise FrameError("too many questions at once")
         except FrameError as error:
-            self._worker.kill()
-            raise self._lost(cell, f"what came from its interpreter was {error}") from None
+            raise self._refuse(cell, str(error)) from None
+
+    def _refuse(self, cell: Exchange, reason: str) -> SandboxError:
+        """Kills a worker that violates the protocol."""
+        self._worker.kill()
+        return self._end_of_worker(cell, f"unexpected message from its interpreter: {reason}")
 
     def _take(self, run: Run, cell: Exchange, event: Event) -> None:
-        """What was printed before is in the pipes by now, so that it is read before this is told."""
+        """Handles an event. Earlier output is in the pipes and is read first."""
         if isinstance(event, Piece):
             cell.record.add_piece(event)
             return
-        add = self._adding(run, cell)
-        self._printed.drain(add)
+        add = self._appender(run, cell)
+        self._pipes.drain(add)
         if isinstance(event, Done):
-            self._printed.tell(MarkedStream.rest, add, is_last=True)
+            self._pipes.release(MarkedStream.rest, add, is_last=True)
             self._finish(run, cell, event)
             return
         if isinstance(event, Display | Clear) and event.mark:
-            self._printed.tell(lambda stream: stream.reach(event.mark), add)
+            self._pipes.release(lambda stream: stream.reach(event.mark), add)
         else:
-            self._printed.tell(MarkedStream.rest, add)
+            self._pipes.release(MarkedStream.rest, add)
         if isinstance(event, Display):
             self._take_display(run, cell, event)
         elif isinstance(event, Clear):
             cell.record.clear()
         else:
             self._answer(run, cell, event)
-        self._printed.tell(lambda stream: stream.feed(b""), add)
+        self._pipes.release(lambda stream: stream.feed(b""), add)
 
     def _finish(self, run: Run, cell: Exchange, done: Done) -> None:
         if done.cell != cell.number:
@@ -333,26 +341,28 @@ class CellTalk:
     def _take_display(self, run: Run, cell: Exchange, display: Display) -> None:
         shown = cell.record.add_display(display)
         if shown is not None:
-            self._tell(run, cell, cell.listeners.on_display, shown)
+            self._call_listener(run, cell, cell.listeners.on_display, shown)
 
     def _answer(self, run: Run, cell: Exchange, question: Question) -> None:
-        """The time that a person takes to answer is not the cell's."""
+        """Answers `input()`. The time of the callback does not count as the cell's."""
         asked = time.monotonic()
-        answer = self._tell(run, cell, cell.listeners.on_input, question.prompt)
+        answer = self._call_listener(run, cell, cell.listeners.on_input, question.prompt)
         if not cell.cause:
             cell.deadline += time.monotonic() - asked
-        if answer is not None and not (isinstance(answer, str) and len(answer) <= _PIECE):
-            reason = f"must return at most {_PIECE} characters of text, or None"
+        if answer is not None and not (isinstance(answer, str) and len(answer) <= PIECE):
+            reason = f"must return at most {PIECE} characters of text, or None"
             self._fail(cell, InvalidRequest(reason, field="on_input"))
             answer = None
         self._outgoing += encode({"op": "input", "ask": question.number, "text": answer})
         self._send()
+        if len(self._outgoing) > self._most_outgoing:
+            raise self._refuse(cell, "questions whose answers it does not read")
 
-    def _tell(self, run: Run | None, cell: Exchange, listener: Callable[[Any], object] | None, what: object) -> object:
+    def _call_listener(self, run: Run | None, cell: Exchange, listener: Listener | None, what: object) -> object:
         if listener is None or cell.failure is not None or run is None:
             return None
         try:
-            return listener(what)
+            return listener(what, run)
         except BaseException as error:
             if run.is_cancelled:
                 self._interrupt(cell, "cancelled")
@@ -364,19 +374,19 @@ class CellTalk:
         cell.failure = error
         self._interrupt(cell, "callback")
 
-    def _adding(self, run: Run | None, cell: Exchange) -> Add:
-        """What is printed becomes the cell's, and is told to who listens."""
+    def _appender(self, run: Run | None, cell: Exchange) -> Add:
+        """Adds output to the cell's record and passes it to the callbacks."""
 
         def add(name: str, data: bytes, is_last: bool) -> None:
             stream: StreamText = getattr(cell.record, name)
             text = stream.add(data, is_last)
             if text:
-                self._tell(run, cell, getattr(cell.listeners, f"on_{name}"), text)
+                self._call_listener(run, cell, getattr(cell.listeners, f"on_{name}"), text)
 
         return add
 
     def _send(self) -> None:
-        """What does not fit goes when the worker has read; an error of the socket is told by its other direction."""
+        """Sends what fits; the rest is sent later. Errors are reported by the next read."""
         control = self._worker.control
         try:
             while self._outgoing:
@@ -386,13 +396,3 @@ class CellTalk:
         if bool(self._outgoing) != self._has_unsent:
             self._has_unsent = bool(self._outgoing)
             self._poll.modify(control.fileno(), select.POLLIN | (select.POLLOUT if self._has_unsent else 0))
-
-
-def _pieces(code: str) -> list[str]:
-    if len(code) <= _PIECE:
-        return [code]
-    return [code[start : start + _PIECE] for start in range(0, len(code), _PIECE)]
-
-
-def _grace(cause: str) -> float:
-    return CANCEL_SECONDS if cause == "cancelled" else GRACE_SECONDS

@@ -1,4 +1,4 @@
-"""What a session's worker prints: two streams, read as far as they have come, and cut where displays belong."""
+"""The output pipes of a session's worker, split at the positions of displays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from warmcell.sessions.marked_stream import MarkedStream
 
-#: Is told the stream ("stdout" or "stderr"), what came of it, and whether that is its end in this cell.
+#: Called with the stream ("stdout" or "stderr"), its data, and whether that is its end in this cell.
 Add = Callable[[str, bytes, bool], None]
 _CHUNK = 1 << 16
 
 
-class Printed:
-    """Of one worker. `on_closed` is told the descriptor of a stream that has ended."""
+class OutputPipes:
+    """The pipes of one worker. `on_closed` is called with the descriptor of a stream that has ended."""
 
     def __init__(self, stdout: int, stderr: int, mark: bytes, on_closed: Callable[[int], None]) -> None:
         self._names = {stdout: "stdout", stderr: "stderr"}
@@ -25,18 +25,18 @@ class Printed:
         self._open = list(self._names)
         self._on_closed = on_closed
         self._poll = select.poll()
-        #: Whether there was anything since `begin`.
+        #: Whether there was output since `begin`.
         self._is_any = False
         for descriptor in self._names:
             os.set_blocking(descriptor, False)
             self._poll.register(descriptor, select.POLLIN)
 
     def begin(self) -> None:
-        """With each cell."""
+        """Called at the start of each cell."""
         self._is_any = False
 
-    def hear(self, descriptor: int, add: Add) -> int:
-        """What one read gives; returns how many bytes that were."""
+    def read_output(self, descriptor: int, add: Add) -> int:
+        """Reads once; returns the number of bytes."""
         try:
             data = os.read(descriptor, _CHUNK)
         except BlockingIOError:
@@ -46,24 +46,24 @@ class Printed:
             self._poll.unregister(descriptor)
             self._open.remove(descriptor)
             self._on_closed(descriptor)
-        if told := self._streams[descriptor].feed(data):
-            add(self._names[descriptor], told, False)
+        if output := self._streams[descriptor].feed(data):
+            add(self._names[descriptor], output, False)
         return len(data)
 
     def drain(self, add: Add) -> None:
-        """As much as there is now: whoever still writes must not keep us here."""
+        """Reads what the pipes hold now, without waiting for a process that keeps writing."""
         if not self._poll.poll(0):
             return
         for descriptor in tuple(self._open):
             (waiting,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
             while waiting > 0:
-                waiting -= self.hear(descriptor, add) or waiting
+                waiting -= self.read_output(descriptor, add) or waiting
 
-    def tell(self, part: Callable[[MarkedStream], bytes], add: Add, *, is_last: bool = False) -> None:
-        """What of each stream was held back until now, as far as `part` of it says."""
+    def release(self, part: Callable[[MarkedStream], bytes], add: Add, *, is_last: bool = False) -> None:
+        """Passes on the output of each stream that `part` releases."""
         if not self._is_any:
             return
         for descriptor, stream in self._streams.items():
-            told = part(stream)
-            if told or is_last:
-                add(self._names[descriptor], told, is_last)
+            output = part(stream)
+            if output or is_last:
+                add(self._names[descriptor], output, is_last)
