@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-#: The snapshot is taken as that of the other modules is.
+#: `wasm_snapshot.py` is there.
 SHARED = HERE.parent / "modules"
 ARTEFACT = HERE.parent / "src" / "warmcell" / "toolbox" / "toolbox.wasm"
 MANIFEST = ARTEFACT.with_name("toolbox.json")
@@ -38,7 +38,7 @@ class BuildError(Exception):
 
 
 def source_files() -> list[Path]:
-    """Everything that decides what the artefact looks like, in a stable order."""
+    """Every file that affects the artefact, in a stable order."""
     kept = [
         path
         for path in HERE.rglob("*")
@@ -47,7 +47,7 @@ def source_files() -> list[Path]:
         and not path.name.endswith("_test.go")
         and path.suffix in {".go", ".mod", ".sum", ".patch", ".py", ".txt"}
     ]
-    return sorted([*kept, SHARED / "snapshot.py"], key=relative_name)
+    return sorted([*kept, SHARED / "wasm_snapshot.py"], key=relative_name)
 
 
 def relative_name(path: Path) -> str:
@@ -123,14 +123,14 @@ def compile_reactor(modfile: Path, output: Path) -> bytes:
 def build() -> bytes:
     """Return the snapshotted module."""
     try:
-        from snapshot import snapshot
-        from table_filling import called_functions, with_table_filling
+        from table_filling import find_called_functions, with_table_filling
+        from wasm_snapshot import take_snapshot
     except ImportError as problem:
         raise BuildError(f"the snapshot needs the Python package wasmtime ({problem})") from None
     with tempfile.TemporaryDirectory(prefix="toolbox-") as scratch:
         plain = compile_reactor(write_modfile(Path(scratch)), Path(scratch) / "plain.wasm")
-    called = called_functions(plain, "_initialize", "rehearse")
-    return with_table_filling(snapshot(plain, ("_initialize", "rehearse"), "run"), called)
+    called = find_called_functions(plain, "_initialize", "rehearse")
+    return with_table_filling(take_snapshot(plain, ("_initialize", "rehearse"), "run"), called)
 
 
 def command_names(module: bytes) -> list[str]:

@@ -8,14 +8,14 @@ import (
 	"warmcell/toolbox/internal/shell"
 )
 
-// What shells do most. Nothing here may ask the host for a file.
+// Typical shell commands. None of them may open a file of the host.
 var rehearsals = []string{
 	"echo hi | wc -c",
 	"printf '%s\\n' a b | cat",
 	"x=$(echo a b); for i in $x; do echo \"$i\"; done | sort | head -n 1 | grep -c a",
 }
 
-// rehearse is called before the snapshot is taken: what a first run makes (tables of the runtime, spans of memory to
+// rehearse is called before the snapshot is taken: data that a first run creates (tables of the runtime, spans of memory to
 // allocate from, the stacks of goroutines) is then there in every instance.
 //
 //go:wasmexport rehearse

@@ -1,15 +1,15 @@
-"""Give a Go module a function `fill_table` that makes the entries of its table which runs nearly always need.
+"""Adds a function `fill_table` to a Go module. It resolves the table entries that nearly every run needs.
 
-wasmtime makes an entry when it is first called through the table, in every instance anew, and searches all functions of
-the module for it: a tenth of what a small pipeline takes. A worker has this done ahead, in an instance that waits for
-its run. Which functions matter is found out here, by a copy of the module in which every function notes that it was
-called; the world in which that copy runs is the fixed one of the snapshot.
+wasmtime resolves an entry at its first call through the table, in every instance, and searches all functions of the
+module for it: a tenth of the time of a small pipeline. A worker calls `fill_table` in advance, in an instance that
+waits for its run. To find the functions, a copy of the module in which every function records its call runs the
+rehearsal, in the fixed environment of the snapshot.
 """
 
 from __future__ import annotations
 
 import wasmtime
-from snapshot import (
+from wasm_snapshot import (
     GLOBAL_PREFIX,
     I32,
     KIND_FUNCTION,
@@ -20,13 +20,13 @@ from snapshot import (
     SECTION_GLOBAL,
     SECTION_IMPORT,
     assemble,
+    encode_signed,
+    encode_unsigned,
     end_of_constant,
     parse_globals,
     parse_sections,
     read_unsigned,
-    signed,
     stub,
-    unsigned,
 )
 
 NAME = "fill_table"
@@ -36,14 +36,14 @@ OPCODE_DROP, OPCODE_GLOBAL_SET, OPCODE_TABLE_GET = 0x1A, 0x24, 0x25
 Sections = list[tuple[int, bytes]]
 
 
-def called_functions(wasm: bytes, initialiser: str, rehearsal: str) -> set[int]:
-    """The indices of those that the rehearsal calls, of those that the module defines."""
+def find_called_functions(wasm: bytes, initialiser: str, rehearsal: str) -> set[int]:
+    """The indices of the module's own functions that the rehearsal calls."""
     sections = list(parse_sections(wasm))
     first_mark = len(parse_globals(sections))
     bodies = list(function_bodies(dict(sections)[SECTION_CODE]))
     engine = wasmtime.Engine()
     store = wasmtime.Store(engine)
-    module = wasmtime.Module(engine, assemble(marked(sections, bodies, first_mark)))
+    module = wasmtime.Module(engine, assemble(add_marks(sections, bodies, first_mark)))
     exports = wasmtime.Instance(store, module, [stub(store, item) for item in module.imports]).exports(store)
     marks = [exports[f"{GLOBAL_PREFIX}{first_mark + at}"] for at in range(len(bodies))]
     call(store, exports[initialiser])
@@ -61,52 +61,56 @@ def call(store: wasmtime.Store, function: object) -> None:
         raise RuntimeError(f"a rehearsal returned {result}")
 
 
-def marked(sections: Sections, bodies: list[bytes], first_mark: int) -> Sections:
-    """Every function sets a global of its own to 1 when it is called."""
+def add_marks(sections: Sections, bodies: list[bytes], first_mark: int) -> Sections:
+    """Makes every function set its own global to 1 when it is called."""
     marks = [first_mark + at for at in range(len(bodies))]
     written: Sections = []
     for identifier, body in sections:
         if identifier == SECTION_GLOBAL:
-            body = extended(body, [bytes([I32, 1, OPCODE_I32_CONST, 0, OPCODE_END])] * len(marks))
+            body = append_entries(body, [bytes([I32, 1, OPCODE_I32_CONST, 0, OPCODE_END])] * len(marks))
         elif identifier == SECTION_EXPORT:
-            body = extended(body, [named(f"{GLOBAL_PREFIX}{mark}", KIND_GLOBAL, mark) for mark in marks])
+            body = append_entries(body, [export_entry(f"{GLOBAL_PREFIX}{mark}", KIND_GLOBAL, mark) for mark in marks])
         elif identifier == SECTION_CODE:
-            body = extended(b"\0", [sized(with_mark(code, mark)) for code, mark in zip(bodies, marks, strict=True)])
+            body = append_entries(
+                b"\0", [with_size(with_mark(code, mark)) for code, mark in zip(bodies, marks, strict=True)]
+            )
         written.append((identifier, body))
     return written
 
 
 def with_mark(code: bytes, mark: int) -> bytes:
     count, at = read_unsigned(code, 0)
-    for _ in range(count):  # groups of locals: how many, of which type
+    for _ in range(count):  # groups of locals: count, type
         _, at = read_unsigned(code, at)
         at += 1
-    return code[:at] + bytes([OPCODE_I32_CONST, 1, OPCODE_GLOBAL_SET]) + unsigned(mark) + code[at:]
+    return code[:at] + bytes([OPCODE_I32_CONST, 1, OPCODE_GLOBAL_SET]) + encode_unsigned(mark) + code[at:]
 
 
 def with_table_filling(wasm: bytes, functions: set[int]) -> bytes:
-    """The module with one more function and its export; no index of anything changes."""
+    """The module with the added function and its export. No index changes."""
     sections = list(parse_sections(wasm))
     by_identifier = dict(sections)
     slots = [slot for slot, function in table_slots(by_identifier[SECTION_ELEMENT]) if function in functions]
     own_type, _ = read_unsigned(by_identifier[SECTION_TYPE], 0)
     defined, _ = read_unsigned(by_identifier[SECTION_FUNCTION], 0)
     own_index = count_imported_functions(by_identifier.get(SECTION_IMPORT, b"\0")) + defined
-    steps = [bytes([OPCODE_I32_CONST]) + signed(slot) + bytes([OPCODE_TABLE_GET, 0, OPCODE_DROP]) for slot in slots]
+    steps = [
+        bytes([OPCODE_I32_CONST]) + encode_signed(slot) + bytes([OPCODE_TABLE_GET, 0, OPCODE_DROP]) for slot in slots
+    ]
     added = {
         SECTION_TYPE: bytes([FUNCTION_TYPE, 0, 0]),
-        SECTION_FUNCTION: unsigned(own_type),
-        SECTION_EXPORT: named(NAME, KIND_FUNCTION, own_index),
-        SECTION_CODE: sized(b"\0" + b"".join(steps) + bytes([OPCODE_END])),
+        SECTION_FUNCTION: encode_unsigned(own_type),
+        SECTION_EXPORT: export_entry(NAME, KIND_FUNCTION, own_index),
+        SECTION_CODE: with_size(b"\0" + b"".join(steps) + bytes([OPCODE_END])),
     }
-    return assemble([(i, extended(body, [added[i]]) if i in added else body) for i, body in sections])
+    return assemble([(i, append_entries(body, [added[i]]) if i in added else body) for i, body in sections])
 
 
 def table_slots(body: bytes) -> list[tuple[int, int]]:
-    """Of Go's only segment: which place of the table has which function."""
+    """Pairs of table slot and function, from Go's only element segment."""
     count, at = read_unsigned(body, 0)
     if count != 1 or body[at] != 0 or body[at + 1] != OPCODE_I32_CONST:
-        raise ValueError("one active segment is supported")
+        raise ValueError("only one active element segment is supported")
     first, _ = read_unsigned(body, at + 2)
     size, at = read_unsigned(body, end_of_constant(body, at + 1))
     found = []
@@ -131,14 +135,14 @@ def count_imported_functions(body: bytes) -> int:
     return read_unsigned(body, 0)[0]
 
 
-def extended(body: bytes, entries: list[bytes]) -> bytes:
+def append_entries(body: bytes, entries: list[bytes]) -> bytes:
     count, at = read_unsigned(body, 0)
-    return unsigned(count + len(entries)) + body[at:] + b"".join(entries)
+    return encode_unsigned(count + len(entries)) + body[at:] + b"".join(entries)
 
 
-def sized(code: bytes) -> bytes:
-    return unsigned(len(code)) + code
+def with_size(code: bytes) -> bytes:
+    return encode_unsigned(len(code)) + code
 
 
-def named(name: str, kind: int, index: int) -> bytes:
-    return sized(name.encode()) + bytes([kind]) + unsigned(index)
+def export_entry(name: str, kind: int, index: int) -> bytes:
+    return with_size(name.encode()) + bytes([kind]) + encode_unsigned(index)

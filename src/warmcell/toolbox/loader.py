@@ -1,13 +1,14 @@
-"""Finds the modules of the toolbox and the commands that each of them runs. Reads manifests; runs nothing."""
+"""Finds the toolbox modules and their commands. Reads manifests; runs nothing."""
 
 from __future__ import annotations
 
 import functools
 import os
 
-from warmcell.cage.light import read_json
+from warmcell.cage.fast_imports import read_json
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
+from warmcell.toolbox.location import REMEDY, modules_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 DIRECTORY = os.path.dirname(os.path.realpath(__file__))
 TOOLBOX, PYTHON = "toolbox", "python"
-#: Commands that are modules of their own, so that the shell does not pay for them at its start.
+#: Commands in separate modules, so that the shell starts without them.
 OWN_MODULES = {"node": "node", "nodejs": "node", "git": "git", "python": PYTHON, "python3": PYTHON}
 
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """A module that was built and committed, as its manifest describes it."""
+    """A built module, as its manifest describes it."""
 
     name: str
     path: str
@@ -29,15 +30,17 @@ class Artefact:
     entry: str
 
     def read(self) -> bytes:
-        """Its bytes, or `BackendUnavailable` when they are not the ones that were built."""
+        """Raises `BackendUnavailable` if the file cannot be read or does not match the manifest."""
         import hashlib
 
         try:
             data = _content(self.path)
+        except FileNotFoundError:
+            raise BackendUnavailable("the package 'warmcell-toolbox' is not installed", hint=REMEDY) from None
         except OSError as error:
-            raise BackendUnavailable(f"the toolbox module {self.name} cannot be read: {error}") from error
+            raise BackendUnavailable(f"cannot read the toolbox module {self.name}: {error}") from error
         if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise BackendUnavailable(f"{self.path} is not the module that its manifest describes", hint="reinstall")
+            raise BackendUnavailable(f"{self.path} does not match its manifest", hint="reinstall warmcell-toolbox")
         return data
 
 
@@ -48,17 +51,18 @@ def find_artefact(name: str) -> Artefact:
     if not record:
         raise BackendUnavailable(f"this installation has no toolbox module {name!r}", hint="reinstall warmcell")
     entry = str(record.get("entry", "run"))
-    return Artefact(name, os.path.join(DIRECTORY, record.get("file", f"{name}.wasm")), str(record["sha256"]), entry)
+    path = os.path.join(modules_directory(), record.get("file", f"{name}.wasm"))
+    return Artefact(name, path, str(record["sha256"]), entry)
 
 
 @functools.cache
 def toolbox_commands() -> frozenset[str]:
-    """Every command that an agent can name."""
+    """The names of all commands."""
     return frozenset(_manifest("toolbox.json").get("commands", ())) | OWN_MODULES.keys()
 
 
 def present_commands() -> list[str]:
-    """Those of them that this installation can run, sorted."""
+    """The commands that this installation can run, sorted."""
     present = {module: _is_present(module) for module in {TOOLBOX, *OWN_MODULES.values()}}
     return sorted(name for name in toolbox_commands() if present[OWN_MODULES.get(name, TOOLBOX)])
 

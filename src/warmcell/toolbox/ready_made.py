@@ -1,8 +1,7 @@
-"""Modules that were compiled when the wheel was built, so that nobody's first command waits for a compiler.
+"""Modules that were compiled when the toolbox's wheel was built: the first command does not wait for a compiler.
 
-They are as much a part of the installation as its Python files and are believed as these are. What has to be checked is
-that they were made for exactly this wasmtime, these settings and such a processor, and that the disk still has what was
-built. Where anything is otherwise, the module is compiled as if there were no such file.
+They are trusted like the Python files of the installation. Checked are the wasmtime version, the settings, the
+processor and the content of the file. If anything differs, the module is compiled as if there were no such file.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import contextlib
 import functools
 import os
 
-from warmcell.cage.light import read_json
+from warmcell.cage.fast_imports import read_json
 from warmcell.core.late_log import LateLog
-from warmcell.toolbox.runtime import READY_MADE, machine, processor_features, settings_digest, wasmtime_version
+from warmcell.toolbox.location import ready_made_directory
+from warmcell.toolbox.runtime import machine, processor_features, settings_digest, wasmtime_version
 from warmcell.toolbox.signed_directory import (
     SignedDirectory,
     SignedFile,
@@ -28,46 +28,45 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DIRECTORY = READY_MADE
 MANIFEST = "manifest.json"
-#: What modules that travel may need of a processor: engine.PORTABLE_FLAGS by the kernel's names.
+#: The processor features of engine.PORTABLE_FLAGS, by the kernel's names.
 FEATURES = {"x86_64": ["pni", "popcnt", "sse4_1", "sse4_2", "ssse3"]}
 _log = LateLog(__name__)
 
 
-def has_ready_made(digest: str) -> bool:
+def has_shipped_module(digest: str) -> bool:
     return digest in _modules()
 
 
-def find_ready_made(digest: str, entry: str, *, is_copied: bool = False) -> SignedFile | None:
-    """The compiled form of a module of ours, for the caller to close: the file itself, or a copy of it in memory."""
+def open_shipped_module(digest: str, entry: str, *, is_copied: bool = False) -> SignedFile | None:
+    """One of our own modules in compiled form, for the caller to close: the file itself, or a copy in memory."""
     record = _modules().get(digest)
     if record is None or record["entry"] != entry:
         return None
-    path = os.path.join(DIRECTORY, record["file"])
+    path = os.path.join(ready_made_directory(), record["file"])
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
-            is_used_itself = not is_copied and _is_like_code(found)
-            module = os.dup(file.fileno()) if is_used_itself else sealed_copy(file.fileno())
+            is_direct = not is_copied and _is_like_code(found)
+            module = os.dup(file.fileno()) if is_direct else sealed_copy(file.fileno())
             is_whole = _is_whole(found, module, record["sha256"])
     except OSError as error:
-        _log.warning("%s cannot be used, the module is compiled anew: %s", path, error)
+        _log.warning("cannot use %s, compiling the module again: %s", path, error)
         return None
     if not is_whole:
         os.close(module)
-        _log.warning("%s is not what was built, the module is compiled anew", path)
+        _log.warning("%s was changed after the build, compiling the module again", path)
         return None
     return SignedFile(module, record["facts"], is_shipped=True)
 
 
 def _is_like_code(found: os.stat_result) -> bool:
-    """Who could change it could change our Python files; a caged worker, which is another user, can read it."""
+    """Whether the file is as well protected as our Python files, and readable for a caged worker, another user."""
     return found.st_uid in (0, os.geteuid()) and found.st_mode & 0o026 == 0o004
 
 
 def _is_whole(found: os.stat_result, module: int, sha256: str) -> bool:
-    """Compares the content once for each account; then a file that nothing has touched since is taken for the same."""
+    """Compares the content once per account and records the file's identity; an unchanged identity is enough later."""
     identity = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
     notes, name = _notes(), f"whole-{sha256}"
     try:
@@ -80,8 +79,8 @@ def _is_whole(found: os.stat_result, module: int, sha256: str) -> bool:
             return True
     is_whole = content_digest(module) == sha256
     if is_whole and notes is not None:
-        with contextlib.suppress(OSError), open(os.devnull, "rb") as nothing:
-            notes.write(name, nothing.fileno(), {"identity": identity})
+        with contextlib.suppress(OSError), open(os.devnull, "rb") as empty:
+            notes.write(name, empty.fileno(), {"identity": identity})
     return is_whole
 
 
@@ -95,15 +94,15 @@ def _notes() -> SignedDirectory | None:
 
 @functools.cache
 def _modules() -> dict[str, dict[str, Any]]:
-    """By the digest of their source; none when they were made for something else."""
+    """Records by the digest of the source; empty if they were built for another runtime or processor."""
     try:
-        with open(os.path.join(DIRECTORY, MANIFEST), "rb") as file:
+        with open(os.path.join(ready_made_directory(), MANIFEST), "rb") as file:
             manifest = read_json(file.read().strip())
     except FileNotFoundError:
         return {}
     made_for = {name: manifest[name] for name in ("wasmtime", "settings", "machine")}
     here = {"wasmtime": wasmtime_version(), "settings": settings_digest(), "machine": machine()}
     if made_for != here or not processor_features() >= set(manifest["features"]):
-        _log.info("the compiled modules of this installation were made for another wasmtime or processor")
+        _log.info("the compiled modules of this installation are for another wasmtime or processor")
         return {}
     return dict(manifest["modules"])

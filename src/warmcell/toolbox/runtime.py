@@ -1,4 +1,4 @@
-"""The installed wasmtime, the worker script, and what compiled code depends on besides its module."""
+"""The installed wasmtime, the worker script, and everything that compiled code depends on besides its module."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from _frozen_importlib_external import PathFinder
 from warmcell.core.errors import BackendUnavailable
 from warmcell.languages.base import base_executable
 from warmcell.lifetime.late_site import run_site
+from warmcell.toolbox.location import REMEDY
 from warmcell.toolbox.small_digests import sha256
 
 _WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "guest", "wasm")
-#: Where a wheel has its compiled modules; workers see it.
-READY_MADE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "ready_made")
 WORKER_SCRIPT = os.path.join(_WORKER, "worker.py")
-#: The files that decide how a module is compiled: proposals and settings, and the counter that is put into it.
+#: The files that decide how a module is compiled: proposals, settings, and the growth counter added to it.
 _DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py")
 
 
 @functools.cache
 def wasmtime_directory() -> str:
-    """The package wasmtime, found without importing it."""
+    """The directory of the package wasmtime, found without importing it."""
     spec = PathFinder.find_spec("wasmtime")
     if spec is None:
         from importlib.util import find_spec
 
-        run_site()  # the command may have left it out
+        run_site()  # the command line may have skipped it
         spec = find_spec("wasmtime")
     if spec is None or not spec.origin:
-        raise BackendUnavailable("wasmtime is not installed", hint="pip install 'warmcell[wasm]'")
+        raise BackendUnavailable("wasmtime is not installed", hint=REMEDY)
     return os.path.dirname(os.path.realpath(spec.origin))
 
 
 @functools.cache
 def wasmtime_version() -> str:
-    """The version that is installed, from its metadata directory: reading it properly costs more than a run."""
+    """The installed version, from the name of its metadata directory: `importlib.metadata` costs more than a run."""
     beside = os.listdir(os.path.dirname(wasmtime_directory()))
     installed = sorted(name for name in beside if name.startswith("wasmtime-") and name.endswith(".dist-info"))
     return installed[-1].removeprefix("wasmtime-").removesuffix(".dist-info") if installed else "unknown"
@@ -46,29 +45,29 @@ def wasmtime_version() -> str:
 
 @functools.cache
 def write_bytecode() -> None:
-    """Of what workers load, where an installer left that to Python: in their cage they cannot, and would compile it
-    each time anew, for as long as all the rest of their start takes.
+    """Compiles the files that workers import, if the installer did not: in their cage they cannot write byte code, and
+    compiling doubles their start-up time.
     """
     if sys.dont_write_bytecode:
         return
     wasmtime = wasmtime_directory()
     for directory in (_WORKER, wasmtime, os.path.join(wasmtime, "component")):
-        for source, bytecode in _without_bytecode(directory):
+        for source, bytecode in _missing_bytecode(directory):
             _compile(source, bytecode)
 
 
-def _without_bytecode(directory: str) -> list[tuple[str, str]]:
-    """Sources that have none or were written after it, each with the place for it; nothing where we may not write."""
+def _missing_bytecode(directory: str) -> list[tuple[str, str]]:
+    """Pairs of source and byte code path where byte code is missing or old; none in a read-only directory."""
     found = []
     for name in os.listdir(directory) if os.access(directory, os.W_OK) else ():
         source, (stem, suffix) = os.path.join(directory, name), os.path.splitext(name)
         bytecode = os.path.join(directory, "__pycache__", f"{stem}.{sys.implementation.cache_tag}.pyc")
-        if suffix == ".py" and _written(bytecode) < _written(source):
+        if suffix == ".py" and _mtime(bytecode) < _mtime(source):
             found.append((source, bytecode))
     return found
 
 
-def _written(path: str) -> float:
+def _mtime(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -78,12 +77,12 @@ def _written(path: str) -> float:
 def _compile(source: str, bytecode: str) -> None:
     import py_compile
 
-    with contextlib.suppress(OSError, py_compile.PyCompileError):  # a full disk: workers then do without
+    with contextlib.suppress(OSError, py_compile.PyCompileError):  # a full disk: workers then compile each time
         py_compile.compile(source, bytecode, doraise=True)
 
 
 def interpreter() -> str:
-    """What workers run in: the interpreter behind ours, as a real file. wasmtime is shown to it by its path."""
+    """The interpreter for workers: the base interpreter of this one. It gets the path of wasmtime."""
     return base_executable()
 
 
@@ -99,7 +98,7 @@ def settings_digest() -> str:
 
 @functools.cache
 def processor_features() -> frozenset[str]:
-    """By the names that the kernel has for them; none where it does not say."""
+    """By the kernel's names; empty if it does not list them."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         for line in file:
             if line.lower().startswith(("flags", "features")):
@@ -109,7 +108,7 @@ def processor_features() -> frozenset[str]:
 
 @functools.cache
 def processor() -> str:
-    """The machine and the features of its processor: compiled code uses what it finds."""
+    """A digest of the machine and its processor features, which compiled code may use."""
     features = " ".join(sorted(processor_features()))
     if not features:
         import platform
@@ -119,7 +118,7 @@ def processor() -> str:
 
 
 def machine() -> str:
-    """As `platform.machine()`."""
+    """Like `platform.machine()`."""
     if hasattr(os, "uname"):
         return os.uname().machine
     import platform
@@ -128,5 +127,5 @@ def machine() -> str:
 
 
 def runtime_fingerprint() -> list[str]:
-    """Compiled code is good for exactly one of these."""
+    """Compiled code is valid for exactly one fingerprint."""
     return [wasmtime_version(), processor(), settings_digest()]

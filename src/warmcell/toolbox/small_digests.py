@@ -1,11 +1,11 @@
-"""Digests of a few bytes without OpenSSL, which takes longer to load than such digests take in a whole command.
+"""Digests of short data without OpenSSL, which takes longer to load than all such digests of a command.
 
-For what is long `hashlib` is faster, and loaded by whoever has something long.
+For long data `hashlib` is faster.
 """
 
 from __future__ import annotations
 
-from _operator import _compare_digest as is_same_text  # where `hmac` has it from
+from _operator import _compare_digest as is_same_text  # what `hmac` uses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ else:
     except ImportError:
         try:
             from _sha256 import sha256  # before Python 3.12
-        except ImportError:  # an interpreter that was built without
+        except ImportError:  # an interpreter built without it
             from hashlib import sha256
 
 __all__ = ["is_same_text", "keyed_sha256", "sha256"]

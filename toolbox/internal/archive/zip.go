@@ -345,7 +345,7 @@ func (z *zipJob) save() int {
 	return 0
 }
 
-// removeSources is what -m asks for once the archive stands; directories go last, and only empty ones.
+// removeSources implements -m after the archive was written; directories go last, and only empty ones.
 func (z *zipJob) removeSources() {
 	for i := len(z.found) - 1; i >= 0; i-- {
 		if err := core.Remove(z.c.Path(z.found[i].name)); err != nil && !z.found[i].info.IsDir() {

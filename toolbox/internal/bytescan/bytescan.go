@@ -18,7 +18,7 @@ const (
 // word loads eight bytes; the caller has checked that they are there.
 func word(base unsafe.Pointer, at int) uint64 { return *(*uint64)(unsafe.Add(base, at)) }
 
-// Jumping backwards is what costs in WebAssembly made by Go, more than all the work on a word: the loops take long strides.
+// Backward jumps are slow in WebAssembly compiled by Go, slower than the work on a word: the loops take long strides.
 const stride = 8 * width
 
 // zeros has the high bit of each byte that is zero, and of no other: adding cannot carry from byte to byte here.
@@ -102,7 +102,7 @@ func rarity(b byte) int {
 	return len(common)
 }
 
-// Text is what is looked for.
+// Text is the text to search for.
 func (f *Finder) Text() []byte { return f.text }
 
 // Index returns the first place of the text, or -1.

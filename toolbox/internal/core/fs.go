@@ -320,7 +320,7 @@ func virtualEntries(dir string) []fs.DirEntry {
 	return entries
 }
 
-// File is what opening a name gives.
+// File is an open file.
 type File interface {
 	io.Reader
 	io.Writer

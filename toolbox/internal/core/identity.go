@@ -1,6 +1,6 @@
 package core
 
-// Who every command runs as: the same user that a guest of the process cage sees.
+// The user that every command runs as: the same as in the process cage.
 const (
 	UserName = "sandbox"
 	UserID   = "1000"

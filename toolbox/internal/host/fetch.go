@@ -1,6 +1,6 @@
 package host
 
-// FetchRequest is what curl asks of the host.
+// FetchRequest is a request of curl to the host.
 type FetchRequest struct {
 	URL             string            `json:"url"`
 	Method          string            `json:"method"`

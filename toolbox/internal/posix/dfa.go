@@ -47,13 +47,13 @@ func newDFA(expression string) *dfa {
 	return d
 }
 
-// forget lets go of all states; the one that a text is in goes on, but nothing leads back to it.
+// forget drops all states; the current one stays in use, but no other leads to it.
 func (d *dfa) forget() {
 	d.states = map[string]*dfaState{}
 	d.start = d.state([]uint32{uint32(d.program.Start)}, -1)
 }
 
-// match answers, or says that it cannot: a pattern that goes on making states is better left to the other engine.
+// match reports a match, or that it gives up: patterns with too many states are left to the other engine.
 func (d *dfa) match(text []byte) (isMatch, isKnown bool) {
 	at := d.start
 	for i := 0; i < len(text); {

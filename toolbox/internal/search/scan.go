@@ -108,7 +108,7 @@ func (g *grepper) directory(dir string) {
 	}
 }
 
-// kind is what a walk finds at a name: links count only when they are followed, and nobody wants to read /dev/zero.
+// kind is the type of a file that a walk finds: links count only when they are followed, and devices are never read.
 func (g *grepper) kind(entry fs.DirEntry, name string) fs.FileMode {
 	kind := entry.Type()
 	if kind&fs.ModeSymlink != 0 && g.followLinks {

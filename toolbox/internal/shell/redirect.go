@@ -66,10 +66,10 @@ func (s *Shell) redirect(undo *[]saved, redir *syntax.Redirect) bool {
 	fd, variable := s.redirectNumber(redir)
 	switch redir.Op {
 	case syntax.Hdoc, syntax.DashHdoc:
-		s.install(undo, orStdin(fd), textDescriptor(s.heredoc(redir)))
+		s.place(undo, orStdin(fd), variable, textDescriptor(s.heredoc(redir)))
 		return true
 	case syntax.WordHdoc:
-		s.install(undo, orStdin(fd), textDescriptor(s.textOf(redir.Word)+"\n"))
+		s.place(undo, orStdin(fd), variable, textDescriptor(s.textOf(redir.Word)+"\n"))
 		return true
 	case syntax.DplOut, syntax.DplIn:
 		return s.duplicate(undo, redir, fd, variable)
@@ -96,14 +96,19 @@ func (s *Shell) redirect(undo *[]saved, redir *syntax.Redirect) bool {
 			fd = 1
 		}
 	}
-	if variable != "" {
-		fd = s.freeNumber()
-		s.set(variable, strconv.Itoa(fd))
-		s.fds[fd] = opened
-		return true
-	}
-	s.install(undo, fd, opened)
+	s.place(undo, fd, variable, opened)
 	return true
+}
+
+// place installs a descriptor under a number, or for "{variable}<" under a free one that stays after the command.
+func (s *Shell) place(undo *[]saved, fd int, variable string, opened *descriptor) {
+	if variable == "" {
+		s.install(undo, fd, opened)
+		return
+	}
+	fd = s.freeNumber()
+	s.set(variable, strconv.Itoa(fd))
+	s.fds[fd] = opened
 }
 
 var errExists = errors.New("cannot overwrite existing file")

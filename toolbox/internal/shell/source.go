@@ -10,30 +10,49 @@ import (
 
 // runSource parses and runs text line by line: commands before a syntax error are executed, as in bash.
 func (s *Shell) runSource(source, name string) {
-	parser := newParser()
 	var pending []*syntax.Stmt
-	lastLine := uint(0)
+	taken, lastLine, end := 0, uint(0), 0
 	flush := func() bool {
 		batch := pending
 		pending = nil
+		if len(batch) > 0 {
+			end = int(batch[len(batch)-1].End().Offset())
+		}
 		return s.runBatch(batch)
 	}
-	reader := strings.NewReader(source)
-	for st, err := range parser.StmtsSeq(reader) {
-		if err != nil {
-			s.syntaxError(err, source, name, pending, lastLine, flush)
+	for {
+		next, failure := 0, error(nil)
+		for st, err := range newParser().StmtsSeq(strings.NewReader(source)) {
+			if err != nil {
+				failure = err
+				break
+			}
+			if next++; next <= taken { // ran before a repair
+				continue
+			}
+			taken = next
+			recordIndexes(st, source)
+			if len(pending) > 0 && st.Pos().Line() > lastLine {
+				if !flush() {
+					return
+				}
+			}
+			pending = append(pending, st)
+			lastLine = st.End().Line()
+		}
+		if failure == nil {
+			flush()
 			return
 		}
-		recordIndexes(st, source)
-		if len(pending) > 0 && st.Pos().Line() > lastLine {
-			if !flush() {
-				return
-			}
+		repaired, ok := repair(source, end, failure)
+		if !ok {
+			s.syntaxError(failure, source, name, pending, lastLine, flush)
+			return
 		}
-		pending = append(pending, st)
-		lastLine = st.End().Line()
+		source = repaired
+		taken -= len(pending) // here-documents of this line were not parsed yet
+		pending = nil
 	}
-	flush()
 }
 
 // runBatch runs the statements of one line; an expansion error drops the rest of the line.

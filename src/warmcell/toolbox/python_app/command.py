@@ -1,4 +1,4 @@
-"""One command line: parse it as CPython does, run the program as `__main__`, turn its end into an exit status."""
+"""Runs one command line: parses it like CPython, runs the program as `__main__`, returns its exit status."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def main(argv: list[str], env: dict[str, str], cwd: str, seed: bytes) -> int:
 
 
 def prepare(env: dict[str, str], cwd: str, seed: bytes) -> None:
-    """Replace everything that the snapshot froze and a run could notice."""
+    """Replaces all state that the snapshot froze and a program can see."""
     os.environ.clear()
     os.environ.update(env)
     random.seed(seed)
@@ -91,7 +91,7 @@ def text_stream(descriptor: int, mode: str) -> io.TextIOWrapper:
 
 
 def sleep(seconds: float, /) -> None:
-    """In short pieces: the host can stop the program between them, never inside one."""
+    """In short steps: the host can stop the program only between them."""
     if seconds < 0:
         raise ValueError("sleep length must be non-negative")
     end = time.monotonic() + seconds
@@ -208,11 +208,11 @@ def run_module(name: str, args: list[str]) -> int:
             return code
 
         return execute(load)
-    return guarded(lambda: runpy._run_module_as_main(name), run_module_error=name)  # type: ignore[attr-defined]
+    return run_program(lambda: runpy._run_module_as_main(name), run_module_error=name)  # type: ignore[attr-defined]
 
 
 def remember_source(filename: str, source: str) -> None:
-    """So that tracebacks show the lines of a program that is no file."""
+    """Makes tracebacks show the source of a program that is not a file."""
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
 
 
@@ -227,10 +227,10 @@ def execute(load: object) -> int:
     def program() -> None:
         exec(load(main), main.__dict__)  # type: ignore[operator]  # noqa: S102 - this is an interpreter
 
-    return guarded(program)
+    return run_program(program)
 
 
-def guarded(program: object, run_module_error: str | None = None) -> int:
+def run_program(program: object, run_module_error: str | None = None) -> int:
     if run_module_error is not None:
         sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -1,4 +1,4 @@
-"""asyncio without sockets: an event loop that knows timers, callbacks and tasks, which is what a sandbox needs."""
+"""asyncio without sockets: an event loop with timers, callbacks and tasks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class Sleeper:
-    """Stands in for a selector: there is nothing to wait for but time."""
+    """Replaces the selector: only time can pass."""
 
     def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:  # no timer is set and nobody can wake us: the program hangs, as it would anywhere
+        if timeout is None:  # no timer and nothing that could wake us: the program hangs, as it would anywhere
             while True:
                 time.sleep(1)
         if timeout > 0:
@@ -37,7 +37,7 @@ class SandboxEventLoop(asyncio.base_events.BaseEventLoop):
         pass
 
     def run_in_executor(self, _executor: object, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """There are no threads: the call is made here and now. `asyncio.to_thread` comes this way too."""
+        """Without threads the call is made at once. `asyncio.to_thread` uses this too."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
