@@ -1,4 +1,4 @@
-"""Takes the declarations of the installed wasmtime apart, for `guest/wasm/bindings_on_demand.py`."""
+"""Splits the declarations of the installed wasmtime into statements, for `guest/wasm/bindings_on_demand.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_bindings(directory: Path) -> Path | None:
-    """The file, made in that directory; None: wasmtime is not installed, or its declarations are of another form."""
+    """Writes the file into that directory. None if wasmtime is not installed or its declarations look different."""
     spec = importlib.util.find_spec("wasmtime")
     if spec is None or spec.origin is None:
         return None
@@ -24,7 +24,7 @@ def write_bindings(directory: Path) -> Path | None:
     finally:
         sys.path.remove(str(ROOT / "src/warmcell/guest"))
     package = Path(spec.origin).parent
-    content = taken_apart((package / "_bindings.py").read_text(), (package / "_ffi.py").read_text())
+    content = split_declarations((package / "_bindings.py").read_text(), (package / "_ffi.py").read_text())
     if content is None:
         return None
     path = directory / bindings_on_demand.NAME
@@ -32,8 +32,8 @@ def write_bindings(directory: Path) -> Path | None:
     return path
 
 
-def taken_apart(bindings: str, user: str) -> dict[str, object] | None:
-    """Statement by statement, with what each name needs; None where a statement declares no name."""
+def split_declarations(bindings: str, user: str) -> dict[str, object] | None:
+    """The statements and the dependencies of each name. None if a statement does not declare a name."""
     tree = ast.parse(bindings)
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     runs: list[tuple[str, list[ast.stmt]]] = []
@@ -49,9 +49,9 @@ def taken_apart(bindings: str, user: str) -> dict[str, object] | None:
     needs: dict[str, set[str]] = {name: set() for name in known}
     for number, (name, nodes) in enumerate(runs):
         needs[name].update([str(number)], *(_mentions(node) & known - {name} for node in nodes))
-    codes = [_compiled(nodes) for _, nodes in runs]
+    codes = [_compile(nodes) for _, nodes in runs]
     return {
-        "imports": _compiled([*imports]),
+        "imports": _compile([*imports]),
         "code": b"".join(codes),
         "ends": array.array("I", itertools.accumulate(map(len, codes), initial=0)).tobytes(),
         "named": {name: " ".join(sorted(needed)) for name, needed in needs.items()},
@@ -60,7 +60,7 @@ def taken_apart(bindings: str, user: str) -> dict[str, object] | None:
 
 
 def _declares(node: ast.stmt) -> str | None:
-    """A function's declaration begins with that of the same name after an underscore."""
+    """A function is declared by several statements; the first assigns its name with an underscore."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return node.name
     target = node.targets[0] if isinstance(node, ast.Assign) else None
@@ -73,5 +73,5 @@ def _mentions(node: ast.AST) -> set[str]:
     return {found.id.removeprefix("_") for found in ast.walk(node) if isinstance(found, ast.Name)}
 
 
-def _compiled(nodes: list[ast.stmt]) -> bytes:
+def _compile(nodes: list[ast.stmt]) -> bytes:
     return marshal.dumps(compile(ast.Module(nodes, []), "_bindings.py", "exec", dont_inherit=True))

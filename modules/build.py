@@ -24,7 +24,7 @@ MODULES = Path(__file__).resolve().parent
 ARTEFACTS = MODULES.parent / "src" / "warmcell" / "toolbox"
 MANIFEST = ARTEFACTS / "modules.json"
 VERSIONS: dict[str, Any] = json.loads((MODULES / "versions.json").read_text())
-SHARED_SOURCES = ["build.py", "snapshot.py", "versions.json"]
+SHARED_SOURCES = ["build.py", "wasm_snapshot.py", "versions.json"]
 
 
 class BuildError(Exception):
@@ -41,7 +41,7 @@ NODE_STACK_BYTES = 4 << 20
 
 
 def build_node(work: Path, target: Path) -> None:
-    from snapshot import snapshot
+    from wasm_snapshot import take_snapshot
 
     require_package("ziglang")
     require_package("wasmtime")
@@ -63,7 +63,7 @@ def build_node(work: Path, target: Path) -> None:
     ]
     compiler = [sys.executable, "-m", "ziglang", "cc"]
     run([*compiler, *flags, *map(str, sources), *map(str, engine), "-o", str(raw)], cwd=work)
-    target.write_bytes(snapshot(raw.read_bytes(), ("_initialize", "init"), "run"))
+    target.write_bytes(take_snapshot(raw.read_bytes(), ("_initialize", "init"), "run"))
 
 
 def fetch_quickjs(work: Path) -> Path:
@@ -99,7 +99,7 @@ GO_BUILD = ["go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false"
 
 
 def build_git(work: Path, target: Path) -> None:
-    from snapshot import snapshot
+    from wasm_snapshot import take_snapshot
 
     require_package("wasmtime")
     pinned = VERSIONS["git"]["go"]
@@ -113,7 +113,7 @@ def build_git(work: Path, target: Path) -> None:
         cwd=MODULES / "git",
         env=environment,
     )
-    target.write_bytes(snapshot(raw.read_bytes(), ("_initialize",), "run"))
+    target.write_bytes(take_snapshot(raw.read_bytes(), ("_initialize",), "run"))
 
 
 # ---- hashes and the manifest ----

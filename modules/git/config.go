@@ -17,7 +17,7 @@ type configEntry struct {
 	line       int
 }
 
-// config is what a command sees: system-wide nothing, global, local, then -c.
+// config is the configuration of a command: no system-wide file, then global, local and -c.
 type config struct {
 	global, local *configFile
 }

@@ -670,7 +670,7 @@ func cmdDiff(args []string) {
 	}
 }
 
-// splitRevisions tells revisions from paths the way Git does: what resolves is a revision, unless "--" says otherwise.
+// splitRevisions tells revisions from paths as Git does: a name that resolves is a revision, unless it follows "--".
 func (r *repo) splitRevisions(o *options) (revisions, paths []string) {
 	if o.hasDashes {
 		for _, rev := range o.rest {

@@ -304,7 +304,7 @@ func (r *repo) ident(role string) object.Signature {
 	return sig
 }
 
-// Who commits when nobody said: the same name as in the /etc/gitconfig of the process cage, so that an agent's first
+// The committer if none is configured: the same as in the /etc/gitconfig of the process cage, so that an agent's first
 // commit works in both.
 const defaultName, defaultEmail = "sandbox", "sandbox@localhost"
 

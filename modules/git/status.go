@@ -297,7 +297,7 @@ func (r *repo) isMerging() bool {
 	return err == nil
 }
 
-// detachedName is what HEAD was set to: a tag if it was one, else the short hash.
+// detachedName is the tag that HEAD was set to, or else the short hash.
 func (r *repo) detachedName() string {
 	head := r.head()
 	for _, ref := range r.refsUnder("refs/tags/") {

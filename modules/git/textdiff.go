@@ -21,7 +21,7 @@ func isBinary(data []byte) bool {
 	return bytes.IndexByte(data[:min(len(data), 8000)], 0) >= 0
 }
 
-// lineDiff marks the lines of a that go and the lines of b that come: a shortest edit script (Myers), then groups of
+// lineDiff marks the lines removed from a and added in b: a shortest edit script (Myers), then groups of
 // changed lines are moved to where Git would put them.
 func lineDiff(a, b []string) (gone, come []bool) {
 	ids := map[string]int{}

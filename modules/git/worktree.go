@@ -17,7 +17,7 @@ import (
 	"github.com/go-git/go-git/v5/plumbing/object"
 )
 
-// node is what a tree, the index and the work tree know about one path.
+// node is the state of one path in a tree, the index and the work tree.
 type node struct {
 	hash plumbing.Hash
 	mode filemode.FileMode

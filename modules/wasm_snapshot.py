@@ -25,7 +25,7 @@ I32, I64, F32, F64 = 0x7F, 0x7E, 0x7D, 0x7C
 OPCODE_I32_CONST, OPCODE_I64_CONST, OPCODE_F32_CONST, OPCODE_F64_CONST, OPCODE_END = 0x41, 0x42, 0x43, 0x44, 0x0B
 
 
-def snapshot(wasm: bytes, initialisers: tuple[str, ...], entry: str) -> bytes:
+def take_snapshot(wasm: bytes, initialisers: tuple[str, ...], entry: str) -> bytes:
     """The module after calling `initialisers` in order; only `memory` and `entry` stay exported."""
     sections = list(parse_sections(wasm))
     mutable_globals = [g for g in parse_globals(sections) if g.is_mutable and g.type in (I32, I64)]
@@ -154,7 +154,7 @@ def parse_sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def assemble(sections: list[tuple[int, bytes]]) -> bytes:
-    return HEADER + b"".join(bytes([identifier]) + unsigned(len(body)) + body for identifier, body in sections)
+    return HEADER + b"".join(bytes([identifier]) + encode_unsigned(len(body)) + body for identifier, body in sections)
 
 
 def parse_globals(sections: list[tuple[int, bytes]]) -> list[Global]:
@@ -205,11 +205,11 @@ def export_globals(sections: list[tuple[int, bytes]], globals_: list[Global]) ->
     entries = []
     for item in globals_:
         name = f"{GLOBAL_PREFIX}{item.index}".encode()
-        entries.append(unsigned(len(name)) + name + bytes([KIND_GLOBAL]) + unsigned(item.index))
+        entries.append(encode_unsigned(len(name)) + name + bytes([KIND_GLOBAL]) + encode_unsigned(item.index))
 
     def extend(body: bytes) -> bytes:
         count, at = read_unsigned(body, 0)
-        return unsigned(count + len(entries)) + body[at:] + b"".join(entries)
+        return encode_unsigned(count + len(entries)) + body[at:] + b"".join(entries)
 
     return assemble([(i, extend(body) if i == SECTION_EXPORT else body) for i, body in sections])
 
@@ -221,41 +221,41 @@ def rewrite(sections: list[tuple[int, bytes]], live: LiveState, entry: str) -> l
         if identifier == SECTION_START or identifier == 0:  # custom sections (names, producers) go too
             continue
         if identifier == SECTION_MEMORY:
-            body = grown_memory(body, len(live.memory) // WASM_PAGE)
+            body = resize_memory(body, len(live.memory) // WASM_PAGE)
         elif identifier == SECTION_GLOBAL:
-            body = frozen_globals(parse_globals(sections), live.globals)
+            body = freeze_globals(parse_globals(sections), live.globals)
         elif identifier == SECTION_EXPORT:
-            body = kept_exports(body, {"memory", entry})
+            body = filter_exports(body, {"memory", entry})
         elif identifier == SECTION_DATA_COUNT:
-            body = unsigned(len(segments))
+            body = encode_unsigned(len(segments))
         elif identifier == SECTION_DATA:
             check_active_only(body)
-            body = unsigned(len(segments)) + b"".join(encode_segment(*segment) for segment in segments)
+            body = encode_unsigned(len(segments)) + b"".join(encode_segment(*segment) for segment in segments)
         written.append((identifier, body))
     return written
 
 
-def grown_memory(body: bytes, pages: int) -> bytes:
+def resize_memory(body: bytes, pages: int) -> bytes:
     count, at = read_unsigned(body, 0)
     if count != 1:
         raise ValueError("exactly one memory is supported")
     flags = body[at]
     _, at = read_unsigned(body, at + 1)
-    return b"\1" + bytes([flags]) + unsigned(pages) + body[at:]
+    return b"\1" + bytes([flags]) + encode_unsigned(pages) + body[at:]
 
 
-def frozen_globals(globals_: list[Global], values: dict[int, int]) -> bytes:
-    out = unsigned(len(globals_))
+def freeze_globals(globals_: list[Global], values: dict[int, int]) -> bytes:
+    out = encode_unsigned(len(globals_))
     for item in globals_:
         if item.index not in values:
             out += item.encoded
             continue
         opcode = OPCODE_I32_CONST if item.type == I32 else OPCODE_I64_CONST
-        out += bytes([item.type, 1, opcode]) + signed(values[item.index]) + bytes([OPCODE_END])
+        out += bytes([item.type, 1, opcode]) + encode_signed(values[item.index]) + bytes([OPCODE_END])
     return out
 
 
-def kept_exports(body: bytes, wanted: set[str]) -> bytes:
+def filter_exports(body: bytes, wanted: set[str]) -> bytes:
     count, at = read_unsigned(body, 0)
     kept = []
     for _ in range(count):
@@ -265,7 +265,7 @@ def kept_exports(body: bytes, wanted: set[str]) -> bytes:
         _, at = read_unsigned(body, at + length + 1)
         if name in wanted:
             kept.append(body[start:at])
-    return unsigned(len(kept)) + b"".join(kept)
+    return encode_unsigned(len(kept)) + b"".join(kept)
 
 
 def check_active_only(body: bytes) -> None:
@@ -294,7 +294,14 @@ def data_segments(memory: bytes) -> Iterator[tuple[int, bytes]]:
 
 def encode_segment(address: int, data: bytes) -> bytes:
     offset = address if address < 2**31 else address - 2**32
-    return b"\0" + bytes([OPCODE_I32_CONST]) + signed(offset) + bytes([OPCODE_END]) + unsigned(len(data)) + data
+    return (
+        b"\0"
+        + bytes([OPCODE_I32_CONST])
+        + encode_signed(offset)
+        + bytes([OPCODE_END])
+        + encode_unsigned(len(data))
+        + data
+    )
 
 
 def read_unsigned(data: bytes, at: int) -> tuple[int, int]:
@@ -308,7 +315,7 @@ def read_unsigned(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def unsigned(value: int) -> bytes:
+def encode_unsigned(value: int) -> bytes:
     out = bytearray()
     while True:
         byte = value & 0x7F
@@ -318,7 +325,7 @@ def unsigned(value: int) -> bytes:
         out.append(byte | 0x80)
 
 
-def signed(value: int) -> bytes:
+def encode_signed(value: int) -> bytes:
     out = bytearray()
     while True:
         byte = value & 0x7F
