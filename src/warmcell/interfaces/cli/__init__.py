@@ -1,6 +1,6 @@
 """The `warmcell` command. Data goes to stdout, everything else to stderr.
 
-Nothing heavy is imported here: each subcommand brings in what it needs when it is called.
+Imports little: each subcommand imports what it needs when it is called.
 """
 
 from __future__ import annotations
@@ -18,41 +18,40 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import SimpleNamespace
 
-    from warmcell.pool.spawn import Early
+    from warmcell.pool.prestarted_manager import PrestartedManager
 
 
-_RARELY = 100_000
+_GC_THRESHOLD = 100_000
 
 
-def main(argv: Sequence[str] | None = None, early: Early | None = None, is_site_due: bool = False) -> int:
-    """Entry point; returns the exit status. Without `argv` the whole process is this command, and ends here.
+def main(argv: Sequence[str] | None = None, early: PrestartedManager | None = None, is_site_due: bool = False) -> int:
+    """Entry point; returns the exit status. Without `argv` it runs the command and exits the process.
 
-    `early` is a manager's process that was started before this was loaded. `is_site_due`: this interpreter was started
-    without `site`, which takes a quarter of its start, for those who have no use for it.
+    `early` is a manager process that was started before this module was imported. `is_site_due`: the interpreter was
+    started with -S to save time; `late_site` runs `site` if it is needed.
 
-    What such a process loads stays until its end: the collector need not look at it again and again, and nobody has to
-    take it apart.
+    The garbage collector is slowed down and interpreter shutdown is skipped: the process is short-lived.
     """
     if argv is not None:
         return _status(list(argv), early)
-    gc.set_threshold(_RARELY)
+    gc.set_threshold(_GC_THRESHOLD)
     if is_site_due:
         late_site.is_due = True
-        _be_called_warmcell()
+        _set_process_name()
     status = _status(sys.argv[1:], early)
     atexit._run_exitfuncs()
     _flush_or_silence()
     os._exit(status)
 
 
-def _be_called_warmcell() -> None:
-    """By `ps` and `pkill`, as whoever was started by its script is."""
+def _set_process_name() -> None:
+    """Show as "warmcell" in `ps`, as when started by the script."""
     with suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write("warmcell")
 
 
-def _status(argv: list[str], early: Early | None) -> int:
-    """Nothing that happens in here ends as a traceback."""
+def _status(argv: list[str], early: PrestartedManager | None) -> int:
+    """Run the command; turn exceptions into messages and exit statuses."""
     try:
         status = _dispatch(argv, early)
         if sys.stdout is not None:
@@ -63,12 +62,15 @@ def _status(argv: list[str], early: Early | None) -> int:
 
 
 def _status_of(error: BaseException, argv: list[str]) -> int:
-    from warmcell.interfaces.cli.exits import BROKEN_PIPE, INTERRUPTED, UsageError
-    from warmcell.interfaces.cli.voice import silence
+    from warmcell.core.errors import InvalidRequest, PolicyViolation
+    from warmcell.interfaces.cli.exits import BROKEN_PIPE, INTERRUPTED, USAGE, UsageError
+    from warmcell.interfaces.cli.messages import silence
 
+    if isinstance(error, InvalidRequest | PolicyViolation):
+        error = UsageError(error.message, error.hint)
     if isinstance(error, UsageError):
-        _tell(argv, "sandbox.invalid_request", error.message, error.hint, "caller")
-        return error.status
+        _report_error(argv, "sandbox.invalid_request", error.message, error.hint, "caller")
+        return USAGE
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -77,8 +79,8 @@ def _status_of(error: BaseException, argv: list[str]) -> int:
     return _report_our_failure(argv, error)
 
 
-def _dispatch(argv: list[str], early: Early | None) -> int:
-    from warmcell.interfaces.cli.quick import needs_no_packages, read_run, read_sh
+def _dispatch(argv: list[str], early: PrestartedManager | None) -> int:
+    from warmcell.interfaces.cli.fast_parser import needs_no_packages, read_run, read_sh
 
     plain, script = read_run(argv), read_sh(argv)
     if not needs_no_packages(plain, script):
@@ -92,63 +94,74 @@ def _dispatch(argv: list[str], early: Early | None) -> int:
     if plain is not None:
         from warmcell.interfaces.cli.run import run
 
+        _set_quiet(plain.quiet)
         return run(plain)
     from warmcell.interfaces.cli.parser import parse
 
     arguments = parse(argv)
+    _set_quiet(arguments.quiet)
     status: int = arguments.handler(arguments)
     return status
 
 
-def _sh(script: SimpleNamespace, early: Early | None) -> int:
+def _sh(script: SimpleNamespace, early: PrestartedManager | None) -> int:
     _start_ahead(early, packages=_packages_with_wasmtime(early))
     from warmcell.backends.wasm.pool import program_pool
 
     program_pool().start_ahead()
-    from warmcell.backends.wasm.toolbox_runner import look_ahead
+    from warmcell.backends.wasm.toolbox_runner import prefetch
 
-    look_ahead("sh")
-    from warmcell.interfaces.cli.shell import sh
+    prefetch("sh")
+    from warmcell.interfaces.cli.wasm_script import sh
 
+    _set_quiet(script.quiet)
     return sh(script)
 
 
-def _packages_with_wasmtime(early: Early | None) -> str:
-    """Beside our own package, as a rule. A manager that was told its order was told that place."""
-    from warmcell.pool.spawn import CAGE_DIR
+def _set_quiet(is_quiet: bool) -> None:
+    from warmcell.interfaces.cli.messages import set_quiet
+
+    set_quiet(is_quiet)
+
+
+def _packages_with_wasmtime(early: PrestartedManager | None) -> str:
+    """The directory with wasmtime: usually that of our own package, which a prestarted manager was given."""
+    from warmcell.pool.prestarted_manager import CAGE_DIR
 
     beside = os.path.realpath(os.path.dirname(os.path.dirname(CAGE_DIR)))
-    if (early is not None and early.was_told) or os.path.isdir(f"{beside}/wasmtime"):
+    if (early is not None and early.has_order) or os.path.isdir(f"{beside}/wasmtime"):
         return beside
     from warmcell.core.errors import SandboxError
     from warmcell.toolbox.runtime import wasmtime_directory
 
-    with suppress(SandboxError):  # told when it is needed
+    with suppress(SandboxError):  # reported when it is needed
         return os.path.dirname(wasmtime_directory())
     return ""
 
 
-def _start_ahead(early: Early | None, *, packages: str = "") -> None:
-    """A zygote takes as long to load as we do: it can do so beside us. Elsewhere than on Linux there are none.
+def _start_ahead(early: PrestartedManager | None, *, packages: str = "") -> None:
+    """Start a zygote in parallel with our own loading, which takes about as long. Linux only.
 
-    With the worker that Python programs run in or, where `packages` has wasmtime, that of WebAssembly.
+    It loads the Python worker, or the WebAssembly worker if `packages` has wasmtime.
     """
     if early is None and sys.platform == "linux":
         from warmcell.languages.base import base_executable
-        from warmcell.pool.spawn import start_early
+        from warmcell.pool.prestarted_manager import start_early
 
         early = start_early(base_executable())
     if early is not None:
-        from warmcell.pool.start import start_ahead
+        from warmcell.pool.manager_process import start_ahead
 
         start_ahead(early.interpreter, early, packages=packages)
 
 
-def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False) -> None:
-    """An error that no result goes with, in the form that was asked for: programs read stdout, people read stderr."""
-    own = argv[: argv.index("--")] if "--" in argv else argv  # what follows is the program's
+def _report_error(
+    argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False
+) -> None:
+    """Report an error without a result: as JSON on stdout with --json, else on stderr."""
+    own = argv[: argv.index("--")] if "--" in argv else argv  # the rest is for the guest's program
     if "--json" not in own:
-        from warmcell.interfaces.cli.voice import say_error
+        from warmcell.interfaces.cli.messages import say_error
 
         say_error(message, hint)
         return
@@ -159,17 +172,17 @@ def _tell(argv: list[str], code: str, message: str, hint: str | None, fault: str
 
 
 def _report_our_failure(argv: list[str], error: BaseException) -> int:
-    """A guest's own status can be anything, so a failure of ours must never look like Python's exit status 1."""
+    """Exit with 125, not 1: a guest may exit with 1."""
     from warmcell.core.errors import SandboxError
     from warmcell.interfaces.cli.exits import OUR_FAILURE
 
     if isinstance(error, SandboxError):
-        _tell(argv, error.code, error.message, error.hint, error.fault, error.retryable)
+        _report_error(argv, error.code, error.message, error.hint, error.fault, error.retryable)
     elif isinstance(error, OSError):
-        _tell(argv, "sandbox.error", f"{error.strerror or error}".lower(), None, "host")
+        _report_error(argv, "sandbox.error", f"{error.strerror or error}".lower(), None, "host")
     else:
         hint = "set WARMCELL_DEBUG=1 for the traceback"
-        _tell(argv, "sandbox.error", f"unexpected {type(error).__name__}: {error}", hint, "host")
+        _report_error(argv, "sandbox.error", f"unexpected {type(error).__name__}: {error}", hint, "host")
     if os.environ.get("WARMCELL_DEBUG") == "1":
         raise error
     _flush_or_silence()
@@ -182,6 +195,6 @@ def _flush_or_silence() -> None:
             if stream is not None:
                 stream.flush()
         except OSError:
-            from warmcell.interfaces.cli.voice import silence
+            from warmcell.interfaces.cli.messages import silence
 
             silence()

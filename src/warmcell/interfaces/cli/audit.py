@@ -1,4 +1,4 @@
-"""`warmcell audit FILE`: what an audit says, in words."""
+"""`warmcell audit FILE`: prints an audit file in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from warmcell.interfaces.cli.render import print_json
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """A line per record, oldest first; '-' reads stdin."""
+    """Print one line per record, oldest first; '-' reads stdin."""
     from warmcell.observe.audit import in_words, read_audit
 
     try:

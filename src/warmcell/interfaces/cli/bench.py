@@ -1,4 +1,4 @@
-"""`warmcell bench`: what a sandboxed run costs here. The benchmark is loaded only for this."""
+"""`warmcell bench`: measures what a sandboxed run costs on this host."""
 
 from __future__ import annotations
 

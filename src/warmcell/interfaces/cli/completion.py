@@ -1,4 +1,4 @@
-"""`warmcell completion bash|zsh|fish`: scripts made from the parser itself, so that they cannot go stale."""
+"""`warmcell completion bash|zsh|fish`: generates completion scripts from the parser."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import argparse
 from warmcell.core.records import dataclass
 from warmcell.interfaces.cli.exits import OK
 from warmcell.interfaces.cli.parser import build_parser
+from warmcell.interfaces.cli.render import print_json
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.registry import all_rows, why_missing
+from warmcell.languages.table import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +30,28 @@ class Command:
 
 
 def completion(arguments: argparse.Namespace) -> int:
-    print({"bash": bash, "zsh": zsh, "fish": fish}[arguments.shell](commands()), end="")
+    script = SHELLS[arguments.shell](commands())
+    print_json({"shell": arguments.shell, "script": script}) if arguments.json else print(script, end="")
     return OK
 
 
-def commands() -> list[Command]:
-    """What the parser knows, as plain data."""
+def commands(*, for_any_host: bool = False) -> list[Command]:
+    """The parser's commands and options as data, with the languages and backends of this host, or with all."""
     parsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     summaries = {action.dest: action.help or "" for action in parsers._choices_actions}
-    return [_command(name, summaries[name], parser) for name, parser in parsers.choices.items()]
+    languages, backends = (_all_languages(), ("process", "wasm")) if for_any_host else (_languages(), _backends())
+    found = []
+    for name, parser in parsers.choices.items():
+        found.append(_command(name, summaries[name], parser, languages if name == "run" else [], backends))
+    return found
 
 
-def _command(name: str, summary: str, parser: argparse.ArgumentParser) -> Command:
-    options, words = [], _languages() if name == "run" else []
+def _command(
+    name: str, summary: str, parser: argparse.ArgumentParser, languages: list[str], backends: tuple[str, ...]
+) -> Command:
+    options, words = [], list(languages)
     for action in parser._actions:
-        choices = _backends() if "--backend" in action.option_strings else tuple(map(str, action.choices or ()))
+        choices = backends if "--backend" in action.option_strings else tuple(map(str, action.choices or ()))
         if action.option_strings:
             takes_value = action.nargs != 0
             options.append(Option(tuple(action.option_strings), action.help or "", choices, takes_value))
@@ -57,8 +66,12 @@ def _backends() -> tuple[str, ...]:
     return backend_names()
 
 
+def _all_languages() -> list[str]:
+    return [word for row in ROWS for word in (row.name, *row.aliases)]
+
+
 def _languages() -> list[str]:
-    """Names and aliases of the languages that this host can run; WebAssembly is asked for its backend elsewhere."""
+    """Names and aliases of the languages that this host can run, and of WebAssembly."""
     config = ProcessConfig()
     rows = [row for row in all_rows() if row.backend != "process" or why_missing(row.name, config) is None]
     return [word for row in rows for word in (row.name, *row.aliases)]
@@ -89,7 +102,7 @@ complete -o filenames -F _warmcell warmcell
 
 
 def zsh(known: list[Command]) -> str:
-    names = "\n".join(f"    {_quoted(f'{command.name}:{command.help}')}" for command in known)
+    names = "\n".join(f"    {_quote(f'{command.name}:{command.help}')}" for command in known)
     cases = "\n".join(
         f"    {command.name}) _arguments {' '.join(_zsh_option(option) for option in command.options)} "
         f'\'*:argument:_alternative "words\\:word\\:({" ".join(command.words)})" "files\\:file\\:_files"\' ;;'
@@ -118,12 +131,12 @@ compdef _warmcell warmcell
 def _zsh_option(option: Option) -> str:
     value = f":value:({' '.join(option.values)})" if option.values else ":value:_files" if option.takes_value else ""
     text = option.help.replace("[", "(").replace("]", ")").replace(":", " ")
-    return " ".join(_quoted(f"*{name}[{text}]{value}") for name in option.names)
+    return " ".join(_quote(f"*{name}[{text}]{value}") for name in option.names)
 
 
 def fish(known: list[Command]) -> str:
     lines = [
-        f"complete -c warmcell -n __fish_use_subcommand -f -a {command.name} -d {_quoted(command.help)}"
+        f"complete -c warmcell -n __fish_use_subcommand -f -a {command.name} -d {_quote(command.help)}"
         for command in known
     ]
     for command in known:
@@ -137,8 +150,11 @@ def fish(known: list[Command]) -> str:
 def _fish_option(option: Option) -> str:
     flags = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
     values = f" -x -a '{' '.join(option.values)}'" if option.values else " -r" if option.takes_value else ""
-    return f"{flags}{values} -d {_quoted(option.help)}"
+    return f"{flags}{values} -d {_quote(option.help)}"
 
 
-def _quoted(text: str) -> str:
+SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
+
+
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"

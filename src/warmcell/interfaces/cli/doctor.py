@@ -1,4 +1,4 @@
-"""`warmcell doctor`: what this host can enforce, as a table or as JSON."""
+"""`warmcell doctor`: shows what this host, or each node of a cluster, can enforce, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -6,33 +6,24 @@ import argparse
 import dataclasses
 import textwrap
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from warmcell.interfaces.cli.exits import OK
+from warmcell.interfaces.cli.messages import Progress, say_error
 from warmcell.interfaces.cli.render import print_json
-from warmcell.interfaces.cli.voice import Progress, say_error
+
+if TYPE_CHECKING:
+    from warmcell.diagnosis.cluster import NodeReport
+    from warmcell.diagnosis.rows import Row
 
 COLUMNS = ("name", "status", "mechanism", "proof")
 NOT_AVAILABLE = 1
 
 
-class Row(Protocol):
-    """One protection: `status` is works, weaker or missing; `remedy` is None or the exact thing to do."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def mechanism(self) -> str | None: ...
-    @property
-    def proof(self) -> str | None: ...
-    @property
-    def remedy(self) -> str | None: ...
-
-
 def doctor(arguments: argparse.Namespace) -> int:
-    """Exit status 1 when the default isolation class is not available here."""
+    """Return 1 if the default isolation class is not available on this host, or on a node of the cluster."""
+    if arguments.cluster is not None:
+        return _examine_cluster(arguments.cluster, arguments.json)
     from warmcell.diagnosis.doctor import examine
 
     with Progress("attacking our own cage"):
@@ -49,8 +40,30 @@ def doctor(arguments: argparse.Namespace) -> int:
     return NOT_AVAILABLE
 
 
+def _examine_cluster(address: str, as_json: bool) -> int:
+    from warmcell.diagnosis.cluster import examine_cluster
+
+    with Progress("attacking the cage of each node"):
+        reports = examine_cluster(address)
+    if as_json:
+        print_json({"nodes": [dataclasses.asdict(report) for report in reports]})
+    else:
+        print("\n\n".join(_node_table(report) for report in reports))
+    bad = [report for report in reports if not report.default_available]
+    if not bad:
+        return OK
+    hint = "apply the remedies in the tables above; such nodes get no work or less isolation"
+    say_error(f"the default isolation class does not work on {len(bad)} of {len(reports)} nodes", hint)
+    return NOT_AVAILABLE
+
+
+def _node_table(report: NodeReport) -> str:
+    state = "works" if report.default_available else "does not work"
+    return f"node {report.id[:12]} at {report.address}, {report.cores} processors: {state}\n{table(report.rows)}"
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Aligned columns; a remedy follows its row."""
+    """The rows in aligned columns, each followed by its remedy."""
     cells = [[str(getattr(row, column) or "-") for column in COLUMNS] for row in rows]
     widths = [max(map(len, (name, *(row[i] for row in cells)))) for i, name in enumerate(COLUMNS)]
     lines = [_line([name.upper() for name in COLUMNS], widths)]

@@ -1,4 +1,4 @@
-"""Exit statuses, and the one exception that the command line raises about itself."""
+"""Exit statuses, and the exception for usage errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ BROKEN_PIPE = 141
 
 
 class UsageError(Exception):
-    """The command line is wrong; nothing was run. Said in lower case, with the remedy as `hint`."""
+    """The command line is wrong; nothing was run. The message is in lower case, `hint` is the remedy."""
 
-    def __init__(self, message: str, hint: str | None = None, status: int = USAGE) -> None:
+    def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.status = status

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
 
+from warmcell.backends.progress import ProgressBar
+from warmcell.backends.registry import get_backend
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.lines import one_line
 from warmcell.core.types import ExecRequest
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import NOT_ACCEPTED, OK, OUR_FAILURE, UsageError
+from warmcell.interfaces.cli.messages import Progress, is_quiet, say_error, write_bytes
 from warmcell.interfaces.cli.render import error_to_plain, print_json
 from warmcell.interfaces.cli.source import Source, choose, read_code
-from warmcell.interfaces.cli.voice import Bar, Progress, say_error, write_bytes
 from warmcell.judging.case_files import read_cases
 from warmcell.judging.checkers import Checker, number
 from warmcell.judging.judge import judge as judge_program
-from warmcell.judging.verdicts import Case, Verdict
+from warmcell.judging.verdict_files import Format, write_verdicts
+from warmcell.judging.verdicts import NOT_JUDGED, Case, Verdict
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -24,33 +28,63 @@ if TYPE_CHECKING:
 
 
 def judge(arguments: Namespace) -> int:
-    """Checks everything, then judges; 0 where every case was accepted."""
+    """Checks everything, then judges. 0 if every case was accepted."""
     source = choose(arguments.language or arguments.file, arguments.file if arguments.language else None, None)
     jobs = options.whole_number("--jobs", arguments.jobs, 1024)
     try:
         request = _request(arguments, source)
         cases, checker = read_cases(arguments.cases), _checker(arguments)
+        interactor = _read_interactor(arguments, request)
     except InvalidRequest as error:
         raise UsageError(error.message.removeprefix("cases: "), error.hint) from None
-    backend = _backend(source.language.backend, arguments.enforcer)
+    out = _open_out(arguments.out)
+    backend = _make_backend(source.language.backend, arguments)
     try:
-        judged = _judged(request, cases, backend, checker, jobs, arguments)
+        judged = _judge(request, cases, backend, checker, jobs, interactor, arguments)
         version = backend.capabilities().versions.get(source.language.name, "") if arguments.json else ""
     finally:
         backend.close()
-    verdicts = list(zip(cases, judged, strict=False))  # shorter where it stopped early
-    if arguments.json:
-        print_json(_plain(source, version, verdicts, len(cases)))
-    else:
-        _print_table(verdicts, len(cases))
+    verdicts = list(zip(cases, judged, strict=False))  # shorter if it stopped early
+    _print_or_write(arguments, out, cases, judged, _to_plain(source, version, verdicts, len(cases)))
     return _status(judged)
 
 
-def _judged(
-    request: ExecRequest, cases: list[Case], backend: Any, checker: str | Checker, jobs: int | None, chosen: Namespace
+def _open_out(path: str | None) -> TextIO | None:
+    """Before anything is judged, so that no verdict is lost."""
+    try:
+        return open(path, "w", encoding="utf-8", newline="") if path else None
+    except OSError as error:
+        raise UsageError(f"--out: {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _print_or_write(
+    arguments: Namespace, out: TextIO | None, cases: list[Case], judged: list[Verdict], plain: dict[str, Any]
+) -> None:
+    """Lines in the chosen format go to the file, or to stdout in place of the table."""
+    form: Format = arguments.format or ("csv" if (arguments.out or "").endswith(".csv") else "jsonl")
+    if out is not None:
+        with out:
+            write_verdicts(out, cases, judged, form)
+    if arguments.json:
+        print_json(plain)
+    elif arguments.format and out is None:
+        write_verdicts(sys.stdout, cases, judged, form)
+    else:
+        _print_table(list(zip(cases, judged, strict=False)), len(cases))
+
+
+def _judge(
+    request: ExecRequest,
+    cases: list[Case],
+    backend: Any,
+    checker: str | Checker,
+    jobs: int | None,
+    interactor: ExecRequest | None,
+    chosen: Namespace,
 ) -> list[Verdict]:
-    # The line goes with the build; from the first verdict on the bar says how far it is.
-    with Progress(f"building {request.language}") as building, Bar(len(cases), "judged") as bar:
+    # The line disappears with the build; from the first verdict on the bar shows progress.
+    bar = ProgressBar("judged", len(cases), is_quiet=is_quiet())
+    with Progress(f"building {request.language}") as building, bar:
 
         def advance(index: int, verdict: Verdict) -> None:
             building.stop()
@@ -65,7 +99,17 @@ def _judged(
             concurrency=jobs,
             stop_early=chosen.stop_early,
             on_verdict=advance,
+            interactor=interactor,
         )
+
+
+def _read_interactor(arguments: Namespace, request: ExecRequest) -> ExecRequest | None:
+    if arguments.interactor is None:
+        return None
+    source = choose(arguments.interactor, None, None)
+    return ExecRequest(
+        source.language.name, read_code(source), request.timeout, memory_limit_mb=request.memory_limit_mb
+    )
 
 
 def _request(arguments: Namespace, source: Source) -> ExecRequest:
@@ -78,26 +122,27 @@ def _checker(arguments: Namespace) -> str | Checker:
     if arguments.tolerance is None:
         return str(arguments.checker or "trim")
     if arguments.checker not in (None, "number"):
-        raise UsageError("--tolerance is for --checker number", "leave one of them out")
+        raise UsageError("--tolerance needs --checker number", "leave one of them out")
     try:
         return number(float(arguments.tolerance))
     except (ValueError, InvalidRequest):
         raise UsageError(f"--tolerance: {arguments.tolerance[:40]!r} is not a number of at least 0") from None
 
 
-def _backend(name: str, enforcer: str) -> Any:
+def _make_backend(name: str, arguments: Namespace) -> Any:
+    policy = options.policy([], [], [], gpus=arguments.gpu)
     if name != "process":
-        from warmcell.backends.registry import get_backend
-
+        if policy is not None or arguments.image is not None:
+            option = "--gpu" if policy is not None else "--image"
+            raise UsageError(f"{option} needs the process backend", "leave it out, or use --backend process")
         return get_backend(name)
-    from warmcell.backends.process.backend import ProcessBackend
-
-    return ProcessBackend(enforcer=None if enforcer == "none" else enforcer)
+    enforcer = None if arguments.enforcer == "none" else arguments.enforcer
+    return get_backend(name, enforcer=enforcer, policy=policy, image=arguments.image, user=arguments.user)
 
 
 def _status(verdicts: Sequence[Verdict]) -> int:
-    """What could not be judged outweighs what failed: nobody is to take the one for the other."""
-    if any(verdict.status == "host_error" for verdict in verdicts):
+    """A case that could not be judged outweighs one that failed: they must not be mistaken for each other."""
+    if any(verdict.status in NOT_JUDGED for verdict in verdicts):
         return OUR_FAILURE
     return OK if all(verdict.ok for verdict in verdicts) else NOT_ACCEPTED
 
@@ -109,18 +154,19 @@ def _print_table(verdicts: Sequence[tuple[Case, Verdict]], total: int) -> None:
             write_bytes(b"", first.result.stdout_bytes + first.result.stderr_bytes)
         say_error(str(first.error))
         return
-    names = [one_line(case.name) for case, _ in verdicts]
+    names = [one_line(case.name or str(number)) for number, (case, _) in enumerate(verdicts, 1)]
     width = max(len("case"), *map(len, names))
     print(f"{'case':{width}}  {'verdict':13}  {'time':>9}  {'cpu':>9}  {'memory':>9}")
     for name, (_, verdict) in zip(names, verdicts, strict=True):
         cost = f"{verdict.time * 1000:6.0f} ms  {verdict.cpu_time * 1000:6.0f} ms  {verdict.memory_bytes >> 20:6} MB"
         print(f"{name:{width}}  {verdict.status:13}  {cost}")
     print(f"{sum(verdict.ok for _, verdict in verdicts)} of {total} accepted")
-    for verdict in [verdict for _, verdict in verdicts if verdict.status == "host_error"][:1]:
-        say_error(f"a case could not be judged: {verdict.error}", "judge it again")
+    for verdict in [verdict for _, verdict in verdicts if verdict.status in NOT_JUDGED][:1]:
+        hint = "judge it again" if verdict.status == "host_error" else "mend the checker"
+        say_error(f"a case could not be judged: {verdict.error}", hint)
 
 
-def _plain(source: Source, version: str, verdicts: Sequence[tuple[Case, Verdict]], total: int) -> dict[str, Any]:
+def _to_plain(source: Source, version: str, verdicts: Sequence[tuple[Case, Verdict]], total: int) -> dict[str, Any]:
     failed = next((verdict for _, verdict in verdicts if not verdict.ok), None)
     return {
         "status": "accepted" if failed is None else failed.status,

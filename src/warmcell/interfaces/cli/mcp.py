@@ -1,4 +1,4 @@
-"""`warmcell mcp`: the sandbox for MCP clients, over stdio or HTTP."""
+"""`warmcell mcp`: serves a sandbox to MCP clients, over stdio or HTTP."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, PolicyViolation
+from warmcell.core.errors import BackendUnavailable
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import OK, UsageError
-from warmcell.languages.registry import known_language
+from warmcell.interfaces.cli.render import print_url
+from warmcell.languages.registry import lookup_language
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -20,19 +21,21 @@ if TYPE_CHECKING:
 
 
 def mcp(arguments: Namespace) -> int:
-    """Checks everything, then serves until the client goes (stdio) or a signal comes."""
+    """Check the options, then serve until the client disconnects (stdio) or a signal arrives."""
     if arguments.http and arguments.work_dir is not None:
-        raise UsageError("--work-dir is for one client, and --http serves many", "leave one of them out")
+        raise UsageError("--work-dir and --http cannot be combined", "leave one of them out")
+    if arguments.changes and arguments.work_dir is None:
+        raise UsageError("--changes needs --work-dir", "name the directory to work in")
     try:
         from warmcell.interfaces.mcp import server, transports
-        from warmcell.interfaces.mcp.clients import OwnPlace
+        from warmcell.interfaces.mcp.clients import PrivateSandbox
         from warmcell.interfaces.serve.settings import is_loopback
     except ImportError as error:
         hint = "pip install 'warmcell[mcp]'"
         raise BackendUnavailable(f"the MCP server needs the package {error.name!r}", hint=hint) from None
     make = _maker(arguments)
     made = server.make_server(
-        lambda _: OwnPlace(make()),
+        lambda _: PrivateSandbox(make()),
         _languages(arguments.language),
         is_http=arguments.http,
         is_stateful=not arguments.stateless,
@@ -42,36 +45,39 @@ def mcp(arguments: Namespace) -> int:
         return OK
     token = arguments.token or os.environ.get("WARMCELL_TOKEN")
     if not is_loopback(arguments.host) and not token:
-        raise UsageError(f"{arguments.host!r} can be reached from other machines", "give --token, or stay on 127.0.0.1")
+        raise UsageError(f"{arguments.host!r} is reachable from other machines", "pass --token, or use 127.0.0.1")
     app = transports.http_app(made, arguments.host, token, options.seconds("--idle-timeout", arguments.idle_timeout))
-    asyncio.run(transports.serve_http(app, arguments.host, _port(arguments.port), _tell))
+    announce = partial(print_url, as_json=arguments.json)
+    asyncio.run(transports.serve_http(app, arguments.host, options.port(arguments.port), announce))
     return OK
 
 
 def _maker(arguments: Namespace) -> Callable[[], AsyncSandbox]:
-    """Made once and thrown away, so that what is wrong with the options is said before a client comes."""
+    """The sandbox factory. It is called once here, so that wrong options are reported before a client connects."""
     from warmcell.sandbox.asynchronous import AsyncSandbox
 
-    policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
+    policy = options.policy(
+        arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy, arguments.gpu
+    )
     make = partial(
         AsyncSandbox,
         arguments.work_dir,
         backend=arguments.backend,
         policy=policy,
+        image=arguments.image,
+        user=arguments.user,
         timeout=options.seconds("--timeout", arguments.timeout),
         memory_limit_mb=options.whole_number("--memory", arguments.memory, 1 << 20),
         env=options.environment(arguments.env),
+        changes="keep" if arguments.changes else None,
         **_python(arguments.python),
     )
-    try:
-        asyncio.run(make().destroy())
-    except (InvalidRequest, PolicyViolation) as error:
-        raise UsageError(error.message, error.hint) from None
+    asyncio.run(make().destroy())
     return make
 
 
 def _python(python: str | None) -> dict[str, Any]:
-    """Asked about itself now: a Python that does not work is better told here than to a model."""
+    """Check --python now, so that a broken one is reported here and not to a model."""
     if python is None:
         return {}
     from warmcell.languages.config import ProcessConfig
@@ -89,18 +95,8 @@ def _python(python: str | None) -> dict[str, Any]:
 def _languages(names: list[str]) -> list[str] | None:
     found = []
     for name in names:
-        row = known_language(name)
+        row = lookup_language(name)
         if row is None:
             raise UsageError(f"--language: unknown language {name!r}", "see 'warmcell doctor'")
         found.append(row.name)
     return found or None
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise UsageError(f"--port: {text!r} is no port", "a number from 0 to 65535")
-    return int(text)
-
-
-def _tell(url: str) -> None:
-    print(url, flush=True)

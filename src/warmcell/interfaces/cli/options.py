@@ -1,4 +1,4 @@
-"""Option texts to values. Pure, apart from looking whether a path is there."""
+"""Parses option values. Pure, apart from checking that paths exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def seconds(option: str, text: str) -> float:
-    """`--timeout`: a positive, finite number of seconds."""
+    """Parse `--timeout`: a positive, finite number of seconds."""
     try:
         return check_timeout(float(text), option)
     except ValueError:
@@ -24,7 +24,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def whole_number(option: str, text: str | None, largest: int, smallest: int = 1) -> int | None:
-    """`--memory`, `--max-output`: a whole number."""
+    """Parse `--memory`, `--max-output`: a whole number."""
     if text is None:
         return None
     if not _is_number(text, 12) or not smallest <= int(text) <= largest:
@@ -32,57 +32,71 @@ def whole_number(option: str, text: str | None, largest: int, smallest: int = 1)
     return int(text)
 
 
-def text(word: str) -> str:
-    """What was typed, as UTF-8: under the C locale Python takes every other byte for an undecodable one.
+def port(text: str) -> int:
+    """Parse `--port`."""
+    if not _is_number(text, 5) or int(text) > 65535:
+        raise UsageError(f"--port: {text[:40]!r} is not a port", "a number up to 65535; 0 takes a free one")
+    return int(text)
 
-    For words that are given to guests; those that name files stay as the file system has them.
+
+def text(word: str) -> str:
+    """Decode an argument as UTF-8: in the C locale Python decodes other bytes as surrogates.
+
+    For words passed to guests. File names stay as the file system has them.
     """
     if word.isascii():
         return word
     try:
         return os.fsencode(word).decode()
-    except UnicodeError:  # what it is then is for who checks it to say
+    except UnicodeError:  # later checks refuse it
         return word
 
 
-def environment(pairs: list[str]) -> dict[str, str]:
-    """`--env K=V`, each given once."""
+def environment(pairs: list[str], option: str = "--env") -> dict[str, str]:
+    """Parse `--env K=V`, each given once."""
     env: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise UsageError(f"--env: {pair[:80]!r} has no value", "write it as --env NAME=VALUE")
+            raise UsageError(f"{option}: {pair[:80]!r} has no value", f"write it as {option} NAME=VALUE")
         if key in env:
-            raise UsageError(f"--env: {key!r} is given twice", "give it once")
+            raise UsageError(f"{option}: {key!r} is given twice", "give it once")
         env[text(key)] = text(value)
-    try:
-        return dict(check_env(env, "--env"))
-    except InvalidRequest as error:
-        raise UsageError(error.message, error.hint) from None
+    return dict(check_env(env, option))
 
 
-def policy(reads: list[str], writes: list[str], domains: list[str], file: str | None = None) -> SandboxPolicy | None:
-    """The file's policy, or the default one (None, where processes are allowed), with what was allowed added to it."""
-    if not (file or reads or writes or domains):
+def policy(
+    reads: list[str], writes: list[str], domains: list[str], file: str | None = None, gpus: str | None = None
+) -> SandboxPolicy | None:
+    """The policy of the file or the default one, with the --allow options added; None if no option was given."""
+    if not (file or reads or writes or domains or gpus is not None):
         return None
     from warmcell.policy.builder import SandboxPolicyBuilder
 
-    try:
-        builder = SandboxPolicyBuilder(policy_file(file)) if file else SandboxPolicyBuilder().allow_process_spawn()
-        for path in reads:
-            builder = builder.allow_read(_existing("--allow-read", path))
-        for path in writes:
-            builder = builder.allow_read_write(_existing("--allow-write", path))
-        for domain in domains:
-            name, ports = domain_and_ports(domain)
-            builder = builder.allow_domain(name, ports)
-    except (InvalidRequest, PolicyViolation) as error:
-        raise UsageError(error.message, error.hint) from None
+    builder = SandboxPolicyBuilder(policy_file(file)) if file else SandboxPolicyBuilder().allow_process_spawn()
+    for path in reads:
+        builder = builder.allow_read(_existing("--allow-read", path))
+    for path in writes:
+        builder = builder.allow_read_write(_existing("--allow-write", path))
+    for domain in domains:
+        builder = builder.allow_domain(*domain_and_ports(domain))
+    if gpus is not None:
+        builder = builder.allow_gpu(device_numbers(gpus))
     return builder.build()
 
 
+def device_numbers(text: str) -> tuple[int, ...] | None:
+    """Parse `--gpu=0,1`; `--gpu` and `--gpu=all` mean all devices (None)."""
+    if text in ("", "all"):
+        return None
+    words = text.split(",")
+    if not all(_is_number(word, 5) for word in words):
+        raise UsageError(f"--gpu: {text[:40]!r} is not a list of device numbers", "for example --gpu=0,1, or --gpu")
+    return tuple(map(int, words))
+
+
 def policy_file(path: str) -> SandboxPolicy:
-    """`--policy`: the policy in a .toml or .json file."""
+    """Read `--policy`, a .toml or .json file."""
     from warmcell.policy.model import SandboxPolicy
 
     try:
@@ -98,7 +112,7 @@ def _existing(option: str, path: str) -> str:
 
 
 def domain_and_ports(text: str) -> tuple[str, tuple[int, ...]]:
-    """`example.com`, `example.com:8443`, `[::1]:80`; a bare IPv6 address has no port."""
+    """Parse `example.com`, `example.com:8443` or `[::1]:80`; a bare IPv6 address has no port."""
     name, _, port = text.rpartition(":")
     if name and _is_number(port, 5) and (":" not in name or name.startswith("[")):
         return name, (int(port),)

@@ -1,28 +1,39 @@
-"""Results and errors as JSON, and what each means for the exit status. Imported by every run, so it stays small."""
+"""Results and errors as JSON and as exit statuses. Imported by every run, so it stays small."""
 
 from __future__ import annotations
+
+import sys
 
 from warmcell.core.errors import (
     ExecutionTimeout,
     FuelExhausted,
+    ImageInvalid,
+    ImageNotFound,
     InvalidRequest,
     MemoryExceeded,
     PolicyViolation,
     SandboxError,
+    SnapshotNotFound,
+    WorkspaceNotFound,
 )
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.cli.exits import MEMORY, OUR_FAILURE, TIMEOUT, USAGE
-from warmcell.interfaces.cli.voice import say_error, say_warning, write_bytes
+from warmcell.interfaces.cli.messages import say_error, say_warning, write_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_USAGE_ERRORS = (InvalidRequest, PolicyViolation, ImageNotFound, ImageInvalid, WorkspaceNotFound, SnapshotNotFound)
+
 
 def finish(
-    outcome: ExecResult | SandboxError, as_json: bool, about: dict[str, str] | None = None, is_printed: bool = False
+    outcome: ExecResult | SandboxError, as_json: bool, about: dict[str, Any] | None = None, is_printed: bool = False
 ) -> int:
-    """Prints what happened (and in JSON what it is about) and returns the exit status. `is_printed`: its output was."""
+    """Print the outcome (in JSON together with `about`) and return the exit status.
+
+    `is_printed`: the guest's output has been written already.
+    """
     result = outcome if isinstance(outcome, ExecResult) else partial_result(outcome)
     if as_json:
         print_json(to_plain(outcome) | (about or {}))
@@ -44,25 +55,25 @@ def _warn_about_cuts(result: ExecResult) -> None:
     for name in ("stdout", "stderr"):
         if getattr(result, f"{name}_truncated"):
             kept = len(getattr(result, f"{name}_bytes"))
-            say_warning(f"{name} was cut after {kept} bytes", "keep more with --max-output BYTES")
+            say_warning(f"{name} was truncated after {kept} bytes", "keep more with --max-output BYTES")
 
 
 def partial_result(error: SandboxError) -> ExecResult | None:
-    """What a stopped run had printed, for the errors that carry it."""
+    """The partial result of a run that a limit ended, or None."""
     return error.result if isinstance(error, ExecutionTimeout | MemoryExceeded | FuelExhausted) else None
 
 
 def status_of(error: SandboxError) -> int:
-    """The caller's mistake is 2, a limit has its own number, the rest is ours."""
+    """2 for the caller's mistakes, a status of its own for each limit, 125 for the rest."""
     if isinstance(error, ExecutionTimeout):
         return TIMEOUT
     if isinstance(error, MemoryExceeded):
         return MEMORY
-    return USAGE if isinstance(error, InvalidRequest | PolicyViolation) else OUR_FAILURE
+    return USAGE if isinstance(error, _USAGE_ERRORS) else OUR_FAILURE
 
 
 def to_plain(outcome: ExecResult | SandboxError) -> dict[str, Any]:
-    """`{"status", ...result, "error"?}` with nothing but JSON types in it."""
+    """`{"status", ...result, "error"?}` in JSON types."""
     if isinstance(outcome, ExecResult):
         return {"status": "success"} | outcome.to_dict()
     names = {ExecutionTimeout: "timeout", MemoryExceeded: "memory_exceeded"}
@@ -75,7 +86,7 @@ def to_plain(outcome: ExecResult | SandboxError) -> dict[str, Any]:
 
 
 def error_to_plain(error: SandboxError) -> dict[str, Any]:
-    """What went wrong, whose fault it was, and whether the same may work later."""
+    """The error's code, message, hint and fault, and whether a retry may succeed."""
     return {
         "code": error.code,
         "message": error.message,
@@ -88,5 +99,14 @@ def error_to_plain(error: SandboxError) -> dict[str, Any]:
 def print_json(value: object) -> None:
     import json
 
-    # ASCII only: lone surrogates and odd terminals cannot break the line.
+    # ASCII only: safe for lone surrogates and any terminal.
     print(json.dumps(value, ensure_ascii=True, default=str))
+
+
+def print_url(url: str, as_json: bool) -> None:
+    """Where a server listens, for programs that wait for this line."""
+    if as_json:
+        print_json({"status": "listening", "url": url})
+    else:
+        print(url)
+    sys.stdout.flush()

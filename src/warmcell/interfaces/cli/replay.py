@@ -1,4 +1,4 @@
-"""`warmcell replay`: runs what was recorded again, and says what differs."""
+"""`warmcell replay`: runs recorded programs again and reports differences."""
 
 from __future__ import annotations
 
@@ -8,71 +8,94 @@ from collections.abc import Mapping
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.backends.registry import get_backend
+from warmcell.core.errors import SandboxError
 from warmcell.core.lines import one_line
-from warmcell.core.types import ExecResult
+from warmcell.core.records import replace
+from warmcell.core.types import EffectiveLimits, ExecResult
 from warmcell.interfaces.cli.exits import OK, UsageError
 from warmcell.interfaces.cli.render import print_json, to_plain
 from warmcell.interfaces.recording import Recording, current_versions, read
+from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.resolve import effective_limits
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 DIFFERS = 1
 _SHOWN_LINES = 20
-#: What a program did. How long it took and what it used differ each time.
+#: Fields that are compared. Times and usage always differ.
 _COMPARED = (
     "status exit_code signal stdout stderr stdout_base64 stderr_base64 stdout_truncated stderr_truncated files denials"
 ).split()
 
+#: What a file may name without --trust.
+_TRUSTED_BACKENDS = ("process", "wasm")
+_TRUSTED_ENFORCERS = ("auto", "native")
+
 
 def replay(arguments: Namespace) -> int:
-    """0 where every run came out as recorded, 1 where one did not."""
+    """Return 0 if every run had the recorded outcome, else 1."""
     status = OK
-    try:
-        for number, recording in enumerate(read(arguments.file), start=1):
-            _check_trust(recording, number, arguments.trust)
-            differences = compare(recording, _run(recording))
-            if differences["outcome"]:
-                status = DIFFERS
-            _tell(number, recording, differences, arguments.json)
-    except InvalidRequest as error:
-        raise UsageError(error.message, error.hint) from None
+    for number, recording in enumerate(read(arguments.file), start=1):
+        _check_trust(recording, number, arguments.trust)
+        differences = compare(recording, _run(recording))
+        if differences["outcome"]:
+            status = DIFFERS
+        _report(number, recording, differences, arguments.json)
     return status
 
 
 def compare(recording: Recording, now: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
-    """By name, what was recorded and what is: of the outcome, of what held, and of versions."""
+    """Recorded and present values that differ, by name: of the outcome, the enforced limits and the versions."""
     before = recording.outcome
-    outcome = _differing({key: before.get(key) for key in _COMPARED}, {key: now.get(key) for key in _COMPARED})
+    outcome = _find_differences({key: before.get(key) for key in _COMPARED}, {key: now.get(key) for key in _COMPARED})
     codes = [(plain.get("error") or {}).get("code") for plain in (before, now)]
     if codes[0] != codes[1]:
         outcome["error"] = codes
     versions = current_versions(recording.backend, recording.request)
     return {
         "outcome": outcome,
-        "enforced": _differing(before.get("enforced") or {}, now.get("enforced") or {}),
-        "versions": _differing(recording.versions or {}, versions),
+        "enforced": _find_differences(before.get("enforced") or {}, now.get("enforced") or {}),
+        "versions": _find_differences(recording.versions or {}, versions),
     }
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     names = [*before, *(name for name in now if name not in before)]
     return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
 
 
 def _check_trust(recording: Recording, number: int, is_trusted: bool) -> None:
-    """A file from somebody else must not open this host by what it says of its policy."""
-    policy = recording.policy
-    opens = policy is not None and (policy.allowed_paths or policy.allow_network or policy.network_rules)
-    if (opens or recording.enforcer is None) and not is_trusted:
-        what = "ran without a cage" if recording.enforcer is None else "was allowed host paths or a network"
-        raise UsageError(f"run {number} {what}", "look at the file, then replay it with --trust")
+    """Refuse a recording that would weaken the default isolation: the file may come from another person."""
+    reason = None if is_trusted else _weakening(recording)
+    if reason is not None:
+        raise UsageError(f"run {number} {reason}", "review the file, then replay it with --trust")
+
+
+def _weakening(recording: Recording) -> str | None:
+    """What the recording asks for beyond a default run, or None. An allow-list: new fields are refused."""
+    if recording.backend not in _TRUSTED_BACKENDS:
+        return f"uses the backend {recording.backend[:40]!r}"
+    if recording.enforcer not in _TRUSTED_ENFORCERS:
+        return f"uses the enforcer {str(recording.enforcer or 'none')[:40]!r}, which may isolate less"
+    policy, request = recording.policy or SandboxPolicy(), recording.request
+    if policy.allow_tracing:
+        return "was allowed to trace processes"
+    if replace(policy, env={}, limits=None, allow_process_spawn=False) != SandboxPolicy():
+        return "was allowed host paths or a network"
+    limits, default = effective_limits(policy, request.limits, request.memory_limit_mb), EffectiveLimits()
+    for name in default.__slots__:
+        ours, theirs = getattr(default, name), getattr(limits, name)
+        if ours is not None and theirs > ours:
+            return f"has larger limits than the default ({name}: {theirs})"
+    return None
 
 
 def _run(recording: Recording) -> dict[str, Any]:
     async def once() -> ExecResult:
-        backend = _backend(recording)
+        options = {"enforcer": recording.enforcer, "policy": recording.policy}
+        backend = get_backend(recording.backend, **(options if recording.backend == "process" else {}))
         try:
             result: ExecResult = await backend.execute(recording.request)
             return result
@@ -85,17 +108,7 @@ def _run(recording: Recording) -> dict[str, Any]:
         return to_plain(error)
 
 
-def _backend(recording: Recording) -> Any:
-    if recording.backend == "process":
-        from warmcell.backends.process.backend import ProcessBackend
-
-        return ProcessBackend(enforcer=recording.enforcer, policy=recording.policy)
-    from warmcell.backends.registry import get_backend
-
-    return get_backend(recording.backend)
-
-
-def _tell(number: int, recording: Recording, differences: dict[str, dict[str, list[Any]]], as_json: bool) -> None:
+def _report(number: int, recording: Recording, differences: dict[str, dict[str, list[Any]]], as_json: bool) -> None:
     is_same = not differences["outcome"]
     if as_json:
         print_json({"run": number, "same": is_same, "differences": differences})
@@ -103,11 +116,11 @@ def _tell(number: int, recording: Recording, differences: dict[str, dict[str, li
     print(f"run {number} ({recording.request.language}): {'same' if is_same else 'differs'}")
     for kind, found in differences.items():
         for name, (before, now) in found.items():
-            print("\n".join(_words(f"{kind} {name}", before, now)))
+            print("\n".join(_describe(f"{kind} {name}", before, now)))
     sys.stdout.flush()
 
 
-def _words(name: str, before: Any, now: Any) -> list[str]:
+def _describe(name: str, before: Any, now: Any) -> list[str]:
     if isinstance(before, str) and isinstance(now, str) and "\n" in before + now:
         lines = list(unified_diff(before.splitlines(), now.splitlines(), "recorded", "now", lineterm=""))
         more = [f"    ... {len(lines) - _SHOWN_LINES} more lines"] if len(lines) > _SHOWN_LINES else []

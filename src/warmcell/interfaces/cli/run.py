@@ -1,4 +1,4 @@
-"""`warmcell run`: one program, one sandbox, its output and its exit status."""
+"""`warmcell run`: runs one program in a sandbox and exits with its status."""
 
 from __future__ import annotations
 
@@ -7,35 +7,45 @@ from warmcell.core.light import suppress
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough, passed_on
+from warmcell.interfaces.cli.messages import Progress
+from warmcell.interfaces.cli.output_relay import OutputLost, PassThrough, relay
 from warmcell.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
-from warmcell.interfaces.cli.voice import Progress
+from warmcell.languages.registry import find_language
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from contextlib import AbstractContextManager
     from types import SimpleNamespace
+    from typing import Any
 
     from warmcell.policy.model import SandboxPolicy
 
 
 def run(arguments: Namespace | SimpleNamespace) -> int:
-    """Checks everything, then runs it; returns the exit status."""
+    """Check the options, run the program and return the exit status."""
     code = options.text(arguments.code) if arguments.code is not None else None
-    source = choose(arguments.target, arguments.source, code)
-    policy = options.policy(arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy)
+    is_default = arguments.target is None
+    source = _default_source(arguments) if is_default else choose(arguments.target, arguments.source, code)
+    allowed = (arguments.allow_read, arguments.allow_write, arguments.allow_domain)
+    policy = options.policy(*allowed, arguments.policy, arguments.gpu)
     backend = _backend_name(arguments, source.language.backend, policy)
+    _check_image_options(arguments, backend)
+    keeps_apart = _keeps_changes_apart(arguments, backend)
     request = _request(arguments, source, "recorded" if arguments.record else backend)
     doing = "compiling and running" if source.language.is_compiled else "running"
     progress = Progress(f"{doing} {source.language.name}")
     output = None if arguments.json else PassThrough(progress.stop)
+    changes: list[dict[str, Any]] = []
     try:
-        with audited(arguments.audit), progress:
+        with open_audit(arguments.audit), progress:
             if backend == "process":
                 outcome: ExecResult | SandboxError
                 stdin = -1 if arguments.record else guest_stdin(source)
-                outcome = _run_process(request, arguments.enforcer, policy, stdin, output)
+                if keeps_apart:
+                    outcome = _run_with_changes(request, arguments, policy, stdin, output, changes)
+                else:
+                    outcome = _run_process(request, arguments, policy, stdin, output)
             else:
                 outcome = _run_by_name(backend, request, output)
     except SandboxError as error:
@@ -44,12 +54,44 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
         raise lost.error from None
     if arguments.record is not None:
         _record(arguments, request, outcome, backend, policy)
-    from warmcell.interfaces.cli.render import finish  # not before it is needed: the run need not wait for it
+    from warmcell.interfaces.cli.render import finish  # imported late, so that the run starts sooner
 
     if output is None:
-        return finish(outcome, True, _about(source, backend))
+        about: dict[str, Any] = {**_about(source, "image" if arguments.image else backend)}
+        return finish(outcome, True, about | ({"changes": changes} if keeps_apart else {}))
     _write_rest(output)
-    return finish(outcome, False, is_printed=output.has_heard)
+    return finish(outcome, False, is_printed=output.has_output)
+
+
+def _keeps_changes_apart(arguments: Namespace | SimpleNamespace, backend: str) -> bool:
+    if not (arguments.changes or arguments.commit or arguments.discard or arguments.patch):
+        return False
+    from warmcell.interfaces.cli.review_changes import is_wanted
+
+    for name in ("record", "image"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"--{name} and --changes cannot be combined", "leave one of the two out")
+    if backend != "process":
+        raise UsageError("--changes needs the process backend", "leave one of the two out")
+    return is_wanted(arguments)
+
+
+def _default_source(arguments: Namespace | SimpleNamespace) -> Source:
+    """What the image runs by itself. The text is for records of the run only."""
+    if arguments.image is None or arguments.code is not None:
+        raise UsageError(
+            "the following arguments are required: LANGUAGE|FILE", "for example 'warmcell run python -c CODE'"
+        )
+    return Source(find_language("command"), " ".join(["ENTRYPOINT", *arguments.args]))
+
+
+def _check_image_options(arguments: Namespace | SimpleNamespace, backend: str) -> None:
+    if arguments.user is not None and arguments.image is None:
+        raise UsageError("--user needs --image", "leave it out, or name an image")
+    if arguments.image is not None and backend != "process":
+        raise UsageError("--image needs the process backend", "leave one of the two out")
+    if arguments.image is not None and arguments.record is not None:
+        raise UsageError("--record and --image cannot be combined", "leave one of the two out")
 
 
 def _record(
@@ -59,14 +101,14 @@ def _record(
     backend: str,
     policy: SandboxPolicy | None,
 ) -> None:
-    from warmcell.interfaces.recording import recorded, write
+    from warmcell.interfaces.recording import make_recording, write
 
     enforcer = None if arguments.enforcer == "none" else arguments.enforcer
-    write(arguments.record, recorded(request, outcome, backend=backend, enforcer=enforcer, policy=policy))
+    write(arguments.record, make_recording(request, outcome, backend=backend, enforcer=enforcer, policy=policy))
 
 
-def audited(file: str | None) -> AbstractContextManager[object]:
-    """Whatever happens is written to the file, where one was named."""
+def open_audit(file: str | None) -> AbstractContextManager[object]:
+    """Write events to the audit file, if one was named."""
     if file is None:
         return suppress()
     from warmcell.observe.audit import AuditLog
@@ -85,14 +127,14 @@ def _write_rest(output: PassThrough) -> None:
 
 
 def _about(source: Source, backend: str) -> dict[str, str]:
-    """Which language it was, and what runs it, as far as a toolchain says."""
+    """The language and the version of its toolchain."""
     from warmcell.languages.config import ProcessConfig
     from warmcell.languages.registry import language_version
 
     name = source.language.name
     try:
         return {"language": name, "version": language_version(name, ProcessConfig()) if backend == "process" else ""}
-    except SandboxError:  # there is none, and the outcome says so
+    except SandboxError:  # not installed; the outcome says so
         return {"language": name, "version": ""}
 
 
@@ -100,7 +142,7 @@ def _backend_name(arguments: Namespace | SimpleNamespace, usual: str, policy: Sa
     name: str = arguments.backend or usual
     if name != "process" and policy is not None:
         hint = "leave them out, or use --backend process"
-        raise UsageError("--policy and the --allow-* options need the process backend", hint)
+        raise UsageError("--policy, --gpu and the --allow-* options need the process backend", hint)
     if name != "process" and arguments.enforcer != "auto":
         raise UsageError("--enforcer needs the process backend", "leave it out, or use --backend process")
     return name
@@ -111,38 +153,90 @@ def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: st
     memory = options.whole_number("--memory", arguments.memory, 1 << 20)
     output = options.whole_number("--max-output", arguments.max_output, 1 << 30)
     env = options.environment(arguments.env)
-    code = read_code(source)
-    try:
-        return ExecRequest(
-            source.language.name,
-            code,
-            timeout,
-            # The process backend passes our stdin on as it comes; the others, and a recording, want all of it first.
-            stdin=None if backend == "process" else read_guest_stdin(source, timeout),
-            memory_limit_mb=memory,
-            env=env,
-            limits=None if output is None else Limits(output_bytes=output),
-            args=tuple(map(options.text, arguments.args)),
-        )
-    except InvalidRequest as error:
-        raise UsageError(error.message, error.hint) from None
+    return ExecRequest(
+        source.language.name,
+        read_code(source),
+        timeout,
+        # The process backend streams our stdin; other backends and recordings need all of it first.
+        stdin=None if backend == "process" else read_guest_stdin(source, timeout),
+        memory_limit_mb=memory,
+        env=env,
+        limits=None if output is None else Limits(output_bytes=output),
+        args=tuple(map(options.text, arguments.args)),
+    )
 
 
 def _run_process(
-    request: ExecRequest, enforcer: str, policy: SandboxPolicy | None, stdin: int, output: PassThrough | None
+    request: ExecRequest,
+    arguments: Namespace | SimpleNamespace,
+    policy: SandboxPolicy | None,
+    stdin: int,
+    output: PassThrough | None,
+    **others: Any,
 ) -> ExecResult:
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.languages.config import ProcessConfig
 
     backend = ProcessBackend(
         config=ProcessConfig(pool_size=0, pool_min=0),
-        enforcer=None if enforcer == "none" else enforcer,
+        enforcer=None if arguments.enforcer == "none" else arguments.enforcer,
         policy=policy,
+        image=arguments.image,
+        user=arguments.user,
+        **others,
     )
     try:
+        if arguments.target is None:
+            return backend.execute_entrypoint_blocking(request, stdin=stdin, listener=output)
         return backend.execute_blocking(request, stdin=stdin, listener=output)
     finally:
         backend.close()
+
+
+def _run_with_changes(
+    request: ExecRequest,
+    arguments: Namespace | SimpleNamespace,
+    policy: SandboxPolicy | None,
+    stdin: int,
+    output: PassThrough | None,
+    changes: list[dict[str, Any]],
+) -> ExecResult:
+    """The program sees the current directory at its own path; what it changes there is reviewed at its end.
+
+    For JSON, `changes` gets them as they were before the review.
+    """
+    import os
+
+    from warmcell.changes.layer import ChangeLayer
+    from warmcell.core.records import replace
+    from warmcell.interfaces.cli.review_changes import review, to_plain
+    from warmcell.policy.model import AccessMode, AllowedPath
+    from warmcell.policy.resolve import DEFAULT_POLICY
+    from warmcell.workspace.mount_points import guest_work_path
+    from warmcell.workspace.root import Root
+
+    if arguments.enforcer == "none":
+        raise UsageError("--changes needs a cage", "leave --enforcer out")
+    here = guest_work_path("host", os.getcwd())
+    layer = ChangeLayer(here, here, resume=True, may_mount=arguments.enforcer in ("auto", "native"))
+    try:
+        merged = Root(here, descriptor=layer.descriptor)
+        source = layer.copy_path if layer.overlay is None else here
+        allowed = AllowedPath(source, AccessMode.READ_WRITE, here)
+        policy = policy or DEFAULT_POLICY
+        policy = replace(policy, allowed_paths=(*policy.allowed_paths, allowed))
+        others = {"work_path": here, "has_tools": policy.allow_process_spawn, "overlay": layer.overlay}
+        try:
+            return _run_process(request, arguments, policy, stdin, output, **others)
+        finally:
+            if output is not None:
+                _write_rest(output)
+            else:
+                changes += map(to_plain, layer.changes())
+            review(layer, merged, arguments)
+            merged.close()
+    finally:
+        layer.close()
 
 
 def _run_by_name(name: str, request: ExecRequest, output: PassThrough | None) -> ExecResult:
@@ -152,11 +246,11 @@ def _run_by_name(name: str, request: ExecRequest, output: PassThrough | None) ->
 
     async def once() -> ExecResult:
         backend = get_backend(name)
-        stream = getattr(backend, "stream", None)  # another package's may have none
+        stream = getattr(backend, "stream", None)  # optional for backends of other packages
         try:
             if output is None or stream is None:
                 return await backend.execute(request)
-            return await passed_on(stream(request), output)
+            return await relay(stream(request), output)
         finally:
             await backend.aclose()
 

@@ -1,4 +1,4 @@
-"""A screen that is drawn again every second and listens to single keys; the terminal is left as it was found."""
+"""A full-screen view that is redrawn periodically and reads single keys. Restores the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-_HELP = "q leaves; c, m, t, p order by processor, memory, time, program"
+_HELP = "q quits; c, m, t, p sort by processor, memory, time, program"
 
 
-def refreshing(lines: Callable[[str], list[str]], key: str, keys: Container[str], every: float) -> None:
-    """Draws `lines(key)` until `q`, Ctrl-C or the end of input; one of `keys` replaces the key."""
-    with _one_key_at_a_time():
+def run_screen(lines: Callable[[str], list[str]], key: str, keys: Container[str], every: float) -> None:
+    """Draw `lines(key)` until `q`, Ctrl-C or end of input. Pressing one of `keys` changes the key."""
+    with _cbreak_mode():
         while True:
             _draw(lines(key))
             if select.select([0], [], [], every)[0]:
@@ -28,7 +28,7 @@ def refreshing(lines: Callable[[str], list[str]], key: str, keys: Container[str]
 
 
 @contextmanager
-def _one_key_at_a_time() -> Iterator[None]:
+def _cbreak_mode() -> Iterator[None]:
     before = termios.tcgetattr(0)
     try:
         tty.setcbreak(0)

@@ -7,10 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, PolicyViolation
+from warmcell.core.errors import BackendUnavailable
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import OK, UsageError
-from warmcell.interfaces.cli.render import print_json
+from warmcell.interfaces.cli.render import print_json, print_url
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,44 +21,77 @@ _PACKAGES = ("starlette", "uvicorn", "pydantic")
 
 
 def serve(arguments: Namespace) -> int:
-    """Serves until it is told to end. The address is on stdout as soon as clients can connect."""
+    """Serve until SIGTERM or SIGINT. The URL is printed to stdout when clients can connect."""
     _check_installed()
-    import logging
-
+    if arguments.docker_socket:
+        return _serve_docker(arguments)
+    from warmcell.interfaces.serve.json_logs import configure_logging
     from warmcell.interfaces.serve.server import serve as serve_http
-    from warmcell.interfaces.serve.settings import MOST_WORKERS, Settings
+    from warmcell.interfaces.serve.settings import MAX_WORKERS, Settings
     from warmcell.interfaces.serve.sign_in import new_code
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    configure_logging(arguments.log_level, arguments.log_format)
     settings = Settings(
         host=arguments.host,
-        port=_port(arguments.port),
+        port=options.port(arguments.port),
         token=arguments.token or os.environ.get("WARMCELL_TOKEN") or None,
         tokens=arguments.tokens,
         policy=arguments.policy,
         code=new_code() if arguments.open else None,
         python=arguments.python,
+        images=arguments.images,
         max_timeout=options.seconds("--max-timeout", arguments.max_timeout),
-        workers=options.whole_number("--workers", arguments.workers, MOST_WORKERS) or 1,
+        workers=options.whole_number("--workers", arguments.workers, MAX_WORKERS) or 1,
+        public_url=arguments.public_url,
+        trusted_proxies=",".join(arguments.trusted_proxy or ()),
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        audit=arguments.audit,
+        usage=arguments.usage,
+        state=arguments.state,
+        ray=arguments.ray,
+        metrics_by_tenant=arguments.metrics_by_tenant,
+        log_level=arguments.log_level,
+        log_format=arguments.log_format,
+        sandboxes=options.whole_number("--sandboxes", arguments.sandboxes, 1 << 16) or 1,
         spares=options.whole_number("--spares", arguments.spares, 1 << 12, 0),
         max_body=(options.whole_number("--max-body", arguments.max_body, 1 << 10) or 1) << 20,
     )
-    try:
-        serve_http(settings, lambda url: _tell(settings, url))
-    except (InvalidRequest, PolicyViolation) as error:
-        raise UsageError(error.message, error.hint) from None
+    serve_http(settings, lambda url: _announce(settings, url, arguments.json))
     return OK
 
 
-def _tell(settings: Settings, url: str) -> None:
-    print(url, flush=True)
+def _serve_docker(arguments: Namespace) -> int:
+    """Serve Docker's API alone. DOCKER_HOST is printed to stdout when clients can connect."""
+    from warmcell.interfaces.docker.server import serve as serve_docker
+    from warmcell.interfaces.docker.settings import DockerSettings
+    from warmcell.interfaces.serve.json_logs import configure_logging
+    from warmcell.interfaces.serve.server import raise_descriptor_limit
+    from warmcell.policy.model import SandboxPolicy
+
+    configure_logging(arguments.log_level, arguments.log_format)
+    raise_descriptor_limit()
+    ceiling = options.policy([], arguments.docker_binds, arguments.docker_network, arguments.policy)
+    settings = DockerSettings(
+        socket=arguments.docker_socket,
+        ceiling=ceiling or SandboxPolicy(),
+        containers=options.whole_number("--docker-containers", arguments.docker_containers, 1 << 12) or 1,
+        ignores_capabilities=arguments.docker_ignore_capabilities,
+        joins_exec_output=arguments.docker_join_output,
+    )
+    serve_docker(settings, lambda url: print_url(url, arguments.json))
+    return OK
+
+
+def _announce(settings: Settings, url: str, as_json: bool) -> None:
+    print_url(url, as_json)
     if settings.code is None:
         return
     import webbrowser
 
     from warmcell.interfaces.serve.sign_in import address_to_open
 
-    # It may wait for the browser, and the server must not.
+    # Opening a browser may block, so it has a thread of its own.
     address = address_to_open(settings, url)
     threading.Thread(target=lambda: webbrowser.open(address), daemon=True).start()
 
@@ -73,31 +106,22 @@ def _check_installed() -> None:
         )
 
 
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text[:9]) > 65535:
-        raise UsageError(f"--port: {text[:40]!r} is no port", "a number up to 65535; 0 takes a free one")
-    return int(text)
-
-
 def token(arguments: Namespace) -> int:
-    """Makes, lists and revokes tokens. A new one is printed once; the file keeps its hash."""
+    """Create, list and revoke tokens. A new token is printed once; the file keeps its hash."""
     from warmcell.interfaces.serve import tokens
 
     path = arguments.tokens or tokens.default_file()
-    try:
-        if arguments.action == "new":
-            return _new(arguments, path)
-        if arguments.action == "revoke":
-            gone = tokens.remove_token(path, _name(arguments))
-            if arguments.json:
-                print_json({"revoked": gone.id})
-            return OK
-        return _list(arguments, tokens.read_tokens(path) if os.path.exists(path) else ())
-    except InvalidRequest as error:
-        raise UsageError(error.message, error.hint) from None
+    if arguments.action == "new":
+        return _new(arguments, path)
+    if arguments.action == "revoke":
+        revoked = tokens.remove_token(path, _name(arguments))
+        if arguments.json:
+            print_json({"revoked": revoked.id})
+        return OK
+    return _list(arguments, tokens.read_tokens(path) if os.path.exists(path) else ())
 
 
-_QUOTAS = ("runs", "sandboxes", "disk_mb", "lifetime", "rate", "connections")
+_QUOTAS = ("runs", "sandboxes", "disk_mb", "lifetime", "rate", "connections", "gpu_runs", "templates")
 
 
 def _new(arguments: Namespace, path: str) -> int:
@@ -122,12 +146,13 @@ def _list(arguments: Namespace, tenants: Any) -> int:
         print_json([{name: getattr(tenant, name) for name in names} for tenant in tenants])
         return OK
     for tenant in tenants:
-        made = time.strftime("%Y-%m-%d", time.gmtime(tenant.created))
-        print(f"{tenant.id}  {made}  {','.join(tenant.scopes):20}  {tenant.name}")
+        created = time.strftime("%Y-%m-%d", time.gmtime(tenant.created))
+        quotas = " ".join(f"{name}={getattr(tenant, name)}" for name in _QUOTAS)
+        print(f"{tenant.id}  {created}  {','.join(tenant.scopes):20}  {tenant.name}  {quotas}")
     return OK
 
 
 def _name(arguments: Namespace) -> str:
     if not arguments.name:
-        raise UsageError(f"whose token? `warmcell token {arguments.action} NAME`")
+        raise UsageError(f"a name is required: `warmcell token {arguments.action} NAME`")
     return options.text(arguments.name)

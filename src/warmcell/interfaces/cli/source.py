@@ -1,4 +1,4 @@
-"""Which program `warmcell run` was asked to run: language, code, and what the guest reads."""
+"""The program that `warmcell run` was given: language, code and stdin."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
 from warmcell.core.types import MAX_CODE_BYTES, Language
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.voice import say_warning
-from warmcell.languages.registry import all_rows, built_in, find_language, language_of_file
+from warmcell.interfaces.cli.messages import say_warning
+from warmcell.languages.registry import all_rows, find_built_in, find_language, language_of_file
 from warmcell.languages.row import LanguageRow
 
 MAX_STDIN_BYTES = 256 * 1024 * 1024
@@ -19,7 +19,7 @@ SILENCE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`path` None: the code is `inline`, or comes from stdin when that is None too."""
+    """The program: `inline` code, a file at `path`, or stdin if both are None."""
 
     language: LanguageRow
     inline: str | None = None
@@ -31,15 +31,15 @@ class Source:
 
 
 def choose(target: str, source: str | None, inline: str | None) -> Source:
-    """What the words on the command line mean. A lone word that names no language of ours may be a file."""
+    """Interpret the arguments. A single word that is not a built-in language may be a file."""
     is_named = inline is not None or source is not None
     if inline is not None and source is not None:
-        raise UsageError(f"both -c and {source!r} name a program", "give one of them")
-    language = built_in(target)
+        raise UsageError(f"-c and {source!r} cannot be combined", "give one program")
+    language = find_built_in(target)
     if language is None and not is_named:
         return _file_or_installed(target)
     if language is None:
-        language = _installed(target)
+        language = _find_installed(target)
     return Source(language, inline, None if source in (None, "-") else source)
 
 
@@ -48,16 +48,16 @@ def _file_or_installed(target: str) -> Source:
     if language is not None:
         return Source(language, path=target)
     if "/" not in target and not os.path.splitext(target)[1] and not os.path.exists(target):
-        return Source(_installed(target))
+        return Source(_find_installed(target))
     known = " ".join(suffix for row in all_rows() for suffix in row.suffixes)
     raise UsageError(
-        f"cannot tell the language of {target!r} from its name",
+        f"cannot infer the language of {target!r} from its name",
         f"name it, as in 'warmcell run python {target}', or use one of {known}",
     )
 
 
-def _installed(name: str) -> LanguageRow:
-    """A language of another package, whose names are looked up only now, because that takes its time."""
+def _find_installed(name: str) -> LanguageRow:
+    """A language of another package. Looked up last, because that is slow."""
     try:
         return find_language(name)
     except InvalidRequest as error:
@@ -67,32 +67,32 @@ def _installed(name: str) -> LanguageRow:
 def _nearest(name: str) -> str | None:
     from difflib import get_close_matches
 
-    known = [word for row in all_rows() for word in (row.name, *row.aliases)]
+    known = [str(word) for row in all_rows() for word in (row.name, *row.aliases)]
     close = get_close_matches(name.lower(), known, n=1)
     return f"did you mean {close[0]!r}?" if close else None
 
 
 def read_code(source: Source) -> str | bytes:
-    """The program's text, or bytes for a binary WebAssembly module."""
+    """Read the program: text, or bytes for a binary WebAssembly module."""
     if source.inline is not None:
         return source.inline
     if source.path is None:
-        return _decoded(_read_program_from_stdin(), source, "stdin")
+        return _decode_code(_read_program_from_stdin(), source, "stdin")
     try:
         with open(source.path, "rb") as file:
             data = file.read(MAX_CODE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {source.path!r}: {(error.strerror or str(error)).lower()}") from None
-    return _decoded(data, source, source.path)
+    return _decode_code(data, source, source.path)
 
 
-def _decoded(data: bytes, source: Source, name: str) -> str | bytes:
+def _decode_code(data: bytes, source: Source, name: str) -> str | bytes:
     if source.language.name == Language.WASM and data.startswith(b"\0asm"):
         return data
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UsageError(f"{name!r} is not UTF-8 text", "convert it, or embed the bytes as data") from None
+        raise UsageError(f"{name!r} is not UTF-8 text", "convert it to UTF-8") from None
 
 
 def _read_program_from_stdin() -> bytes:
@@ -102,23 +102,23 @@ def _read_program_from_stdin() -> bytes:
 
 
 def guest_stdin(source: Source) -> int:
-    """The descriptor that the guest reads: our stdin when it is not a terminal and did not hold the program; or -1."""
+    """The guest's stdin: ours, unless it is a terminal or had the program (-1)."""
     if source.is_from_stdin or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return -1
     return sys.stdin.fileno()
 
 
 def read_guest_stdin(source: Source, patience: float) -> bytes | None:
-    """What the guest reads: our stdin when it is not a terminal and did not hold the program.
+    """Read our stdin for the guest, unless it is a terminal or had the program.
 
-    A pipe that is open but silent (programs that start us often leave one) would hold us for ever. Nothing at all for
-    `SILENCE` seconds counts as nothing to read, and is said; a pipe that has spoken gets `patience` to finish.
+    Programs that start us often leave an open pipe to which they never write. If nothing arrives within `SILENCE`
+    seconds, warn and treat it as empty; after the first byte, wait up to `patience` seconds for the end.
     """
     descriptor = guest_stdin(source)
     if descriptor < 0:
         return None
     if not _is_readable(descriptor, min(SILENCE, patience)):
-        say_warning("nothing came on stdin; the program reads end of file", "add '< /dev/null', or write sooner")
+        say_warning("no data on stdin; the program reads end of file", "add '< /dev/null', or write sooner")
         return None
     return _read_until_end(descriptor, patience)
 
@@ -136,9 +136,9 @@ def _read_until_end(descriptor: int, patience: float) -> bytes:
     received = bytearray()
     while len(received) <= MAX_STDIN_BYTES:
         if not _is_readable(descriptor, deadline - time.monotonic()):
-            raise UsageError("stdin did not end in time", "close it, or give it longer with --timeout")
+            raise UsageError("timed out reading stdin", "close it, or raise --timeout")
         piece = os.read(descriptor, 1 << 20)
         if not piece:
             return bytes(received)
         received += piece
-    raise UsageError(f"stdin is larger than {MAX_STDIN_BYTES} bytes", "give the data as a file with --allow-read")
+    raise UsageError(f"stdin is larger than {MAX_STDIN_BYTES} bytes", "pass the data as a file with --allow-read")

@@ -1,6 +1,6 @@
-"""`warmcell top`: what runs now, in a table that refreshes on a terminal and is printed once into a pipe.
+"""`warmcell top`: a table of what is running, refreshed on a terminal and printed once to a pipe.
 
-Without an address: the cages of this host's programs. With `--server`: the runs and sandboxes of a server.
+Shows the cages of this host, or with `--server` the runs and sandboxes of a server.
 """
 
 from __future__ import annotations
@@ -12,40 +12,45 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.lines import one_line
 from warmcell.interfaces.cli import options
-from warmcell.interfaces.cli.exits import OK
+from warmcell.interfaces.cli.exits import OK, UsageError
 from warmcell.interfaces.cli.render import print_json
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
+    from warmcell.interfaces.cli.server_activity import ServerActivity
+
     Row = dict[str, Any]
 
-#: By which key a table is ordered, the column for it, and whether the largest comes first.
+#: Sort keys: the column, and whether the largest value comes first.
 SORTS = {"c": ("cpu", True), "m": ("memory", True), "t": ("seconds", True), "p": ("program", False)}
-WIDEST = 48
+MAX_WIDTH = 48
 _NUMBERS = ("pid", "program", "cpu", "memory", "processes", "seconds")
 
 
 def top(arguments: Namespace) -> int:
-    """On a terminal until `q`; into a pipe, or with `--once`, a single table."""
+    """Refresh on a terminal until `q`; print one table to a pipe or with `--once`."""
     every = options.seconds("--every", arguments.every)
-    read = _of_server(arguments) if arguments.server else OfThisHost().read
+    if arguments.end is not None:
+        _connect_to_server(arguments).end(options.text(arguments.end))
+        return OK
+    read = _connect_to_server(arguments).read if arguments.server else HostCages().read
     order = next(key for key, (column, _) in SORTS.items() if column.startswith(arguments.sort))
     if arguments.json or arguments.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _print_once(read, order, arguments.json, every)
-    from warmcell.interfaces.cli.screen import refreshing
+    from warmcell.interfaces.cli.screen import run_screen
 
-    refreshing(lambda key: _lines(read(), key), order, SORTS, every)
+    run_screen(lambda key: _lines(read(), key), order, SORTS, every)
     return OK
 
 
 def _print_once(read: Callable[[], list[Row]], order: str, as_json: bool, every: float) -> int:
     rows = read()
     if rows and "cpu" in rows[0]:
-        time.sleep(min(every, 0.5))  # a share of a processor is the difference of two looks
+        time.sleep(min(every, 0.5))  # CPU usage is the difference of two samples
         rows = read()
-    rows = _ordered(rows, order)
+    rows = _sort(rows, order)
     if as_json:
         print_json({"rows": rows})
     else:
@@ -53,17 +58,17 @@ def _print_once(read: Callable[[], list[Row]], order: str, as_json: bool, every:
     return OK
 
 
-class OfThisHost:
-    """A row for each cage, from /proc; `cpu` is percent of one processor since the last look."""
+class HostCages:
+    """A row for each cage, from /proc; `cpu` is percent of one processor since the last read."""
 
     def __init__(self) -> None:
         self._before: dict[int, float] = {}
         self._at = 0.0
 
     def read(self) -> list[Row]:
-        from warmcell.observe.host_cages import cages
+        from warmcell.observe.host_cages import find_cages
 
-        found, now = cages(), time.monotonic()
+        found, now = find_cages(), time.monotonic()
         passed, before = now - self._at, self._before
         self._before, self._at = {cage.pid: cage.cpu_seconds for cage in found}, now
         return [
@@ -81,33 +86,35 @@ class OfThisHost:
         ]
 
 
-def _of_server(arguments: Namespace) -> Callable[[], list[Row]]:
+def _connect_to_server(arguments: Namespace) -> ServerActivity:
     from warmcell.interfaces.cli.server_activity import ServerActivity
 
-    return ServerActivity(arguments.server, arguments.token or os.environ.get("WARMCELL_TOKEN") or "").read
+    if not arguments.server:
+        raise UsageError("--end needs --server", "for example --server http://127.0.0.1:8000")
+    return ServerActivity(arguments.server, arguments.token or os.environ.get("WARMCELL_TOKEN") or "")
 
 
 def _lines(rows: list[Row], order: str) -> list[str]:
-    return table(_ordered(rows, order))
+    return table(_sort(rows, order))
 
 
-def _ordered(rows: list[Row], order: str) -> list[Row]:
-    column, is_falling = SORTS[order]
-    return sorted(rows, key=lambda row: row.get(column) or 0, reverse=is_falling)
+def _sort(rows: list[Row], order: str) -> list[Row]:
+    column, is_descending = SORTS[order]
+    return sorted(rows, key=lambda row: row.get(column) or 0, reverse=is_descending)
 
 
 def table(rows: list[Row]) -> list[str]:
-    """A line that sums up, the names of the columns, the rows."""
+    """A summary line, the header and the rows."""
     if not rows:
-        return ["nothing runs"]
+        return ["nothing is running"]
     names = list(rows[0])
     cells = [[_cell(name, row[name]) for name in names] for row in rows]
     widths = [max(len(text) for text in (name, *(line[i] for line in cells))) for i, name in enumerate(names)]
     shown = [[name.upper() for name in names], *cells]
-    return [_summary(rows), *(_aligned(names, widths, line) for line in shown)]
+    return [_summary(rows), *(_align(names, widths, line) for line in shown)]
 
 
-def _aligned(names: list[str], widths: list[int], texts: list[str]) -> str:
+def _align(names: list[str], widths: list[int], texts: list[str]) -> str:
     parts = (
         text.rjust(width) if name in _NUMBERS else text.ljust(width)
         for name, width, text in zip(names, widths, texts, strict=True)
@@ -128,11 +135,11 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.0f} %"
     if name == "memory":
         return f"{value / (1 << 20):.1f} MB"
-    return _age(value) if name == "seconds" else _clipped(str(value))
+    return _age(value) if name == "seconds" else _clip(str(value))
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+def _clip(text: str) -> str:
+    return text if len(text) <= MAX_WIDTH else f"{text[: MAX_WIDTH - 1]}…"
 
 
 def _age(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`warmcell shell [DIR]`: a person's own terminal, carried into a cage."""
+"""`warmcell shell [DIR]`: an interactive shell in a cage, on the user's terminal."""
 
 from __future__ import annotations
 
@@ -11,30 +11,41 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import MemoryExceeded, SandboxError
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import MEMORY, OUR_FAILURE, UsageError
-from warmcell.interfaces.cli.voice import say_error
+from warmcell.interfaces.cli.messages import say_error
+from warmcell.interfaces.cli.review_changes import Review, is_wanted, review
 
 if TYPE_CHECKING:
+    from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.sandbox.processes import AsyncProcess
 
-#: What a program may have switched on and left on: other screen, mouse, pasting, cursor, colours, keypad.
+#: Resets modes that a guest may have left on: alternate screen, mouse, bracketed paste, cursor, colours, keypad.
 _RESET = b"\x1b[?1049l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?25h\x1b[?1l\x1b>\x1b[0m"
-#: A question that every terminal answers, and its answer.
-_ARE_YOU_THERE, _HERE = b"\x1b[5n", b"\x1b[0n"
+#: Device status report: every terminal replies to it.
+_STATUS_REQUEST, _STATUS_REPLY = b"\x1b[5n", b"\x1b[0n"
 _ANSWER_SECONDS = 0.5
+#: Seconds, for a script on stdin: a person would wait no longer.
+_LONGEST_SCRIPT = 24 * 3600.0
+
+
+_SHELL_OF_IMAGE = "command -v bash >/dev/null && exec bash; exec sh"
 
 
 def shell(arguments: argparse.Namespace) -> int:
-    """The exit status of the shell in the cage."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    """Run the shell; return its exit status."""
+    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    keeps_apart = is_wanted(arguments)
+    if not has_terminal and not keeps_apart:
         raise UsageError("shell needs a terminal", "for a script use 'warmcell run command FILE'")
     settings = _settings(arguments)
+    ending = partial(review, arguments=arguments) if keeps_apart else None
     try:
-        return asyncio.run(_run(settings))
+        return asyncio.run(run_shell(settings, ending) if has_terminal else _run_script(settings, ending))
     except MemoryExceeded as error:
         say_error(error.message, error.hint)
         return MEMORY
@@ -44,23 +55,32 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     from warmcell.workspace.mount_points import MountPoint
 
     settings: dict[str, Any] = {"track_changes": False, "env": options.environment(arguments.env)}
+    settings |= {"image": arguments.image, "user": arguments.user}
     memory = options.whole_number("--memory", arguments.memory, 1 << 20)
     settings |= {} if memory is None else {"memory_limit_mb": memory}
     settings["policy"] = options.policy(
-        arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy
+        arguments.allow_read, arguments.allow_write, arguments.allow_domain, arguments.policy, arguments.gpu
     )
     if arguments.write and arguments.directory is None:
-        raise UsageError("--write is for a directory that you name", "warmcell shell --write DIR")
+        raise UsageError("--write needs a directory", "warmcell shell --write DIR")
     if arguments.directory is not None and not os.path.isdir(arguments.directory):
         raise UsageError(f"{arguments.directory!r} is not a directory")
-    if arguments.directory is not None and not arguments.write:
+    if is_wanted(arguments):
+        if arguments.write:
+            raise UsageError("--write and --changes cannot be combined", "leave one of the two out")
+        settings |= {"work_dir": os.path.realpath(arguments.directory or "."), "work_path": "host", "changes": "resume"}
+    elif arguments.directory is not None and not arguments.write:
         settings["mounts"] = (MountPoint(os.path.realpath(arguments.directory), "/work", writable=False),)
     elif arguments.directory is not None:
         settings["work_dir"] = os.path.realpath(arguments.directory)
     return settings
 
 
-async def _run(settings: dict[str, Any]) -> int:
+async def run_shell(settings: dict[str, Any], ending: Review | None = None) -> int:
+    """A shell in a sandbox with these settings, on this terminal; returns its exit status.
+
+    `ending` handles the changes that were kept apart.
+    """
     from warmcell.languages.shell import find_shell
     from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.sandbox.processes import PtySize
@@ -69,14 +89,35 @@ async def _run(settings: dict[str, Any]) -> int:
     env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": r"\u@\h:\w\$ "}
     async with AsyncSandbox(**settings) as sandbox:
         pty = PtySize(size.columns or 80, size.lines or 24)
-        process = await sandbox.spawn([find_shell()], env=env, pty=pty)
-        with _raw(sys.stdin.fileno()):
+        command = [find_shell()] if settings["image"] is None else _SHELL_OF_IMAGE
+        process = await sandbox.spawn(command, env=env, pty=pty)
+        with _raw_mode(sys.stdin.fileno()):
             await _carry(process)
-        return _status(process)
+        return await _end(sandbox, ending, _status(process))
+
+
+async def _run_script(settings: dict[str, Any], ending: Review | None) -> int:
+    """Without a terminal: the script on stdin."""
+    from warmcell.sandbox.asynchronous import AsyncSandbox
+
+    async with AsyncSandbox(**settings) as sandbox:
+        result = await sandbox.sh(
+            sys.stdin.read(), timeout=_LONGEST_SCRIPT, on_stdout=sys.stdout.write, on_stderr=sys.stderr.write
+        )
+        sys.stdout.flush()
+        return await _end(sandbox, ending, result.exit_code & 0xFF)
+
+
+async def _end(sandbox: AsyncSandbox, ending: Review | None, status: int) -> int:
+    """The guest's own status; 1 if that is 0 and changes could not be committed."""
+    if ending is None:
+        return status
+    left = ending(*await sandbox.end_for_review())
+    return status or left
 
 
 async def _carry(process: AsyncProcess) -> None:
-    """What is typed goes in, in order; what is shown comes out, until the shell has ended."""
+    """Relay keys to the shell and its output to the screen until it ends."""
     loop = asyncio.get_running_loop()
     typed: asyncio.Queue[bytes] = asyncio.Queue()
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
@@ -104,7 +145,7 @@ async def _type(process: AsyncProcess, typed: asyncio.Queue[bytes]) -> None:
         try:
             await process.write(data)
         except SandboxError:
-            return  # it has ended, which is told elsewhere
+            return  # the shell has ended; _status reports how
     await process.kill()
 
 
@@ -124,8 +165,8 @@ def _write(screen: int, data: bytes) -> None:
 
 
 @contextmanager
-def _raw(keyboard: int) -> Iterator[None]:
-    """Every key goes in as it is, Ctrl-C too; afterwards the terminal is as it was."""
+def _raw_mode(keyboard: int) -> Iterator[None]:
+    """Raw mode: every key, including Ctrl-C, goes to the shell. Restores the terminal."""
     import termios
     import tty
 
@@ -140,24 +181,24 @@ def _raw(keyboard: int) -> Iterator[None]:
 
 
 def _drop_answers(keyboard: int) -> None:
-    """What a guest asked of the terminal is answered as if it were typed, and must not be typed into the user's shell.
+    """Discard the terminal's replies to a guest's queries, which would be typed into the user's shell.
 
-    Terminals answer in order: when ours was answered, so was everything before.
+    Terminals reply in order, so after the reply to our own query no earlier one is pending.
     """
-    _write(sys.stdout.fileno(), _ARE_YOU_THERE)
-    heard, deadline = b"", time.monotonic() + _ANSWER_SECONDS
-    while _HERE not in heard and (left := deadline - time.monotonic()) > 0:
+    _write(sys.stdout.fileno(), _STATUS_REQUEST)
+    received, deadline = b"", time.monotonic() + _ANSWER_SECONDS
+    while _STATUS_REPLY not in received and (left := deadline - time.monotonic()) > 0:
         if not select.select([keyboard], [], [], left)[0]:
             return
         data = _read(keyboard)
         if not data:
             return
-        heard = (heard + data)[-64:]
+        received = (received + data)[-64:]
 
 
 def _status(process: AsyncProcess) -> int:
     try:
-        result = process.result()
+        result = process.local.result()
     except MemoryExceeded:
         raise
     except SandboxError as error:

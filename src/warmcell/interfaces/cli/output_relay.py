@@ -1,4 +1,4 @@
-"""What the guest writes goes out while it runs, byte for byte. Imported by every run, so it stays small."""
+"""Writes the guest's output while it runs, byte for byte. Imported by every run, so it stays small."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 import sys
 import time
 
-from warmcell.interfaces.cli.voice import write_bytes
+from warmcell.interfaces.cli.messages import write_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import ExecResult
 
-#: What a pipe that polls as writable takes without blocking.
+#: A pipe that polls as writable takes this much without blocking.
 _PIECE = select.PIPE_BUF
 _RETRY_SECONDS = 0.01
 
 
 class OutputLost(Exception):
-    """Our own output cannot be written: whoever read it is gone, or a disk is full. Ends the run."""
+    """Our output cannot be written: a closed pipe or a full disk. Ends the run."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -30,24 +30,24 @@ class OutputLost(Exception):
 
 
 class PassThrough:
-    """A `Listener` that never blocks the run, which has a clock to keep: what a slow reader has not taken waits here.
+    """A `Listener` that never blocks the run: output that a slow reader has not taken is buffered here.
 
-    `before_first` is called before anything is written.
+    `before_first` is called before the first write.
     """
 
     def __init__(self, before_first: Callable[[], None]) -> None:
         self._before_first = before_first
         self._waiting: list[tuple[int, memoryview]] = []
-        #: Whether there was any output; then all of it came through here.
-        self.has_heard = False
+        #: Whether there was any output; all of it was then written here.
+        self.has_output = False
 
     def deliver(self, stream: str, data: bytes) -> None:
-        if not self.has_heard:
+        if not self.has_output:
             self._before_first()
-            self.has_heard = True
+            self.has_output = True
         descriptor = _descriptor(stream)
         try:
-            if descriptor is None:  # no file behind it, so nobody who could be slow
+            if descriptor is None:  # not a file (a test's stream), so it cannot block
                 write_bytes(*((data, b"") if stream == "stdout" else (b"", data)))
                 return
         except OSError as error:
@@ -59,11 +59,11 @@ class PassThrough:
         return (self._waiting[0][0], select.POLLOUT) if self._waiting else None
 
     def catch_up(self) -> None:
-        """Writes as much as is taken at once."""
+        """Write what can be written without blocking."""
         self._write(0)
 
     def finish(self) -> None:
-        """Writes the rest, however long that takes: the guest has ended."""
+        """Write the rest, blocking: the guest has ended."""
         self._write(None)
 
     def _write(self, patience: int | None) -> None:
@@ -71,7 +71,7 @@ class PassThrough:
             descriptor, data = self._waiting[0]
             try:
                 data = data[os.write(descriptor, data[:_PIECE]) :]
-            except BlockingIOError:  # a terminal that another program set to non-blocking may say so after all
+            except BlockingIOError:  # a terminal that another program made non-blocking
                 if patience is not None:
                     return
                 time.sleep(_RETRY_SECONDS)
@@ -84,8 +84,8 @@ class PassThrough:
                 del self._waiting[0]
 
 
-async def passed_on(events: AsyncGenerator[StreamEvent, None], output: PassThrough) -> ExecResult:
-    """The result of a run whose output has gone out. Who cannot be written to ends it."""
+async def relay(events: AsyncGenerator[StreamEvent, None], output: PassThrough) -> ExecResult:
+    """Write the run's output and return its result. Raises `OutputLost`, which ends the run."""
     from contextlib import aclosing
 
     from warmcell.core.errors import ExecutionFailed
@@ -96,7 +96,7 @@ async def passed_on(events: AsyncGenerator[StreamEvent, None], output: PassThrou
             if isinstance(event, ResultEvent):
                 return event.result
             output.deliver(event.stream, event.data)
-            output.finish()  # the run has a thread of its own, and its clock goes on
+            output.finish()  # may block: the run is in another thread
     raise ExecutionFailed("the backend ended its stream without a result")
 
 
@@ -110,7 +110,7 @@ def _descriptor(name: str) -> int | None:
 
 
 def _is_writable(descriptor: int, patience: int | None) -> bool:
-    """Also where writing will fail, which is then told."""
+    """Whether a write will not block. True also if it will fail."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(patience))

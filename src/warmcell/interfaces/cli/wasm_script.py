@@ -1,4 +1,4 @@
-"""`warmcell sh`: a script of the WebAssembly toolbox over the current directory."""
+"""`warmcell sh`: runs a shell script on the current directory, in the WebAssembly toolbox."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from warmcell.core.records import dataclass
 from warmcell.core.types import ExecRequest, ExecResult, Language, check_env, check_text
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.pass_through import OutputLost, PassThrough, passed_on
+from warmcell.interfaces.cli.messages import Progress
+from warmcell.interfaces.cli.output_relay import OutputLost, PassThrough, relay
 from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, read_guest_stdin
-from warmcell.interfaces.cli.voice import Progress
 from warmcell.languages.registry import find_language
 
 TYPE_CHECKING = False
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from warmcell.policy.model import NetworkRule, SandboxPolicy
     from warmcell.workspace.mount_points import MountPoint
 
-#: Where the current directory is for a script that may not change it.
+#: The guest path of the current directory if it is mounted read-only.
 READ_ONLY_DIRECTORY = "/here"
 
 
 def sh(arguments: Namespace | SimpleNamespace) -> int:
-    """Runs the script where the user stands; read-only unless `--write`."""
-    script = _script(options.text(arguments.script))
+    """Run the script on the current directory, read-only unless `--write`."""
+    script = check_text("script", options.text(arguments.script))
     settings = _settings(arguments)
     stdin = read_guest_stdin(Source(find_language(Language.COMMAND), inline=script), settings["timeout"])
     outcome: ExecResult | SandboxError
@@ -40,21 +40,16 @@ def sh(arguments: Namespace | SimpleNamespace) -> int:
     try:
         with progress:
             if arguments.write or arguments.policy or arguments.allow_domain:
-                outcome = _run_in_sandbox(script, stdin, settings, arguments.write, output)
+                import asyncio
+
+                outcome = asyncio.run(_run_in_sandbox(script, stdin, settings, arguments.write, output))
             else:
                 outcome = _run(script, stdin, settings, output)
     except SandboxError as error:
         outcome = error
     except OutputLost as lost:
         raise lost.error from None
-    return finish(outcome, arguments.json, is_printed=output is not None and output.has_heard)
-
-
-def _script(text: str) -> str:
-    try:
-        return check_text("script", text)
-    except InvalidRequest as error:
-        raise UsageError(error.message, error.hint) from None
+    return finish(outcome, arguments.json, is_printed=output is not None and output.has_output)
 
 
 def _settings(arguments: Namespace | SimpleNamespace) -> dict[str, Any]:
@@ -73,19 +68,19 @@ def _settings(arguments: Namespace | SimpleNamespace) -> dict[str, Any]:
 
 
 def _from_policy(policy: SandboxPolicy, env: dict[str, str]) -> dict[str, Any]:
-    """A policy in the words of a WebAssembly sandbox. New processes mean nothing there: it has none."""
+    """A policy as settings of a WebAssembly sandbox, which has no processes."""
     from warmcell.policy.model import AccessMode, SandboxPolicy
     from warmcell.workspace.mount_points import MountPoint
 
     if policy.allow_network:
-        raise UsageError("--policy: 'sh' has no network of the host's", "name domains: networkRules, or --allow-domain")
+        raise UsageError("--policy: 'sh' cannot use the host's network", "use networkRules or --allow-domain")
     try:
         mounts = tuple(
             MountPoint(item.path, item.target, writable=item.mode is AccessMode.READ_WRITE)
             for item in policy.allowed_paths
         )
     except InvalidRequest as error:
-        raise UsageError(f"--policy: {error.message}", "for 'sh', name directories that exist") from None
+        raise UsageError(f"--policy: {error.message}", "for 'sh', paths must be existing directories") from None
     return {"mounts": mounts, "env": {**policy.env, **env}, "policy": SandboxPolicy(limits=policy.limits)}
 
 
@@ -98,8 +93,8 @@ def _network(domains: list[str], rules: tuple[NetworkRule, ...]) -> dict[str, An
 
 
 @dataclass(frozen=True, slots=True)
-class _World:
-    """What a script that may only look is given, in the words of a WebAssembly guest."""
+class _WasmGuestConfig:
+    """The guest configuration of a script that may only read."""
 
     work_dir: str
     mounts: tuple[MountPoint, ...]
@@ -110,9 +105,13 @@ class _World:
     policy: None = None
     fetch: None = None
 
+    def find_protected(self, directory: str) -> tuple[str, ...]:
+        """Nothing: the only writable directory is private."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _ScriptRun:
     stdin: bytes | None
     timeout: float
     cwd: str = READ_ONLY_DIRECTORY
@@ -120,34 +119,26 @@ class _Job:
 
 
 def _run(script: str, stdin: bytes | None, settings: dict[str, Any], output: PassThrough | None) -> ExecResult:
-    """What most scripts need, without a sandbox's files and event loop: they take longer to load than it runs."""
+    """Run a read-only script without a `Sandbox` and an event loop, which take longer to import than it runs."""
     from warmcell.backends.wasm.guest import WasmGuest
     from warmcell.workspace.mount_points import MountPoint
     from warmcell.workspace.private_directory import PrivateDirectory
 
-    ExecRequest(Language.COMMAND, script, settings["timeout"])  # refuses what is empty or too long
+    ExecRequest(Language.COMMAND, script, settings["timeout"])  # refuses an empty or too long script
     work = PrivateDirectory("work")
     try:
         here = MountPoint(os.getcwd(), READ_ONLY_DIRECTORY, writable=False)
         memory = settings.get("memory_limit_mb")
-        guest = WasmGuest(_World(work.path, (here,), check_env(settings["env"]), memory))
+        guest = WasmGuest(_WasmGuestConfig(work.path, (here,), check_env(settings["env"]), memory))
         try:
-            return guest.script_blocking(script, _Job(stdin, settings["timeout"]), output)
+            return guest.script_blocking(script, _ScriptRun(stdin, settings["timeout"]), output)
         finally:
             guest.close()
     finally:
         work.close()
 
 
-def _run_in_sandbox(
-    script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool, output: PassThrough | None
-) -> ExecResult:
-    import asyncio
-
-    return asyncio.run(_run_async(script, stdin, settings, is_writable, output))
-
-
-async def _run_async(
+async def _run_in_sandbox(
     script: str, stdin: bytes | None, settings: dict[str, Any], is_writable: bool, output: PassThrough | None
 ) -> ExecResult:
     from functools import partial
@@ -155,7 +146,7 @@ async def _run_async(
     from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.workspace.mount_points import MountPoint
 
-    follow = None if output is None else partial(passed_on, output=output)
+    follow = None if output is None else partial(relay, output=output)
     here, cwd = os.getcwd(), None
     if not is_writable:
         mounts = (MountPoint(here, READ_ONLY_DIRECTORY, writable=False), *settings.pop("mounts", ()))

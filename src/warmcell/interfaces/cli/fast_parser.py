@@ -1,25 +1,24 @@
-"""Plain lines of `warmcell run` and `warmcell sh`, read without argparse, which takes longer than most programs run.
+"""Parses common command lines of `run` and `sh` without argparse, whose import takes longer than most programs run.
 
-Whatever is not plainly right is left to argparse: it alone says what is wrong, and what help there is. A test holds the
-two together.
+Anything unusual is left to argparse, which reports errors and help. A test compares the two.
 """
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-_VALUES = ("--code", "--timeout", "--memory", "--max-output", "--policy", "--enforcer", "--audit")
+_VALUES = ("--code", "--timeout", "--memory", "--max-output", "--policy", "--enforcer", "--audit", "--image", "--user")
 _LISTS = ("--allow-read", "--allow-write", "--allow-domain", "--env")
-_OF_SH = ("--timeout", "--memory", "--policy", "--allow-domain", "--env", "--write", "--json")
+_OF_SH = ("--timeout", "--memory", "--policy", "--allow-domain", "--env", "--write", "--json", "--quiet")
 
 
 def read_run(argv: list[str]) -> SimpleNamespace | None:
-    """The arguments of `warmcell run`, or None where argparse has to look."""
+    """The arguments of `warmcell run`, or None if argparse must parse them."""
     if argv[:1] != ["run"]:
         return None
     own, for_program = split_at_dashes(argv)
     found = _defaults()
-    places = _read(own[1:], found, (*_VALUES, *_LISTS, "--json"))
+    places = _read(own[1:], found, (*_VALUES, *_LISTS, "--json", "--quiet"))
     if places is None or not 1 <= len(places) <= 2:
         return None
     found.args = for_program
@@ -28,20 +27,18 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
 
 
 def needs_no_packages(run: SimpleNamespace | None, script: SimpleNamespace | None = None) -> bool:
-    """Whether it will do with the standard library and what was installed with us: other languages, and the network,
-    can bring others.
-    """
+    """Whether the command needs no third-party packages: other languages and the network may need some."""
     if script is not None:
         return not (script.policy or script.allow_domain)
-    return run is not None and run.target == "python" and not (run.policy or run.allow_domain or run.audit)
+    return run is not None and run.target == "python" and not (run.policy or run.allow_domain or run.audit or run.image)
 
 
 def read_sh(argv: list[str]) -> SimpleNamespace | None:
-    """The arguments of `warmcell sh`, or None where argparse has to look."""
+    """The arguments of `warmcell sh`, or None if argparse must parse them."""
     if argv[:1] != ["sh"] or "--" in argv:
         return None
     found = SimpleNamespace(
-        args=[], timeout="30", memory=None, policy=None, allow_domain=[], env=[], write=False, json=False
+        args=[], timeout="30", memory=None, policy=None, allow_domain=[], env=[], write=False, json=False, quiet=False
     )
     places = _read(argv[1:], found, _OF_SH)
     if places is None or len(places) != 1:
@@ -51,7 +48,7 @@ def read_sh(argv: list[str]) -> SimpleNamespace | None:
 
 
 def _read(words: list[str], found: SimpleNamespace, known: tuple[str, ...]) -> list[str] | None:
-    """Sets the options that are `known`, and returns the rest; None where a word is not plainly one of either."""
+    """Set the `known` options and return the positional arguments; None if a word is neither."""
     places: list[str] = []
     are_places_over = False
     left = iter(words)
@@ -66,7 +63,7 @@ def _read(words: list[str], found: SimpleNamespace, known: tuple[str, ...]) -> l
         name = option[2:].replace("-", "_")
         if option not in known:
             return None
-        if option in ("--json", "--write"):
+        if option in ("--json", "--write", "--quiet"):
             setattr(found, name, True)
         elif (value := next(left, "-")).startswith("-"):
             return None
@@ -78,25 +75,20 @@ def _read(words: list[str], found: SimpleNamespace, known: tuple[str, ...]) -> l
 
 
 def split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and those after the first `--`, which are for the program and never options of ours."""
+    """Our own arguments, and those after the first `--`, which are for the guest's program."""
     end = argv.index("--") if "--" in argv else len(argv)
     return argv[:end], argv[end + 1 :]
 
 
 def _defaults() -> SimpleNamespace:
     return SimpleNamespace(
-        code=None,
+        **dict.fromkeys(
+            ("code", "memory", "max_output", "policy", "gpu", "backend", "audit", "record", "image", "user", "patch")
+        ),
+        **dict.fromkeys(("changes", "commit", "discard"), False),
+        **{name[2:].replace("-", "_"): [] for name in _LISTS},
         timeout="30",
-        memory=None,
-        max_output=None,
-        policy=None,
-        allow_read=[],
-        allow_write=[],
-        allow_domain=[],
-        env=[],
-        backend=None,
         enforcer="auto",
-        audit=None,
-        record=None,
         json=False,
+        quiet=False,
     )

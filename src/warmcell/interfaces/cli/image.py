@@ -1,0 +1,142 @@
+"""`warmcell image`: the store of root file systems, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from warmcell.interfaces.cli import options
+from warmcell.interfaces.cli.image_progress import ProgressLine, size_text
+from warmcell.interfaces.cli.render import print_json
+from warmcell.interfaces.cli.store_actions import MANY, Action, print_freed, print_success, print_table, run_action
+
+if TYPE_CHECKING:
+    from warmcell.images import Image, ImageStore
+
+#: `sha256:` and twelve digits, as Docker shows.
+_DIGEST_SHOWN = 19
+
+
+def image(arguments: argparse.Namespace) -> int:
+    """Carry out one action on the store."""
+    return run_action("image", _ACTIONS, _open_store, arguments)
+
+
+def _open_store(arguments: argparse.Namespace) -> ImageStore:
+    from warmcell.images import ImageStore
+
+    mirrors: dict[str, list[str]] = {}
+    for text in arguments.mirror:
+        registry, equals, host = text.partition("=")
+        mirrors.setdefault(registry if equals else "docker.io", []).append(host if equals else text)
+    return ImageStore(arguments.store, mirrors=mirrors)
+
+
+def _list(store: ImageStore, arguments: argparse.Namespace) -> None:
+    images = store.list()
+    if arguments.json:
+        print_json([_to_plain(found) for found in images])
+        return
+    rows = [(found.name, _short(found.digest), size_text(found.size), _creation_date(found)) for found in images]
+    print_table(("NAME", "DIGEST", "SIZE", "CREATED"), rows)
+
+
+def _import(store: ImageStore, arguments: argparse.Namespace) -> None:
+    path, *name = arguments.operands
+    with ProgressLine() as progress:
+        made = store.import_(path, name[0] if name else None, on_progress=progress.show)
+    _print_image(made, arguments)
+
+
+def _pull(store: ImageStore, arguments: argparse.Namespace) -> None:
+    password = sys.stdin.readline().rstrip("\n") if arguments.password_stdin else None
+    with ProgressLine() as progress:
+        made = store.pull(
+            arguments.operands[0],
+            username=arguments.username,
+            password=password,
+            plain_http=arguments.plain_http,
+            on_progress=progress.show,
+        )
+    _print_image(made, arguments)
+
+
+def _build(store: ImageStore, arguments: argparse.Namespace) -> None:
+    from warmcell.interfaces.cli.build_progress import BuildLines
+
+    with BuildLines() as lines:
+        made = store.build(
+            arguments.operands[0],
+            os.path.abspath(arguments.file) if arguments.file else "Dockerfile",
+            name=arguments.tag,
+            build_args=options.environment(arguments.build_arg, "--build-arg"),
+            target=arguments.target,
+            policy=options.policy([], [], arguments.allow_domain, arguments.policy),
+            on_progress=lines.show,
+            uses_cache=not arguments.no_cache,
+        )
+    _print_image(made, arguments)
+
+
+def _tag(store: ImageStore, arguments: argparse.Namespace) -> None:
+    _print_image(store.tag(*arguments.operands), arguments)
+
+
+def _inspect(store: ImageStore, arguments: argparse.Namespace) -> None:
+    """Always JSON, which has room for everything."""
+    found = store.get(arguments.operands[0])
+    print_json(_to_plain(found) | {"layers": list(found.layer_paths)})
+
+
+def _export(store: ImageStore, arguments: argparse.Namespace) -> None:
+    reference, path = arguments.operands
+    store.export(reference, path, format=arguments.format)
+    print_success({"path": path}, "", arguments.json)
+
+
+def _remove(store: ImageStore, arguments: argparse.Namespace) -> None:
+    print_freed(sum(store.remove(reference) for reference in arguments.operands), arguments.json)
+
+
+def _prune(store: ImageStore, arguments: argparse.Namespace) -> None:
+    print_freed(store.prune(), arguments.json)
+
+
+def _print_image(made: Image, arguments: argparse.Namespace) -> None:
+    print_success(_to_plain(made), f"{made.name}  {_short(made.digest)}  {size_text(made.size)}", arguments.json)
+
+
+def _to_plain(found: Image) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "name": found.name,
+        "digest": found.digest,
+        "size": found.size,
+        "created": found.created and found.created.isoformat(),
+        "architecture": found.architecture,
+        "config": asdict(found.config),
+    }
+
+
+def _short(digest: str) -> str:
+    return digest[:_DIGEST_SHOWN]
+
+
+def _creation_date(found: Image) -> str:
+    return found.created.strftime("%Y-%m-%d %H:%M") if found.created else "unknown"
+
+
+_ACTIONS: dict[str, Action[ImageStore]] = {
+    "list": Action(_list),
+    "import": Action(_import, "PATH [NAME]", 1, 2),
+    "pull": Action(_pull, "REFERENCE", 1, 1),
+    "build": Action(_build, "[-f FILE] [-t NAME] DIR", 1, 1, prints_output=True),
+    "tag": Action(_tag, "REFERENCE NAME", 2, 2),
+    "inspect": Action(_inspect, "REFERENCE", 1, 1),
+    "export": Action(_export, "REFERENCE PATH", 2, 2),
+    "remove": Action(_remove, "REFERENCE...", 1, MANY),
+    "prune": Action(_prune),
+}

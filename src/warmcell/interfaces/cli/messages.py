@@ -1,0 +1,133 @@
+"""Messages of the command: errors and hints on stderr, progress on terminals."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from warmcell.core import slow_steps
+from warmcell.core.lines import one_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Thread
+
+PROGRESS_AFTER = 0.7
+CLEAR_LINE = "\r\x1b[2K"
+_COLORS = {"error": 31, "warning": 33, "note": 36, "hint": 36}
+_is_quiet = False
+
+
+def set_quiet(is_quiet: bool) -> None:
+    """For `--quiet`: from now on print errors only, and no progress."""
+    global _is_quiet
+    _is_quiet = is_quiet
+
+
+def is_quiet() -> bool:
+    return _is_quiet
+
+
+def say_error(message: str, hint: str | None = None) -> None:
+    """Print `error: ...` and, if there is a remedy, `hint: ...`."""
+    _say("error", message, hint)
+
+
+def say_warning(message: str, hint: str | None = None) -> None:
+    if not _is_quiet:
+        _say("warning", message, hint)
+
+
+def say_note(message: str) -> None:
+    if not _is_quiet:
+        _say("note", message, None)
+
+
+def _say(kind: str, message: str, hint: str | None) -> None:
+    if sys.stderr is not None:
+        second = f"{_label('hint')} {one_line(hint)}\n" if hint else ""
+        sys.stderr.write(f"{_label(kind)} {one_line(message)}\n{second}")
+        sys.stderr.flush()
+
+
+def _label(kind: str) -> str:
+    """`error:`, in color on a terminal unless NO_COLOR is set (https://no-color.org)."""
+    has_color = is_terminal() and not os.environ.get("NO_COLOR")
+    return f"\x1b[1;{_COLORS[kind]}m{kind}:\x1b[0m" if has_color else f"{kind}:"
+
+
+def write_bytes(stdout: bytes, stderr: bytes) -> None:
+    """Write the guest's output, byte for byte."""
+    for stream, data in ((sys.stdout, stdout), (sys.stderr, stderr)):
+        if data and stream is not None:
+            stream.flush()
+            stream.buffer.write(data)
+            stream.buffer.flush()
+
+
+def silence() -> None:
+    """Redirect output to /dev/null after a broken pipe, so that flushing at exit does not raise."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(devnull, descriptor)
+    os.close(devnull)
+
+
+def is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Progress:
+    """`with Progress("compiling rust"):` shows a line while something takes long, on a terminal only.
+
+    A slow step that happens once on a machine is named, as a note if there is no terminal.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._thread: Thread | None = None
+        self._stop_listening: Callable[[], None] | None = None
+
+    def __enter__(self) -> Progress:
+        if _is_quiet:
+            return self
+        self._stop_listening = slow_steps.listen(self._name_step)
+        if is_terminal():
+            import threading
+
+            self._done = threading.Event()
+            self._thread = threading.Thread(target=self._show, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Remove the line, before other output."""
+        if self._stop_listening is not None:
+            self._stop_listening()
+        if self._thread is not None:
+            self._done.set()
+            self._thread.join()
+
+    def _name_step(self, what: str) -> None:
+        if self._thread is None:
+            say_note(what)
+        else:
+            self._what = what
+
+    def _show(self) -> None:
+        import time
+
+        started = time.monotonic()
+        wait, is_shown = PROGRESS_AFTER, False
+        while not self._done.wait(wait):
+            is_shown, wait = True, 0.5
+            seconds = time.monotonic() - started
+            sys.stderr.write(f"{CLEAR_LINE}{one_line(self._what)} ... {seconds:.0f} s")
+            sys.stderr.flush()
+        if is_shown:
+            sys.stderr.write(CLEAR_LINE)
+            sys.stderr.flush()
