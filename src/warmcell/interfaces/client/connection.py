@@ -1,4 +1,4 @@
-"""One server: requests, events as they come, and whatever goes wrong as the errors that we have for it."""
+"""Connection: requests to one server and event streams from it. Failures become typed errors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
 from warmcell.interfaces.client.wire import error_from
 
-#: What a server may keep a run waiting before it begins, and take to say how it ended.
-PATIENCE = 120.0
-#: A server says something at least every 15 s.
-SILENCE = 60.0
+#: Seconds beyond a run's own timeout: for the server's queue and for its answer.
+EXTRA_SECONDS = 120.0
+#: Servers send a keep-alive at least every 15 s.
+MAX_SILENCE = 60.0
 
 
 class Connection:
@@ -22,48 +22,53 @@ class Connection:
 
     def __init__(self, url: str, token: str | None) -> None:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise InvalidRequest("must be an address such as http://127.0.0.1:8000", field="url")
+            raise InvalidRequest("must be a URL such as http://127.0.0.1:8000", field="url")
         self.url = url.rstrip("/")
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
-    async def ask(self, method: str, path: str, *, seconds: float = 0, **more: Any) -> Any:
-        """The answer, as JSON where it is."""
-        answer = await self.send(method, path, timeout=seconds + PATIENCE, **more)
+    async def request(self, method: str, path: str, *, seconds: float = 0, **more: Any) -> Any:
+        """The body of the answer: parsed if it is JSON, else bytes."""
+        answer = await self._send(method, path, timeout=seconds + EXTRA_SECONDS, **more)
         if answer.status_code >= 400:
-            raise self.refusal(answer)
+            raise self.error_from_answer(answer)
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         return answer.json() if is_json else answer.content
 
-    async def send(self, method: str, path: str, **more: Any) -> Any:
+    async def _send(self, method: str, path: str, **more: Any) -> Any:
         try:
             return await self.http.request(method, path, **more)
-        except httpx_module().HTTPError as error:
-            raise self.unreachable(error) from error
+        except import_httpx().HTTPError as error:
+            raise self._unreachable(error) from error
 
     @asynccontextmanager
     async def events(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
     ) -> AsyncIterator[AsyncIterator[tuple[str, Any, str]]]:
-        """Name, data and id of each event. `error`, which is the last, is raised."""
-        httpx = httpx_module()
-        asked = {"Accept": "text/event-stream"} | dict(headers or {})
-        timeout = httpx.Timeout(PATIENCE, read=SILENCE)
+        """Yields name, data and id of each event. Raises an `error` event, which is the last."""
+        httpx = import_httpx()
+        sent_headers = {"Accept": "text/event-stream"} | dict(headers or {})
+        timeout = httpx.Timeout(EXTRA_SECONDS, read=MAX_SILENCE)
         try:
-            async with self.http.stream(method, path, headers=asked, timeout=timeout, **more) as answer:
+            async with self.http.stream(method, path, headers=sent_headers, timeout=timeout, **more) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
-                    raise self.refusal(answer)
+                    raise self.error_from_answer(answer)
                 yield _events(answer.aiter_lines())
         except httpx.HTTPError as error:
-            raise self.unreachable(error) from error
+            raise self._unreachable(error) from error
 
     @cached_property
     def http(self) -> Any:
-        httpx = httpx_module()
+        httpx = import_httpx()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         return httpx.AsyncClient(
-            base_url=self.url, headers=self.headers, trust_env=False, timeout=PATIENCE, limits=limits
+            base_url=self.url, headers=self.headers, trust_env=False, timeout=EXTRA_SECONDS, limits=limits
         )
+
+    def open_websocket(self, path: str, **options: Any) -> Any:
+        """A context manager."""
+        url = self.url.replace("http", "ws", 1) + path
+        return import_websockets().connect(url, additional_headers=self.headers, **options)
 
     async def aclose(self) -> None:
         if "http" in self.__dict__:
@@ -73,13 +78,13 @@ class Connection:
         if self.http.is_closed:
             raise BackendUnavailable("the client was closed", hint="create a new one")
 
-    def refusal(self, answer: Any) -> Exception:
+    def error_from_answer(self, answer: Any) -> Exception:
         try:
             return error_from(answer.json()["error"])
         except (ValueError, KeyError, TypeError):
-            return BackendUnavailable(f"{self.url} answered {answer.status_code}, and is no warmcell server")
+            return BackendUnavailable(f"{self.url} answered {answer.status_code} and is not a warmcell server")
 
-    def unreachable(self, error: Exception) -> BackendUnavailable:
+    def _unreachable(self, error: Exception) -> SandboxError:
         reason = str(error) or type(error).__name__
         return BackendUnavailable(f"{self.url} could not be reached: {reason}", hint="is `warmcell serve` running?")
 
@@ -98,7 +103,7 @@ async def _events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any, st
             fields = {"id": fields["id"]}
 
 
-def httpx_module() -> Any:
+def import_httpx() -> Any:
     try:
         import httpx
     except ImportError:
@@ -106,3 +111,14 @@ def httpx_module() -> Any:
             "the client needs the package 'httpx', which is not installed", hint="pip install 'warmcell[client]'"
         ) from None
     return httpx
+
+
+def import_websockets() -> Any:
+    try:
+        import websockets
+        import websockets.exceptions
+    except ImportError:
+        raise BackendUnavailable(
+            "ports need the package 'websockets', which is not installed", hint="pip install 'warmcell[client]'"
+        ) from None
+    return websockets

@@ -1,4 +1,4 @@
-"""Requests to JSON, and results and errors back from it. Pure module."""
+"""Requests as JSON, and results, events and errors from JSON. Pure module."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from warmcell.core.errors import (
     SessionBusy,
     SessionNotFound,
 )
+from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.types import Denial, Enforced, ExecRequest, ExecResult, Limits, Usage
 from warmcell.sessions.cell_results import CellError, CellResult, DisplayData
 from warmcell.workspace import errors as workspace_errors
@@ -27,7 +28,7 @@ _KINDS: dict[str, type[SandboxError]] = {
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, SandboxError)
 }
-#: What a server's doors refuse by themselves.
+#: Errors of the HTTP layer itself.
 _KINDS |= {
     "http.400": InvalidRequest,
     "http.401": BackendUnavailable,
@@ -43,7 +44,7 @@ _KINDS |= {
 
 
 def content(data: str | bytes) -> str | dict[str, str]:
-    """Bytes are said as such; text stays text."""
+    """Text as it is, bytes as base64."""
     return data if isinstance(data, str) else {"base64": b64encode(data).decode()}
 
 
@@ -62,13 +63,18 @@ def plain_request(request: ExecRequest) -> dict[str, Any]:
     }
 
 
+def plain_image(image: str | None, user: str | None) -> dict[str, Any]:
+    """Nothing if both are None: a server without images would refuse the fields."""
+    return {name: value for name, value in (("image", image), ("user", user)) if value is not None}
+
+
 def plain_limits(limits: Limits | None) -> dict[str, Any] | None:
-    said = {} if limits is None else {name: getattr(limits, name) for name in limits.__slots__}
-    return {name: value for name, value in said.items() if value is not None} or None
+    fields = {} if limits is None else {name: getattr(limits, name) for name in limits.__slots__}
+    return {name: value for name, value in fields.items() if value is not None} or None
 
 
 def outcome(plain: dict[str, Any]) -> ExecResult:
-    """The result, or raised what ended the run, with the partial result where there is one."""
+    """The result. Raises the error that ended the run, with the partial result if there is one."""
     result = result_from(plain) if "exit_code" in plain else None
     if plain.get("error"):
         raise error_from(plain["error"], result)
@@ -76,13 +82,22 @@ def outcome(plain: dict[str, Any]) -> ExecResult:
 
 
 def cell_outcome(plain: dict[str, Any]) -> CellResult:
-    """The same for a cell, where what it raised is part of its result."""
+    """The same for a cell, whose own exception is part of its result."""
     if plain["status"] != "success":
         raise error_from(plain["error"], result_from(plain) if "exit_code" in plain else None)
-    said = {name: plain[name] for name in CellResult.__slots__ if name in plain}
-    said["outputs"] = [record(DisplayData, shown) for shown in plain["outputs"]]
-    said["error"] = None if plain["error"] is None else record(CellError, plain["error"])
-    return CellResult(**said | {"usage": record(Usage, plain["usage"])})
+    fields = {name: plain[name] for name in CellResult.__slots__ if name in plain}
+    fields["outputs"] = [record(DisplayData, item) for item in plain["outputs"]]
+    fields["error"] = None if plain["error"] is None else record(CellError, plain["error"])
+    fields["denials"] = [record(Denial, item) for item in plain.get("denials", ())]
+    return CellResult(**fields | {"usage": record(Usage, plain["usage"])})
+
+
+def stream_event(name: str, plain: dict[str, Any]) -> StreamEvent:
+    """An event of a run: output, or last its result."""
+    if name == "result":
+        return ResultEvent(outcome(plain))
+    data = b64decode(plain["base64"]) if "base64" in plain else plain["text"].encode()
+    return OutputEvent(name, data)  # type: ignore[arg-type]
 
 
 def result_from(plain: dict[str, Any]) -> ExecResult:
@@ -113,12 +128,12 @@ def _bytes(plain: dict[str, Any], name: str) -> bytes:
 
 
 def record(kind: Any, plain: Mapping[str, Any]) -> Any:
-    """What a newer server says beside what we know is left out."""
+    """A record from JSON. Ignores fields that a newer server added."""
     return kind(**{name: plain[name] for name in kind.__slots__ if name in plain})
 
 
 def error_from(plain: dict[str, Any], result: ExecResult | None = None) -> SandboxError:
-    """The same kind of error, with the same words, whose fault and whether to try again."""
+    """The error as it was raised on the server: class, message, fault, details."""
     kind = _KINDS.get(plain["code"], ExecutionFailed)
     error = kind.__new__(kind)
     Exception.__init__(error, plain["message"])

@@ -1,4 +1,4 @@
-"""Files of this host on their way to a sandbox of a server."""
+"""The body of an upload: bytes, or a file or directory of this host."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from warmcell.workspace.workspace import AnyPath
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A body to send: bytes that become `path`, or with `extract` an archive of what goes beneath it."""
+class UploadBody:
+    """Bytes that become `path`, or with `extract` an archive to unpack beneath it."""
 
     data: bytes
     path: str | None
     extract: bool = False
-    #: None: as what was there before.
+    #: None keeps the mode of an existing file.
     executable: bool | None = None
     skipped: tuple[str, ...] = ()
 
@@ -35,29 +35,29 @@ def path_text(path: AnyPath | bytes) -> str:
     return text
 
 
-def maybe_text(path: AnyPath | None) -> str | None:
+def optional_path_text(path: AnyPath | None) -> str | None:
     return None if path is None else path_text(path)
 
 
-def archived(source: str, path: str | None, extract: bool) -> Made:
-    """A file as it is, a directory as a tar without its links. Blocks."""
+def read_upload(source: str, path: str | None, extract: bool) -> UploadBody:
+    """A file as it is, a directory as a tar without links. Blocks."""
     place = Path(host_path("source", source))
     if place.is_dir():
         if extract:
             raise InvalidRequest("must be an archive, not a directory", field="source")
-        return _directory(place, path or ".")
+        return _tar_directory(place, path or ".")
     try:
         data, is_executable = place.read_bytes(), bool(place.stat().st_mode & stat.S_IXUSR)
     except OSError as error:
         raise InvalidRequest(f"cannot read {source!r}: {error.strerror}", field="source") from None
-    return Made(data, path if extract or path is not None else place.name, extract, is_executable)
+    return UploadBody(data, path if extract or path is not None else place.name, extract, is_executable)
 
 
-def _directory(place: Path, path: str) -> Made:
+def _tar_directory(place: Path, path: str) -> UploadBody:
     limits, root = ArchiveLimits(), Root(place)
     try:
-        found = walk(root, (), TreeLimits(limits.entries, limits.total_bytes))
-        skipped = tuple("/".join(map(str, one.parts)) for one in found if one.kind not in ("file", "directory"))
-        return Made(download(root, (), limits.total_bytes, limits.entries), path, True, skipped=skipped)
+        entries = walk(root, (), TreeLimits(limits.entries, limits.total_bytes))
+        skipped = tuple("/".join(map(str, one.parts)) for one in entries if one.kind not in ("file", "directory"))
+        return UploadBody(download(root, (), limits.total_bytes, limits.entries), path, True, skipped=skipped)
     finally:
         root.close()

@@ -1,0 +1,141 @@
+"""AsyncClient and Client: a Warmcell server as a backend, and sandboxes on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Self
+
+from warmcell.backends.many import in_step
+from warmcell.core.output_events import StreamEvent
+from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
+from warmcell.interfaces.client.connection import EXTRA_SECONDS, Connection, import_httpx
+from warmcell.interfaces.client.http_sandbox import HttpSandbox
+from warmcell.interfaces.client.wire import outcome, plain_image, plain_limits, plain_request, stream_event
+from warmcell.lifetime.portal import portal
+from warmcell.sandbox.async_base import AsyncSandboxBase
+from warmcell.sandbox.blocking_base import BlockingBase
+from warmcell.sandbox.signatures import arguments_of, blocking, same_arguments
+
+
+class AsyncRemoteSandbox(AsyncSandboxBase):
+    """`AsyncSandbox` on a server. What it runs and keeps is there; host paths are of this machine."""
+
+
+class AsyncClient:
+    """`AsyncClient("http://127.0.0.1:8000", token=...)`: a `SandboxBackend`, for one event loop; close it when done."""
+
+    name = "remote"
+
+    def __init__(
+        self, url: str, token: str | None = None, *, image: str | None = None, user: str | None = None
+    ) -> None:
+        """`image` is the root of all its guests: a name in the server's image store. `user`: a user of that image."""
+        self._connection = Connection(url, token)
+        self._image = plain_image(image, user)
+
+    async def execute(self, request: ExecRequest) -> ExecResult:
+        """Runs the request there; raises what a backend here would raise."""
+        self._connection.check_open()
+        return outcome(
+            await self._connection.request("POST", "/v1/run", json=self._body(request), seconds=request.timeout)
+        )
+
+    async def stream(self, request: ExecRequest) -> AsyncIterator[StreamEvent]:
+        """`OutputEvent`s as they arrive, last a `ResultEvent`. Leaving the iteration ends the run."""
+        self._connection.check_open()
+        async with self._connection.events("POST", "/v1/run", json=self._body(request)) as events:
+            async for name, data, _ in events:
+                yield stream_event(name, data)
+
+    def _body(self, request: ExecRequest) -> dict[str, Any]:
+        return plain_request(request) | self._image
+
+    def capabilities(self) -> BackendCapabilities:
+        """What that host can run, and what is really enforced there. Blocks for one request, then cached."""
+        return self._capabilities
+
+    @cached_property
+    def _capabilities(self) -> BackendCapabilities:
+        url, headers = self._connection.url, self._connection.headers
+        with import_httpx().Client(base_url=url, headers=headers, trust_env=False, timeout=EXTRA_SECONDS) as client:
+            answer = client.get("/v1/capabilities")
+        if answer.status_code >= 400:
+            raise self._connection.error_from_answer(answer)
+        plain = answer.json()
+        return BackendCapabilities(
+            supported_languages=tuple(plain["languages"]),
+            isolation_class=plain["isolation_class"],
+            enforced_limits=EnforcedLimits(**plain["enforced_limits"]),
+            network=tuple(plain["network"]),
+            versions=plain["versions"],
+        )
+
+    async def sandbox(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        limits: Limits | None = None,
+        live: bool = False,
+        forkable: bool = False,
+        gpus: str | Sequence[int] | None = None,
+        image: str | None = None,
+        user: str | None = None,
+        lifetime: float = 3600.0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncRemoteSandbox:
+        """A new sandbox on the server, which destroys it after `lifetime` seconds at the latest.
+
+        `timeout` is for runs that give none: by default 30 s, or the longest that the server allows. `image`: by
+        default the client's.
+        """
+        self._connection.check_open()
+        body: dict[str, Any] = {"env": dict(env or {}), "timeout": timeout, "live": live, "forkable": forkable}
+        body |= {} if gpus is None else {"gpus": gpus if isinstance(gpus, str) else list(gpus)}
+        body |= self._image if image is None else plain_image(image, user)
+        body |= {"limits": plain_limits(limits), "lifetime": lifetime, "metadata": dict(metadata or {})}
+        created = await self._connection.request("POST", "/v1/sandboxes", json=body)
+        return AsyncRemoteSandbox._with_driver(HttpSandbox(self._connection, self.capabilities, created))
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class RemoteSandbox(BlockingBase):
+    """`Sandbox` on a server. Safe to use from several threads."""
+
+
+class Client:
+    """`with Client("http://127.0.0.1:8000", token) as client: client.execute(request)`. From any thread."""
+
+    @arguments_of(AsyncClient)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._async = AsyncClient(*args, **kwargs)
+
+    execute = blocking(AsyncClient.execute)
+    close = blocking(AsyncClient.aclose)
+
+    def stream(self, request: ExecRequest) -> Iterator[StreamEvent]:
+        """`OutputEvent`s as they arrive, last a `ResultEvent`. Leaving the iteration ends the run."""
+        return in_step(self._async.stream(request))
+
+    def capabilities(self) -> BackendCapabilities:
+        """What that host can run, and what is really enforced there."""
+        return self._async.capabilities()
+
+    @same_arguments(AsyncClient.sandbox)
+    def sandbox(self, **options: Any) -> RemoteSandbox:
+        return RemoteSandbox._wrap(portal.call(self._async.sandbox, **options))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,175 @@
+"""HttpFiles: the methods of `Workspace` for the files of a sandbox on a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.client.endpoint import SandboxEndpoint
+from warmcell.interfaces.client.upload_body import UploadBody, optional_path_text, path_text, read_upload
+from warmcell.interfaces.client.wire import record
+from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.diff import FsChange
+from warmcell.workspace.file_watch import FileEvent
+from warmcell.workspace.files import DirEntry, FileStat
+from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspace.transfer import Uploaded
+from warmcell.workspace.workspace import AnyPath
+
+T = TypeVar("T")
+
+
+class HttpFiles:
+    """One method for each of `Workspace`, with the same name and arguments; defaults are taken from there."""
+
+    def __init__(self, endpoint: SandboxEndpoint) -> None:
+        self._endpoint = endpoint
+
+    async def call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        bound = inspect.signature(method).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+        return cast(T, await getattr(self, method.__name__)(**arguments))
+
+    def watch(self, path: AnyPath, recursive: bool) -> HttpWatch:
+        self._endpoint.check_open()
+        return HttpWatch(self._endpoint, path_text(path), recursive)
+
+    async def read_file(self, path: AnyPath, max_bytes: int) -> bytes:
+        data: bytes = await self._file("GET", path, max_bytes=max_bytes)
+        return data
+
+    async def read_text(self, path: AnyPath, encoding: str, max_bytes: int) -> str:
+        return (await self.read_file(path, max_bytes)).decode(encoding, "replace")
+
+    async def write_file(self, path: AnyPath, data: str | bytes, parents: bool) -> None:
+        await self._file("PUT", path, data.encode() if isinstance(data, str) else data, parents=parents)
+
+    async def remove(self, path: AnyPath, recursive: bool) -> None:
+        await self._file("DELETE", path, recursive=recursive)
+
+    async def list_dir(self, path: AnyPath, max_entries: int) -> list[DirEntry]:
+        params = {"path": path_text(path), "max_entries": max_entries}
+        return [record(DirEntry, entry) for entry in await self._endpoint.request("GET", "files", params=params)]
+
+    async def stat(self, path: AnyPath) -> FileStat:
+        plain = await self._endpoint.request("GET", "stat", params={"path": path_text(path)})
+        return cast(FileStat, record(FileStat, plain))
+
+    async def exists(self, path: AnyPath) -> bool:
+        try:
+            return bool(await self.stat(path))
+        except FileNotFoundError:
+            return False
+
+    async def mkdir(self, path: AnyPath, parents: bool) -> None:
+        await self._endpoint.request("POST", "mkdir", json={"path": path_text(path), "parents": parents})
+
+    async def upload(
+        self,
+        source: bytes | AnyPath,
+        path: AnyPath | None,
+        extract: bool,
+        executable: bool | None,
+        limits: object,
+    ) -> Uploaded:
+        if limits is not None:
+            raise InvalidRequest("the server has its own limits", field="limits", hint="leave it out")
+        body = await self._upload_body(source, path, extract, executable)
+        params = {"extract": str(body.extract).lower(), "path": "." if body.path is None else body.path}
+        if not body.extract and body.executable is not None:
+            params["executable"] = str(body.executable).lower()
+        answer = await self._endpoint.request("POST", "upload", params=params, content=body.data, seconds=600)
+        return Uploaded(answer["files"], answer["total_bytes"], (*body.skipped, *answer["skipped"]))
+
+    async def _upload_body(
+        self, source: bytes | AnyPath, path: AnyPath | None, extract: bool, executable: bool | None
+    ) -> UploadBody:
+        if isinstance(source, bytes):
+            return UploadBody(source, optional_path_text(path), extract, executable)
+        body = await in_thread(lambda: read_upload(path_text(source), optional_path_text(path), extract))
+        if not body.extract and path is not None and await self._is_directory(path):
+            return dataclasses.replace(body, path=f"{path_text(path)}/{os.path.basename(path_text(source))}")
+        return body
+
+    async def _is_directory(self, path: AnyPath) -> bool:
+        try:
+            return (await self.stat(path)).is_dir
+        except FileNotFoundError:
+            return False
+
+    async def download(self, path: AnyPath, max_bytes: int) -> bytes:
+        params = {"path": path_text(path), "max_bytes": max_bytes}
+        data: bytes = await self._endpoint.request("GET", "download", params=params)
+        return data
+
+    async def apply_patch(self, patch: str | bytes, path: AnyPath) -> list[FsChange]:
+        text = patch.decode("utf-8", "surrogateescape") if isinstance(patch, bytes) else patch
+        changes = await self._endpoint.request("POST", "patch", json={"patch": text, "path": path_text(path)})
+        return [record(FsChange, change) for change in changes]
+
+    async def diff(self) -> list[FsChange]:
+        return [record(FsChange, change) for change in await self._endpoint.request("GET", "diff")]
+
+    async def read_before(self, path: AnyPath) -> bytes:
+        data: bytes = await self._endpoint.request("GET", f"before/{_quote(path_text(path))}")
+        return data
+
+    async def mark(self) -> None:
+        await self._endpoint.request("POST", "mark", seconds=120)
+
+    async def snapshot(self) -> SnapshotId:
+        taken = await self._endpoint.request("POST", "snapshots", seconds=120)
+        return SnapshotId(taken["id"], tuple(taken["skipped"]))
+
+    async def restore(self, snapshot: str) -> None:
+        await self._endpoint.request("POST", "restore", json={"snapshot": str(snapshot)}, seconds=120)
+
+    async def _file(self, method: str, path: AnyPath, data: bytes | None = None, **params: Any) -> Any:
+        texts = {name: str(value).lower() for name, value in params.items()}
+        return await self._endpoint.request(method, f"files/{_quote(path_text(path))}", params=texts, content=data)
+
+
+def _quote(path: str) -> str:
+    """Also quotes "." and "..": HTTP clients would resolve them, and send the request to another route."""
+    steps = (quote(step, safe="") for step in path.split("/"))
+    return "/".join(step.replace(".", "%2E") if step in (".", "..") else step for step in steps)
+
+
+class HttpWatch:
+    """For one reader. Starts with `begin` or the first `next`."""
+
+    def __init__(self, endpoint: SandboxEndpoint, path: str, recursive: bool) -> None:
+        self._endpoint = endpoint
+        self._params = {"path": path, "recursive": str(recursive).lower()}
+        self._stack = AsyncExitStack()
+        self._events: AsyncIterator[tuple[str, Any, str]] | None = None
+        self._is_closed = False
+
+    async def begin(self) -> None:
+        if self._events is None and not self._is_closed:
+            stream = self._endpoint.events("GET", "watch", params=self._params)
+            self._events = await self._stack.enter_async_context(stream)
+            await anext(self._events)
+
+    async def next(self) -> FileEvent | None:
+        await self.begin()
+        if self._is_closed or self._events is None:
+            return None
+        try:
+            _, data, _ = await anext(self._events)
+        except StopAsyncIteration:
+            await self.aclose()
+            return None
+        event: FileEvent = record(FileEvent, data)
+        return event
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        await self._stack.aclose()

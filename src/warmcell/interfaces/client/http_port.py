@@ -1,0 +1,105 @@
+"""HttpPort: a port of a sandbox on a server, on the loopback of this host. Each connection is one WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.client.connection import Connection, import_websockets
+from warmcell.sessions.ports import LOOPBACK
+from warmcell.sessions.web_guard import MOST_HEAD, REFUSAL, is_allowed
+
+_CHUNK = 1 << 16
+_END = json.dumps({"type": "end"})
+
+
+class HttpPort:
+    def __init__(self, connection: Connection, path: str, on_closed: Callable[[HttpPort], None]) -> None:
+        self.port = 0
+        self._connect = partial(connection.open_websocket, path, max_size=1 << 20, proxy=None)
+        self._on_closed = on_closed
+        self._server: asyncio.Server | None = None
+        self._links: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host_port: int) -> None:
+        import_websockets()
+        try:
+            self._server = await asyncio.start_server(self._serve, LOOPBACK, host_port, limit=_CHUNK)
+        except OSError as error:
+            raise InvalidRequest(f"cannot listen on port {host_port}: {error.strerror}", field="host_port") from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = asyncio.current_task()
+        assert link is not None
+        self._links.add(link)
+        try:
+            await _forward(self._connect, reader, writer)
+        finally:
+            self._links.discard(link)
+            writer.close()
+
+    async def aclose(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for link in tuple(self._links):
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+        self._on_closed(self)
+
+
+async def _forward(connect: Callable[[], Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    first = await _first_bytes(reader)
+    if not is_allowed(first):
+        writer.write(REFUSAL.encode())
+        return
+    client = import_websockets()
+    try:
+        async with connect() as socket:
+            sending = asyncio.ensure_future(_send_all(first, reader, socket))
+            try:
+                await _receive_all(socket, writer)
+                await sending
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+    except (OSError, client.exceptions.WebSocketException):
+        writer.transport.abort()  # as for a port without a listener
+
+
+async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
+    """Enough to refuse requests of foreign web pages. Nothing after 0.2 s: the server may speak first."""
+    data = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.2):
+            data = await reader.read(_CHUNK)
+    while data and is_allowed(data) is None and len(data) < MOST_HEAD:
+        more = await reader.read(_CHUNK)
+        if not more:
+            break
+        data += more
+    return data
+
+
+async def _send_all(first: bytes, reader: asyncio.StreamReader, socket: Any) -> None:
+    data = first
+    while data or not reader.at_eof():
+        if data:
+            await socket.send(data)
+        data = await reader.read(_CHUNK)
+    await socket.send(_END)
+
+
+async def _receive_all(socket: Any, writer: asyncio.StreamWriter) -> None:
+    async for message in socket:
+        if isinstance(message, str):
+            with suppress(OSError):  # the client has disconnected
+                writer.write_eof()
+            return
+        writer.write(message)
+        await writer.drain()
