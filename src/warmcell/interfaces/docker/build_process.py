@@ -1,0 +1,80 @@
+"""A build in a process of its own: `python -m warmcell.interfaces.docker.build_process`.
+
+It reads one JSON object from stdin and writes Docker's messages to stdout, one in each line. Killing it ends the build
+at any moment, with the cage of the step that it is running.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from warmcell.core.errors import ImageNotFound, SandboxError
+from warmcell.images import Image, ImageStore
+from warmcell.images.build.progress import BuildProgress
+from warmcell.policy.model import SandboxPolicy
+
+#: How many base images a build may pull.
+_MAX_PULLS = 20
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    try:
+        image = _build(ImageStore(job["store"]), job)
+    except SandboxError as error:
+        _write({"errorDetail": {"message": str(error)}, "error": str(error)})
+        return
+    _write({"aux": {"ID": image.digest}})
+    _write({"stream": f"Successfully built {image.digest[7:19]}\n"})
+    for name in job["names"]:
+        _write({"stream": f"Successfully tagged {name}\n"})
+
+
+def _build(store: ImageStore, job: dict[str, Any]) -> Image:
+    """Base images that the store lacks are pulled, as Docker does."""
+    pulled: set[str] = set()
+    while True:
+        try:
+            return _build_once(store, job)
+        except ImageNotFound as missing:
+            if missing.reference in pulled or len(pulled) >= _MAX_PULLS:
+                raise
+            pulled.add(missing.reference)
+            _write({"status": f"Pulling {missing.reference}"})
+            store.pull(missing.reference)
+
+
+def _build_once(store: ImageStore, job: dict[str, Any]) -> Image:
+    image = store.build(
+        job["context"],
+        job["dockerfile"],
+        name=job["names"][0],
+        build_args=job["build_args"],
+        target=job["target"] or None,
+        policy=SandboxPolicy.from_json(job["policy"]),
+        on_progress=_report,
+        uses_cache=job["uses_cache"],
+    )
+    for name in job["names"][1:]:
+        store.tag(image.digest, name)
+    return image
+
+
+def _report(progress: BuildProgress) -> None:
+    if progress.state == "started":
+        _write({"stream": f"Step {progress.number}/{progress.total} : {progress.text}\n"})
+    elif progress.state == "cached":
+        _write({"stream": " ---> Using cache\n"})
+    elif progress.state == "output":
+        _write({"stream": progress.data.decode("utf-8", "replace")})
+
+
+def _write(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""`POST /build`: the classic builder. The context is unpacked as a layer of an image is, since it may be hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from warmcell.core.errors import ImageInvalid
+from warmcell.core.records import replace
+from warmcell.images.decompress import LayerReader, decompress
+from warmcell.images.limits import Budget, ImageLimits
+from warmcell.images.references import parse_reference
+from warmcell.images.unpack import Unpacker, WhiteoutsUnsupported
+from warmcell.interfaces.docker.engine import Engine
+from warmcell.interfaces.docker.image_routes import save_body
+from warmcell.interfaces.docker.messages import DockerError, Request, Response, json_response
+from warmcell.interfaces.docker.routing import Route
+from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.remove import remove_directory
+
+_MAX_CONTEXT = 4 << 30
+_CONTEXT_LIMITS = ImageLimits(unpacked_bytes=8 << 30, entries=200_000, ratio_from_bytes=64 << 20)
+_MAX_LINE = 1 << 20
+#: Parameters that are refused unless they are empty, and why.
+_REFUSED = {
+    "remote": "send the context as a tar",
+    "squash": "layers are not squashed",
+    "labels": "use LABEL in the Dockerfile",
+    "extrahosts": "/etc/hosts is the cage's",
+    "outputs": "export the image",
+    "memory": "limits of builds are the operator's",
+    "cpuquota": "limits of builds are the operator's",
+    "cpusetcpus": "limits of builds are the operator's",
+}
+
+
+class BuildRoutes:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/build", self.build, is_streamed=True),
+            Route("POST", "/build/prune", self.prune),
+        ]
+
+    async def prune(self, request: Request) -> Response:
+        return json_response({"CachesDeleted": None, "SpaceReclaimed": await in_thread(self._engine.store.prune)})
+
+    async def build(self, request: Request) -> Response:
+        job = self._read_job(request)
+        place = os.path.join(self._engine.directory.path, f"build-{secrets.token_hex(8)}")
+        os.mkdir(place, 0o700)
+        try:
+            archive, job["context"] = os.path.join(place, "archive"), os.path.join(place, "context")
+            os.mkdir(job["context"], 0o700)
+            await save_body(request, archive, _MAX_CONTEXT)
+            await in_thread(lambda: unpack_context(archive, job["context"]))
+            check_dockerfile(job["context"], job["dockerfile"])
+        except BaseException:
+            await in_thread(lambda: remove_directory(place))
+            raise
+        return Response(200, headers={"content-type": "application/json"}, chunks=self._messages(job, place))
+
+    def _read_job(self, request: Request) -> dict[str, Any]:
+        if request.text("version") == "2":
+            raise DockerError(501, "BuildKit is not supported: use the classic builder (DOCKER_BUILDKIT=0)")
+        for name, reason in _REFUSED.items():
+            if request.text(name) not in ("", "0", "false", "{}", "[]", "null"):
+                raise DockerError(400, f"{name} is not supported: {reason}")
+        names = [parse_reference(name).name for name in request.query.get("t", []) if name]
+        return {
+            "store": self._engine.store.path,
+            "dockerfile": request.text("dockerfile") or "Dockerfile",
+            "names": names or [f"built/{secrets.token_hex(6)}:latest"],
+            "build_args": _build_args(request.text("buildargs")),
+            "target": request.text("target"),
+            "policy": self._policy(request.text("networkmode")),
+            "uses_cache": not request.flag("nocache"),
+        }
+
+    def _policy(self, network: str) -> str:
+        """Commands of a build reach what containers reach, and have the operator's limits."""
+        if network not in ("", "default", "bridge", "none"):
+            raise DockerError(400, f"networkmode {network[:40]!r} is not supported: use bridge or none")
+        policy = replace(self._engine.settings.ceiling, allowed_paths=(), allow_process_spawn=True)
+        if network == "none":
+            policy = replace(policy, allow_network=False, network_rules=())
+        return policy.to_json()
+
+    async def _messages(self, job: Mapping[str, Any], place: str) -> AsyncIterator[bytes]:
+        """What the build's process writes. A client that goes away ends it."""
+        process = await asyncio.create_subprocess_exec(
+            own_interpreter(),
+            *("-m", "warmcell.interfaces.docker.build_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(job).encode())
+            process.stdin.close()
+            while line := await process.stdout.readline():
+                yield line.rstrip(b"\n") + b"\r\n"
+            if await process.wait() != 0:
+                message = f"the build's process ended with {process.returncode}"
+                yield json.dumps({"errorDetail": {"message": message}, "error": message}).encode() + b"\r\n"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await in_thread(lambda: remove_directory(place))
+
+
+def unpack_context(archive: str, directory: str) -> None:
+    """Blocking. Bombs, links out and devices are handled as in layers of images."""
+    budget = Budget(_CONTEXT_LIMITS)
+    with open(archive, "rb") as stream:
+        reader = LayerReader(decompress(stream), budget, os.fstat(stream.fileno()).st_size)
+        try:
+            Unpacker(directory, budget).unpack(reader)
+        except WhiteoutsUnsupported:
+            raise DockerError(400, "the context has a file whose name begins with '.wh.'") from None
+        except ImageInvalid as error:
+            raise DockerError(400, f"the build context was refused: {error.message}") from None
+
+
+def check_dockerfile(context: str, dockerfile: str) -> None:
+    """It must be a file of the context: a path or a link that leads out would show files of the host."""
+    if "\0" in dockerfile:
+        raise DockerError(400, "dockerfile: contains a null byte")
+    root = os.path.realpath(context)
+    real = os.path.realpath(os.path.join(root, dockerfile))
+    if not real.startswith(root + "/") or ".." in dockerfile.split("/"):
+        raise DockerError(400, f"dockerfile parse error: {dockerfile[:200]!r} is not in the build context")
+    if not os.path.isfile(real):
+        raise DockerError(400, f"Cannot locate specified Dockerfile: {dockerfile[:200]}")
+
+
+def _build_args(text: str) -> dict[str, str]:
+    try:
+        document = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise DockerError(400, "buildargs: not JSON") from None
+    if not isinstance(document, dict):
+        raise DockerError(400, "buildargs: not a JSON object")
+    return {str(name): str(value) for name, value in document.items() if value is not None}

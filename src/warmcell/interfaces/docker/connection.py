@@ -1,0 +1,344 @@
+"""One client connection: HTTP/1.1 by h11, with requests that take the connection over (`Upgrade: tcp`).
+
+uvicorn has no way to hand over the connection, which `attach` and `exec` need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import select
+import struct
+import termios
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import h11
+
+from warmcell.core.errors import SandboxError
+from warmcell.interfaces.docker.messages import (
+    Answer,
+    DockerError,
+    Hijack,
+    Request,
+    Response,
+    error_response,
+    refusal_of,
+)
+
+_log = logging.getLogger("warmcell.docker")
+_MAX_HEAD = 32 << 10
+_MAX_BODY = 4 << 20
+_CHUNK = 1 << 16
+#: How long a connection may be idle, and how long a client may take for a request's head.
+_IDLE_SECONDS, _HEAD_SECONDS = 300.0, 30.0
+#: What is read of a body after its request was refused.
+_MAX_DRAINED, _DRAIN_SECONDS = 64 << 20, 5.0
+#: How long to wait until a client has read the head of a hijacked response.
+_HANDOVER_SECONDS, _LOOK_SECONDS = 15.0, 0.001
+
+#: How often to look whether a client that sends no more still reads.
+_HANGUP_SECONDS = 0.5
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class Connection:
+    """Serves the requests of one client, one after another. A client that goes away cancels its request."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        is_streamed: Callable[[Request], bool],
+        answer: Callable[[Request], Awaitable[Answer]],
+    ) -> None:
+        """`is_streamed`: whether a request's handler reads the body itself."""
+        self._reader, self._writer = reader, writer
+        self._is_streamed, self._answer = is_streamed, answer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
+
+    async def serve(self) -> None:
+        try:
+            while await self._serve_one():
+                self._http.start_next_cycle()
+        except (ClientGone, ConnectionError, TimeoutError):
+            pass  # the client is gone, so no response can be sent
+        except h11.RemoteProtocolError as error:
+            await self._refuse_bad_request(error)
+        finally:
+            self._writer.close()
+
+    async def _serve_one(self) -> bool:
+        """Whether the client may send another request."""
+        head = await self._read_head()
+        if head is None:
+            return False
+        request = _request_of(head, BodyReader(self))
+        try:
+            if not self._is_streamed(request):
+                request.body = await self._read_body(request)
+            answer = await self._run_watched(request)
+        except DockerError as error:
+            answer = error_response(error)
+        if isinstance(answer, Hijack):
+            await self._hand_over(request, answer)
+            return False
+        await self._send(request, answer)
+        await self._drain_body()
+        return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+
+    # ---- requests ----
+
+    async def _read_head(self) -> h11.Request | None:
+        timeout = _IDLE_SECONDS
+        while True:
+            event = self._http.next_event()
+            if isinstance(event, h11.Request):
+                return event
+            if event is not h11.NEED_DATA:
+                return None
+            async with asyncio.timeout(timeout):
+                self._http.receive_data(await self._reader.read(_CHUNK))
+            timeout = _HEAD_SECONDS
+
+    async def next_data(self) -> bytes:
+        """The next piece of the request's body; empty at its end."""
+        while True:
+            event = self._http.next_event()
+            if isinstance(event, h11.Data):
+                return bytes(event.data)
+            if isinstance(event, h11.EndOfMessage) or event is h11.PAUSED:
+                return b""
+            if event is not h11.NEED_DATA:
+                raise ClientGone
+            if self._http.they_are_waiting_for_100_continue:
+                await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+            self._http.receive_data(await self._reader.read(_CHUNK))
+
+    async def _read_body(self, request: Request) -> bytes:
+        body = bytearray()
+        async with asyncio.timeout(_IDLE_SECONDS):
+            async for chunk in request.stream.chunks():
+                body += chunk
+                if len(body) > _MAX_BODY:
+                    raise DockerError(413, f"the body of {request.path} is larger than {_MAX_BODY} bytes")
+        return bytes(body)
+
+    async def _drain_body(self) -> None:
+        """Reads some of a body that was refused: a client that still sends would not see the response."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                left = _MAX_DRAINED
+                while left > 0 and self._http.their_state is h11.SEND_BODY and (data := await self.next_data()):
+                    left -= len(data)
+
+    async def _run_watched(self, request: Request) -> Answer:
+        """The handler's answer. A client that goes away meanwhile cancels it; a streamed body shows that itself."""
+        handling = asyncio.ensure_future(self._handle(request))
+        if self._is_streamed(request):
+            return await _await_task(handling)
+        watching = asyncio.ensure_future(self._wait_for_close())
+        try:
+            await asyncio.wait({handling, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not handling.done() and watching.result():
+                await _cancel(handling)
+                raise ClientGone
+            return await _await_task(handling)
+        except asyncio.CancelledError:
+            await _cancel(handling)
+            raise
+        finally:
+            await _cancel(watching)
+
+    async def _wait_for_close(self) -> bool:
+        """True when the client has closed; False when it sent something, which is kept for later."""
+        while not self._reader.at_eof():
+            if data := await self._reader.read(_CHUNK):
+                self._http.receive_data(data)
+                return False
+        return True
+
+    async def _handle(self, request: Request) -> Answer:
+        try:
+            return await self._answer(request)
+        except DockerError as error:
+            return error_response(error)
+        except SandboxError as error:
+            return error_response(refusal_of(error))
+        except (ClientGone, ConnectionError, h11.RemoteProtocolError):
+            raise
+        except Exception as error:
+            _log.error("%s %s failed:\n%s", request.method, request.path, traceback.format_exc())
+            return error_response(DockerError(500, f"internal error: {type(error).__name__}"))
+
+    # ---- responses ----
+
+    async def _send(self, request: Request, response: Response) -> None:
+        headers = [(name, value) for name, value in response.headers.items()]
+        if response.chunks is None:
+            headers.append(("content-length", str(len(response.body))))
+            is_bodyless = request.method == "HEAD" or response.status in (204, 304)
+            if response.status in (204, 304):
+                headers.pop()
+            await self._send_head(response.status, headers)
+            body = b"" if is_bodyless or not response.body else self._http.send(h11.Data(data=response.body))
+            await self._write((body or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+            return
+        headers.append(("transfer-encoding", "chunked"))
+        await self._send_head(response.status, headers)
+        await self._send_stream(response.chunks)
+
+    async def _send_head(self, status: int, headers: list[tuple[str, str]]) -> None:
+        if self._http.their_state is not h11.DONE:  # the rest of the body was not read
+            headers.append(("connection", "close"))
+        await self._write(self._http.send(h11.Response(status_code=status, headers=[*headers, *_COMMON])))
+
+    async def _send_stream(self, chunks: AsyncIterator[bytes]) -> None:
+        """A client that goes away ends the stream, also while there is nothing to send."""
+
+        async def send() -> None:
+            async with aclosing(chunks) as open_chunks:  # type: ignore[type-var]
+                async for chunk in open_chunks:
+                    if chunk:
+                        await self._write(self._http.send(h11.Data(data=chunk)))
+            await self._write(self._http.send(h11.EndOfMessage()))
+
+        await self._run_until_closed(send())
+
+    async def _run_until_closed(self, work: Any) -> None:
+        working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_for_close())
+        try:
+            done, _ = await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if working not in done and not watching.result():
+                done, _ = await asyncio.wait({working})
+            if working not in done:
+                raise ClientGone
+            working.result()
+        except SandboxError as error:  # the head is sent: the client sees that the body is incomplete
+            _log.warning("a response was cut short: %s", error)
+            raise ClientGone from None
+        finally:
+            await _cancel(working)
+            await _cancel(watching)
+
+    async def _hand_over(self, request: Request, hijack: Hijack) -> None:
+        kind = ("content-type", hijack.content_type)
+        if request.is_upgrade:
+            headers = [kind, ("connection", "Upgrade"), ("upgrade", "tcp")]
+            head = self._http.send(h11.InformationalResponse(status_code=101, headers=headers, reason="UPGRADED"))
+        else:
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: {hijack.content_type}\r\n\r\n".encode()
+        await self._write(head)
+        await self._wait_until_read()
+        raw = _Raw(self, self._http.trailing_data[0])
+        await hijack.run(raw)
+        with suppress(OSError):
+            self._writer.write_eof()
+
+    async def _wait_until_read(self) -> None:
+        """Until the client has taken the head out of the socket.
+
+        The Docker SDK for Python parses it with a buffer that it then leaves behind, with all that came along.
+        """
+        connected = self._writer.get_extra_info("socket")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HANDOVER_SECONDS):
+                while connected.fileno() >= 0 and _unread_bytes(connected.fileno()):
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _refuse_bad_request(self, error: h11.RemoteProtocolError) -> None:
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = error_response(DockerError(error.error_status_hint, f"bad request: {error}"))
+            with suppress(ConnectionError, h11.LocalProtocolError):
+                headers = [*response.headers.items(), ("content-length", str(len(response.body)))]
+                await self._write(self._http.send(h11.Response(status_code=response.status, headers=headers)))
+                await self._write(self._http.send(h11.Data(data=response.body)))
+
+    async def _write(self, data: bytes | None) -> None:
+        if data:
+            self._writer.write(data)
+            await self._writer.drain()
+
+
+_COMMON = [("api-version", "1.47"), ("docker-experimental", "false"), ("ostype", "linux"), ("server", "warmcell")]
+
+
+class BodyReader:
+    """The body of one request."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while data := await self._connection.next_data():
+            yield data
+
+
+class _Raw:
+    """A hijacked connection. Reads first what arrived together with the request."""
+
+    def __init__(self, connection: Connection, early: bytes) -> None:
+        self._connection, self._early = connection, early
+
+    async def read(self) -> bytes:
+        early, self._early = self._early, b""
+        if early:
+            return early
+        try:
+            return await self._connection._reader.read(_CHUNK)
+        except ConnectionError:
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        await self._connection._write(data)
+
+    async def wait_for_hangup(self) -> None:
+        """asyncio reports the end of input only; the kernel knows whether the client can still read."""
+        connected = self._connection._writer.get_extra_info("socket")
+        while connected.fileno() >= 0 and not _has_hung_up(connected.fileno()):
+            await asyncio.sleep(_HANGUP_SECONDS)
+
+
+def _request_of(head: h11.Request, stream: BodyReader) -> Request:
+    try:
+        target = urlsplit(head.target.decode("ascii"))
+        query = parse_qs(target.query, keep_blank_values=True, max_num_fields=200)
+    except ValueError:
+        raise h11.RemoteProtocolError("malformed target, or too many query parameters") from None
+    headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
+    return Request(head.method.decode("ascii"), unquote(target.path), query, headers, stream)
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """What the peer has not read yet. For Unix sockets this is what SIOCOUTQ counts."""
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, struct.pack("i", 0)))
+    return int(count)
+
+
+def _has_hung_up(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+
+
+async def _await_task(task: asyncio.Future[Answer]) -> Answer:
+    """The result; cancelling the caller cancels the task and waits for it."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _cancel(task)
+        raise
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # retrieved, so that asyncio does not log it

@@ -1,0 +1,236 @@
+"""Container: one container, its state, its main program and its output."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from warmcell.core.errors import MemoryExceeded, SandboxError
+from warmcell.images import Image
+from warmcell.interfaces.docker.container_cage import ContainerCage
+from warmcell.interfaces.docker.container_spec import ContainerSpec
+from warmcell.interfaces.docker.exec_process import ExecProcess
+from warmcell.interfaces.docker.messages import DockerError
+from warmcell.interfaces.docker.output_log import OutputLog
+from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.interface import PtySize
+from warmcell.sandbox.local.live import listen
+from warmcell.sandbox.local.process import LocalProcess
+from warmcell.sessions.ports import PortListener
+
+_KILLED = 128 + signal.SIGKILL
+#: How long a program may take to end after it was killed.
+_KILL_SECONDS = 15.0
+#: `exec` processes that are remembered after they ended.
+_MAX_EXECS = 100
+_MAX_CONNECTIONS = 64
+DEFAULT_SIZE = PtySize(80, 24)
+
+#: Action and attributes of an event.
+OnEvent = Callable[["Container", str, dict[str, str]], None]
+
+
+class Container:
+    """States: created, running, exited; `is_removed` at the end. Belongs to one event loop."""
+
+    def __init__(self, name: str, spec: ContainerSpec, image: Image, cage: ContainerCage, on_event: OnEvent) -> None:
+        self.id = secrets.token_hex(32)
+        self.name, self.spec, self.image, self.cage = name, spec, image, cage
+        self._on_event = on_event
+        self.created = time.time()
+        self.started = self.finished = 0.0
+        self.state = "created"
+        self.exit_code, self.is_oom_killed, self.error = 0, False, ""
+        self.is_removed = False
+        self.failed_starts = 0
+        self.log = OutputLog()
+        self.main: LocalProcess | None = None
+        self.execs: dict[str, ExecProcess] = {}
+        self.ports: dict[int, PortListener] = {}
+        self.size = DEFAULT_SIZE
+        #: Volumes without a name, which are removed with the container.
+        self.own_volumes: list[str] = []
+        self._lock = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        #: Replaced whenever the state changes.
+        self._changed = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "running"
+
+    def emit(self, action: str, **attributes: str) -> None:
+        self._on_event(self, action, attributes)
+
+    # ---- starting and ending ----
+
+    async def start(self) -> bool:
+        """Starts the main program. False if it runs already."""
+        async with self._lock:
+            if self.is_running:
+                return False
+            if self.is_removed:
+                raise DockerError(409, f"container {self.id[:12]} is being removed")
+            try:
+                process = await self._start_main()
+            except BaseException:
+                await self._close_ports()
+                self.failed_starts += 1
+                self._wake()
+                raise
+            self.main, self.started, self.finished = process, time.time(), 0.0
+            self.exit_code, self.is_oom_killed, self.error = 0, False, ""
+            self.log.open()
+            self._set_state("running")
+            self._watching = asyncio.ensure_future(self._watch(process))
+        self.emit("start")
+        return True
+
+    async def _start_main(self) -> LocalProcess:
+        spec = self.spec
+        await self.cage.request("mkdir", path=spec.working_dir)
+        await self._open_ports()
+        pty = self.size if spec.has_tty else None
+        process = await self.cage.start(spec.argv, spec.working_dir, pty=pty, stdin=spec.has_stdin)
+        if process.start_failure:
+            self._refuse_start(process)
+        return process
+
+    def _refuse_start(self, process: LocalProcess) -> NoReturn:
+        """The program does not exist or cannot be executed; in the words that clients look for."""
+        process.kill_soon()
+        missing = process.start_failure == 2
+        self.exit_code = 127 if missing else 126
+        self.error = f'exec: "{self.spec.argv[0]}": ' + (
+            "executable file not found in $PATH" if missing else "permission denied"
+        )
+        raise DockerError(400, f"failed to create task for container: {self.error}: unknown")
+
+    async def _watch(self, process: LocalProcess) -> None:
+        """Keeps the output until the main program ends; then ends everything else in the container."""
+        try:
+            async for event in process.output():
+                self.log.add(event.stream, event.data)
+            self.exit_code = process.result().exit_code
+        except MemoryExceeded as error:
+            self.exit_code, self.is_oom_killed, self.error = _KILLED, True, str(error)
+            self.emit("oom")
+        except SandboxError as error:
+            self.exit_code, self.error = _KILLED, str(error)
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        with suppress(SandboxError):  # the cage has ended, and everything in it
+            await self.cage.kill_all()
+        await self._close_ports()
+        self.log.close()
+        self.finished = time.time()
+        self._set_state("exited")
+        self.emit("die", exitCode=str(self.exit_code))
+
+    def _set_state(self, state: str) -> None:
+        self.state = state
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_for_change(self) -> None:
+        await self._changed.wait()
+
+    async def signal(self, number: int) -> None:
+        if not self.is_running or self.main is None:
+            raise DockerError(409, f"container {self.id[:12]} is not running")
+        self.emit("kill", signal=str(number))
+        await (self.main.kill() if number == signal.SIGKILL else self.main.signal(number))
+        if number == signal.SIGKILL:
+            await self._wait_for_end(_KILL_SECONDS)
+
+    async def stop(self, number: int, seconds: float | None) -> bool:
+        """Signals the main program, and kills it after `seconds` (None: waits without end). False if not running."""
+        if not self.is_running:
+            return False
+        with suppress(DockerError):  # it ended by itself just now
+            await self.signal(number)
+            if not await self._wait_for_end(seconds):
+                await self.signal(signal.SIGKILL)
+        self.emit("stop")
+        return True
+
+    async def _wait_for_end(self, seconds: float | None) -> bool:
+        """Whether it ended in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.is_running:
+                    await self.wait_for_change()
+        except TimeoutError:
+            return False
+        return True
+
+    async def resize(self, size: PtySize) -> None:
+        self.size = size
+        if self.is_running and self.main is not None and self.spec.has_tty:
+            await self.main.resize(size)
+
+    async def remove(self) -> None:
+        """Ends the container and its cage."""
+        self.is_removed = True
+        async with self._lock:
+            await self.cage.close()
+            if self._watching is not None:
+                await asyncio.wait({self._watching})
+            await self._close_ports()
+        self._wake()
+        self.emit("destroy")
+
+    # ---- ports ----
+
+    async def _open_ports(self) -> None:
+        try:
+            for port, wanted in self.spec.ports.items():
+                make = self._port_maker(port, wanted)
+                self.ports[port] = await in_thread(make, discard=lambda listener: listener.close())
+        except OSError as error:
+            raise DockerError(500, f"port {wanted} could not be bound: {error.strerror}") from None
+
+    def _port_maker(self, port: int, wanted: int) -> Callable[[], PortListener]:
+        return lambda: listen(lambda: self.cage.current, port, wanted, _MAX_CONNECTIONS)
+
+    async def _close_ports(self) -> None:
+        ports, self.ports = self.ports, {}
+        for listener in ports.values():
+            await in_thread(listener.close)
+
+    # ---- output and input of the main program ----
+
+    async def wait_for_start(self) -> LocalProcess | None:
+        """The main program, once it runs; None if it could not be started."""
+        failed = self.failed_starts
+        while not self.is_running:
+            if self.is_removed or self.failed_starts != failed:
+                return None
+            await self.wait_for_change()
+        return self.main
+
+    async def follow_output(self, process: LocalProcess, *, has_past: bool) -> AsyncIterator[tuple[str, bytes]]:
+        """What the main program prints from now on, and with `has_past` what is kept of earlier output."""
+        received = {} if has_past else process.totals()
+        async for _, event in process.output_since(received):
+            yield event.stream, event.data
+
+    # ---- exec ----
+
+    def add_exec(self, process: ExecProcess) -> None:
+        ended = [other.id for other in self.execs.values() if other.has_ended]
+        if len(self.execs) >= _MAX_EXECS and not ended:
+            raise DockerError(409, f"the container has {_MAX_EXECS} exec processes; wait until some have ended")
+        for old in ended[: max(0, len(self.execs) - _MAX_EXECS + 1)]:
+            del self.execs[old]
+        self.execs[process.id] = process

@@ -1,0 +1,186 @@
+"""ContainerCage: the live cage of one container, and what is started and asked in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from warmcell.core.errors import EnforcerFailed, SandboxError, SessionEnded
+from warmcell.interfaces.docker.messages import DockerError
+from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.interface import PtySize
+from warmcell.sandbox.local.operations import Operations
+from warmcell.sandbox.local.process import LocalProcess
+from warmcell.sandbox.local.program_start import RingFactory, make_ring, start_program
+from warmcell.sessions.processes import ProcessTable
+from warmcell.sessions.streams import Ring
+
+if TYPE_CHECKING:
+    from warmcell.backends.process.backend import ProcessBackend
+    from warmcell.backends.process.live import LiveCage
+
+#: How long a request in the cage may take, and how long an archive may stand still.
+_REQUEST_SECONDS, _STALL_SECONDS = 30.0, 60.0
+_SMALL_RING = 1 << 16
+_STATUS = {"ENOENT": 404, "ENOTDIR": 400, "EINVAL": 400, "EPERM": 400, "EEXIST": 409, "EACCES": 403, "ELOOP": 400}
+
+
+def make_small_ring() -> Ring:
+    """For programs whose output is always followed."""
+    return Ring(_SMALL_RING)
+
+
+class ContainerCage:
+    """Made when it is first needed, and kept until the container is removed: the files are in it."""
+
+    def __init__(self, backend: ProcessBackend, env: Mapping[str, str]) -> None:
+        self._backend, self._env = backend, env
+        self._cage: LiveCage | None = None
+        self._lock, self._table = asyncio.Lock(), ProcessTable()
+        self.operations = Operations()
+
+    async def open(self) -> LiveCage:
+        """The cage. One that ended is not replaced: its files are gone, and the next one would have none of them."""
+        self.operations.check_open()
+        async with self._lock:
+            if self._cage is None:
+                cage = self._cage = await self._backend.live_cage(env=self._env)
+                loop, table = cage.loop, self._table
+                cage.ended.add_done_callback(lambda _: loop.call(table.forget_pipes))
+            if not self._cage.is_alive:
+                reason = self._cage.ended.result().reason if self._cage.ended.done() else "it was closed"
+                raise DockerError(409, f"the container's cage has ended, and its files with it: {reason}")
+            return self._cage
+
+    @property
+    def current(self) -> LiveCage | None:
+        """The cage if it is alive. From any thread."""
+        cage = self._cage
+        return cage if cage is not None and cage.is_alive else None
+
+    @property
+    def host_pid(self) -> int:
+        cage = self.current
+        return 0 if cage is None else cage.pid
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        pty: PtySize | None = None,
+        stdin: bool = False,
+        ring: RingFactory = make_ring,
+        worker: str | None = None,
+        joins_output: bool = False,
+    ) -> LocalProcess:
+        """Starts a program. Its output waits in the pipes until it is followed."""
+        cage = await self.open()
+        try:
+            process = await start_program(cage, argv, cwd, "", env, pty, stdin, ring, None, worker, joins_output)
+        except OSError as error:
+            raise host_failure(error, "start the process") from error
+        self._table.add(process)
+        process.begin(None, is_followed=True)
+        return LocalProcess(process, self.operations)
+
+    # ---- requests that a worker of ours carries out in the cage ----
+
+    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
+        """One request and its answer, which is the guest's word."""
+        process = await self._start_request(op, fields)
+        try:
+            await process.close_stdin()
+            return await self._answer(process)
+        finally:
+            process.kill_soon()
+
+    async def read_archive(self, path: str, name: str) -> AsyncIterator[bytes]:
+        """The file or directory as tar."""
+        process = await self._start_request("get", {"path": path, "name": name})
+        errors = bytearray()
+        try:
+            await process.close_stdin()
+            with process.follow() as follower:
+                is_last = False
+                while not is_last:
+                    events, is_last = await follower.take(_STALL_SECONDS)
+                    if not events and not is_last:
+                        raise EnforcerFailed("native", f"timed out reading {path!r}: no data for {_STALL_SECONDS:g} s")
+                    for event in events:
+                        if event.stream == "stdout":
+                            yield event.data
+                        elif len(errors) < _SMALL_RING:
+                            errors += event.data
+            if process.info.exit_code != 0:
+                raise EnforcerFailed("native", f"reading {path!r} failed: {_message_of(bytes(errors))}")
+        finally:
+            process.kill_soon()
+
+    async def write_archive(self, path: str, chunks: AsyncIterator[bytes], *, keeps_kinds: bool) -> None:
+        """Unpacks a tar below a directory. What was unpacked before an error stays, as in Docker."""
+        process = await self._start_request("put", {"path": path, "keeps_kinds": keeps_kinds})
+        try:
+            async for chunk in chunks:
+                try:
+                    async with asyncio.timeout(_STALL_SECONDS):
+                        await process.write(chunk)
+                except SandboxError:
+                    break  # it has ended, and its answer says why
+            await process.close_stdin()
+            await self._answer(process)
+        finally:
+            process.kill_soon()
+
+    async def _start_request(self, op: str, fields: Mapping[str, Any]) -> LocalProcess:
+        process = await self.start((), "/", stdin=True, ring=make_small_ring, worker="container_request")
+        await process.write(json.dumps({"op": op, **fields}).encode() + b"\n")
+        return process
+
+    async def _answer(self, process: LocalProcess) -> dict[str, Any]:
+        output = bytearray()
+        try:
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                async for event in process.output():
+                    output += event.data if event.stream == "stdout" and len(output) < 2 * _SMALL_RING else b""
+        except TimeoutError:
+            raise DockerError(500, f"the container did not answer within {_REQUEST_SECONDS:g} s") from None
+        answer = _parse(bytes(output))
+        if "errno" in answer or process.info.exit_code != 0:
+            raise DockerError(_STATUS.get(str(answer.get("errno")), 500), _message_of(bytes(output)))
+        return answer
+
+    async def kill_all(self) -> None:
+        """Kills every process in the cage. One that cannot be killed that way ends with the cage."""
+        if self.current is None:
+            return
+        try:
+            await self.request("kill")
+        except (DockerError, SessionEnded):
+            cage = self.current
+            if cage is not None:
+                cage.end_soon("its processes could not be killed")
+
+    async def close(self) -> None:
+        """Ends everything and releases the image."""
+        await self.operations.close()
+        async with self._lock:
+            with suppress(SandboxError):
+                await in_thread(self._backend.close)
+
+
+def _parse(output: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(output)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _message_of(output: bytes) -> str:
+    return str(_parse(output).get("message") or "the container's helper ended without an answer")[:500]

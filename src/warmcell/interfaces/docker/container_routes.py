@@ -1,0 +1,310 @@
+"""Containers: create, start, stop, list, logs, attach and the rest of `/containers`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from warmcell.interfaces.docker.container import Container
+from warmcell.interfaces.docker.container_spec import parse_signal, read_spec
+from warmcell.interfaces.docker.container_views import (
+    TOP_TITLES,
+    architecture,
+    inspect_container,
+    list_entry,
+    stats_document,
+)
+from warmcell.interfaces.docker.engine import Engine
+from warmcell.interfaces.docker.messages import (
+    DockerError,
+    Hijack,
+    RawStream,
+    Request,
+    Response,
+    has_labels,
+    is_match,
+    json_line,
+    json_response,
+    no_content,
+)
+from warmcell.interfaces.docker.output_log import LogQuery
+from warmcell.interfaces.docker.raw_streams import content_type, copy_streams, encode
+from warmcell.interfaces.docker.routing import Route
+from warmcell.interfaces.docker.timestamps import parse_moment
+from warmcell.sandbox.interface import PtySize
+from warmcell.sandbox.local.process import LocalProcess
+
+_STATS_SECONDS = 1.0
+_FILTERS = ("id", "name", "label", "status", "ancestor", "exited", "network", "volume")
+
+
+class ContainerRoutes:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def routes(self) -> list[Route]:
+        one = "/containers/{id}"
+        return [
+            Route("POST", "/containers/create", self.create),
+            Route("GET", "/containers/json", self.list),
+            Route("POST", "/containers/prune", self.prune),
+            Route("GET", f"{one}/json", self.inspect),
+            Route("DELETE", one, self.remove),
+            Route("POST", f"{one}/start", self.start),
+            Route("POST", f"{one}/stop", self.stop),
+            Route("POST", f"{one}/restart", self.restart),
+            Route("POST", f"{one}/kill", self.kill),
+            Route("POST", f"{one}/rename", self.rename),
+            Route("POST", f"{one}/resize", self.resize),
+            Route("POST", f"{one}/wait", self.wait),
+            Route("GET", f"{one}/logs", self.logs),
+            Route("POST", f"{one}/attach", self.attach),
+            Route("GET", f"{one}/stats", self.stats),
+            Route("GET", f"{one}/top", self.top),
+        ]
+
+    def _find(self, request: Request) -> Container:
+        return self._engine.find(request.names["id"])
+
+    # ---- life ----
+
+    async def create(self, request: Request) -> Response:
+        _check_platform(request.text("platform"))
+        document = request.json()
+        reference = document.get("Image")
+        if not isinstance(reference, str) or not reference:
+            raise DockerError(400, "no image specified")
+        engine = self._engine
+        image = await engine.find_image(reference)
+        spec = read_spec(document, image, ignores_capabilities=engine.settings.ignores_capabilities)
+        container = await engine.complete(engine.create(request.text("name").removeprefix("/"), spec, image))
+        return json_response({"Id": container.id, "Warnings": list(spec.warnings)}, 201)
+
+    async def start(self, request: Request) -> Response:
+        has_started = await self._engine.complete(self._engine.start(self._find(request)))
+        return no_content(204 if has_started else 304)
+
+    async def stop(self, request: Request) -> Response:
+        has_stopped = await self._engine.complete(self._stop(self._find(request), request))
+        return no_content(204 if has_stopped else 304)
+
+    async def _stop(self, container: Container, request: Request) -> bool:
+        seconds = request.number("t", container.spec.stop_timeout)
+        number = parse_signal(request.text("signal")) if request.text("signal") else container.spec.stop_signal
+        return await container.stop(number, None if seconds < 0 else seconds)
+
+    async def restart(self, request: Request) -> Response:
+        container = self._find(request)
+
+        async def restart() -> None:
+            await self._stop(container, request)
+            await container.start()
+
+        await self._engine.complete(restart())
+        return no_content()
+
+    async def kill(self, request: Request) -> Response:
+        number = parse_signal(request.text("signal") or "SIGKILL")
+        await self._engine.complete(self._find(request).signal(number))
+        return no_content()
+
+    async def rename(self, request: Request) -> Response:
+        self._engine.rename(self._find(request), request.text("name").removeprefix("/"))
+        return no_content()
+
+    async def resize(self, request: Request) -> Response:
+        await self._find(request).resize(read_size(request))
+        return Response(200)
+
+    async def remove(self, request: Request) -> Response:
+        container = self._find(request)
+        if container.is_running and not request.flag("force"):
+            message = f'cannot remove container "/{container.name}": container is running'
+            raise DockerError(409, f"{message}: stop the container before removing or force remove")
+        if request.flag("link"):
+            raise DockerError(400, "link is not supported: containers have no links")
+        await self._engine.complete(self._engine.remove(container))
+        return no_content()
+
+    async def prune(self, request: Request) -> Response:
+        filters = request.filters("label")
+        engine = self._engine
+        stopped = [one for one in engine.containers.values() if not one.is_running and not one.is_removed]
+        found = [one for one in stopped if has_labels(one.spec.labels, filters.get("label", []))]
+        for container in found:
+            await engine.complete(engine.remove(container))
+        return json_response({"ContainersDeleted": [one.id for one in found] or None, "SpaceReclaimed": 0})
+
+    async def wait(self, request: Request) -> Response:
+        """The head is sent at once: `docker run` waits for it before it starts the container."""
+        condition = request.text("condition") or "not-running"
+        if condition not in ("not-running", "next-exit", "removed"):
+            raise DockerError(400, f"invalid condition: {condition[:40]!r}")
+        container = self._find(request)
+        before = container.finished, container.failed_starts
+
+        async def result() -> AsyncIterator[bytes]:
+            while not _is_over(container, condition, before):
+                await container.wait_for_change()
+            yield json_line({"StatusCode": container.exit_code})
+
+        return Response(200, headers={"content-type": "application/json"}, chunks=result())
+
+    # ---- what there is to see ----
+
+    async def inspect(self, request: Request) -> Response:
+        return json_response(inspect_container(self._find(request)))
+
+    async def list(self, request: Request) -> Response:
+        filters = request.filters(*_FILTERS)
+        wants_all = request.flag("all") or "status" in filters or "exited" in filters
+        found = sorted(self._engine.containers.values(), key=lambda one: -one.created)
+        shown = [one for one in found if (wants_all or one.is_running) and _is_listed(one, filters)]
+        most = request.number("limit", -1)
+        return json_response([list_entry(one) for one in (shown if most <= 0 else shown[:most])])
+
+    async def logs(self, request: Request) -> Response:
+        container, query = self._find(request), _log_query(request)
+        has_tty = container.spec.has_tty
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for stream, data in container.log.read(query):
+                yield encode(stream, data, has_tty)
+
+        return Response(200, headers={"content-type": content_type(has_tty)}, chunks=lines())
+
+    async def attach(self, request: Request) -> Hijack:
+        """Before the start too: the client then sees the output from the first byte on."""
+        container, spec = self._find(request), self._find(request).spec
+        has_past = request.flag("logs") or not container.is_running
+        is_followed, is_input = request.flag("stream"), request.flag("stdin") and spec.has_stdin
+        past = container.log.read(LogQuery(stdout=request.flag("stdout"), stderr=request.flag("stderr")))
+
+        async def run(raw: RawStream) -> None:
+            if not is_followed:
+                async for stream, data in past:
+                    await raw.write(encode(stream, data, spec.has_tty))
+                return
+            process = await _start_or_hangup(container, raw)
+            if process is not None:
+                output = container.follow_output(process, has_past=has_past)
+                await copy_streams(
+                    raw,
+                    _only(output, request.flag("stdout"), request.flag("stderr")),
+                    process,
+                    has_tty=spec.has_tty,
+                    is_input=is_input,
+                    closes_input=spec.closes_stdin,
+                )
+
+        return Hijack(run, content_type(spec.has_tty))
+
+    async def stats(self, request: Request) -> Response:
+        container = self._find(request)
+        if not request.flag("stream", True):
+            return json_response(stats_document(container, await _usage(container), None))
+
+        async def rows() -> AsyncIterator[bytes]:
+            before = None
+            while not container.is_removed:
+                usage = await _usage(container)
+                yield json_line(stats_document(container, usage, before))
+                before = usage
+                await asyncio.sleep(_STATS_SECONDS)
+
+        return Response(200, headers={"content-type": "application/json"}, chunks=rows())
+
+    async def top(self, request: Request) -> Response:
+        container = self._find(request)
+        if not container.is_running:
+            raise DockerError(409, f"container {container.id[:12]} is not running")
+        if request.text("ps_args") not in ("", "-ef"):
+            raise DockerError(400, "ps_args is not supported: use exec to run the image's own ps")
+        answer = await container.cage.request("processes")
+        return json_response({"Titles": list(TOP_TITLES), "Processes": answer.get("rows", [])})
+
+
+def _check_platform(text: str) -> None:
+    names = {"", "linux", f"linux/{architecture()}", f"linux/{os.uname().machine}"}
+    if text not in names:
+        raise DockerError(404, f"image platform {text[:80]!r} does not match this host (linux/{architecture()})")
+
+
+def _is_over(container: Container, condition: str, before: tuple[float, int]) -> bool:
+    if container.is_removed:
+        return True
+    if condition == "not-running":
+        return not container.is_running
+    has_ended = before != (container.finished, container.failed_starts) and not container.is_running
+    return condition == "next-exit" and has_ended
+
+
+def _is_listed(container: Container, filters: Mapping[str, list[str]]) -> bool:
+    spec, image = container.spec, container.image
+    names = (image.name, spec.image_name, image.digest, image.digest.removeprefix("sha256:"))
+    return (
+        is_match(filters, "id", container.id.startswith)
+        and is_match(filters, "name", lambda name: name.strip("^$/") in container.name)
+        and has_labels(spec.labels, filters.get("label", []))
+        and is_match(filters, "status", lambda status: status == container.state)
+        and is_match(filters, "exited", lambda code: container.state == "exited" and code == str(container.exit_code))
+        and is_match(filters, "ancestor", lambda name: any(one == name or one == f"{name}:latest" for one in names))
+        and is_match(filters, "network", lambda name: name == spec.network)
+        and is_match(filters, "volume", lambda name: any(name in (m.source, m.target) for m in spec.mounts))
+    )
+
+
+def _log_query(request: Request) -> LogQuery:
+    if not request.flag("stdout") and not request.flag("stderr"):
+        raise DockerError(400, "Bad parameters: you must choose at least one stream")
+    tail = request.text("tail")
+    return LogQuery(
+        stdout=request.flag("stdout"),
+        stderr=request.flag("stderr"),
+        tail=int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 10 else -1,
+        since=parse_moment(request.text("since")),
+        until=parse_moment(request.text("until")),
+        has_timestamps=request.flag("timestamps"),
+        is_followed=request.flag("follow"),
+    )
+
+
+async def _start_or_hangup(container: Container, raw: RawStream) -> LocalProcess | None:
+    """The main program once it runs; None if the client or the container is gone before."""
+    starting = asyncio.ensure_future(container.wait_for_start())
+    leaving = asyncio.ensure_future(raw.wait_for_hangup())
+    try:
+        await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return starting.result() if starting.done() else None
+    finally:
+        for task in (starting, leaving):
+            task.cancel()
+        await asyncio.wait({starting, leaving})
+
+
+async def _only(
+    output: AsyncIterator[tuple[str, bytes]], stdout: bool, stderr: bool
+) -> AsyncIterator[tuple[str, bytes]]:
+    async for stream, data in output:
+        if stdout if stream == "stdout" else stderr:
+            yield stream, data
+
+
+async def _usage(container: Container) -> dict[str, Any]:
+    """Of the guest's word only what is a number."""
+    if not container.is_running:
+        return {}
+    answer = await container.cage.request("processes")
+    found = {name: answer[name] for name in ("seconds", "memory", "count") if isinstance(answer.get(name), int | float)}
+    cpus = os.cpu_count() or 1
+    return {**found, "system": time.monotonic() * cpus, "cpus": cpus}
+
+
+def read_size(request: Request) -> PtySize:
+    columns, rows = request.number("w", 80), request.number("h", 24)
+    if not (0 < columns < 1 << 16 and 0 < rows < 1 << 16):
+        raise DockerError(400, "h and w must be from 1 to 65535")
+    return PtySize(columns, rows)

@@ -1,0 +1,238 @@
+"""Engine: everything that the handlers share: images, containers, volumes, events. One event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.errors import ImageNotFound, SandboxError
+from warmcell.core.types import Limits
+from warmcell.images import Image, ImageStore
+from warmcell.interfaces.docker.container import Container
+from warmcell.interfaces.docker.container_cage import ContainerCage
+from warmcell.interfaces.docker.container_spec import BRIDGE, ContainerSpec, Mount, check_name
+from warmcell.interfaces.docker.event_log import EventLog
+from warmcell.interfaces.docker.exec_process import ExecProcess
+from warmcell.interfaces.docker.messages import DockerError
+from warmcell.interfaces.docker.settings import DEFAULT_LIMITS, DockerSettings
+from warmcell.interfaces.docker.volumes import Volumes
+from warmcell.lifetime.threads import in_thread
+from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.places import is_within
+from warmcell.workspace.private_directory import PrivateDirectory
+
+_SHORT_ID = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
+T = TypeVar("T")
+
+
+class Engine:
+    """Create it in the event loop that serves the socket, and close it there."""
+
+    def __init__(self, settings: DockerSettings) -> None:
+        self.settings = settings
+        self.store = ImageStore(settings.store)
+        self.events = EventLog()
+        self.containers: dict[str, Container] = {}
+        self._names: dict[str, str] = {}
+        self.directory = PrivateDirectory("serve")
+        self.volumes = Volumes(self.directory.path)
+        self.started = time.time()
+        self.id = secrets.token_hex(16)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def complete(self, work: Coroutine[Any, Any, T]) -> T:
+        """Carries the work out to its end, also if the client that asked for it goes away."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the client that would have seen it may be gone
+
+    # ---- images ----
+
+    async def find_image(self, reference: str) -> Image:
+        """By name, by digest, or by the beginning of one."""
+        return await in_thread(lambda: self._find_image(reference))
+
+    def _find_image(self, reference: str) -> Image:
+        short = _SHORT_ID.fullmatch(reference)
+        try:
+            return self.store.get(reference)
+        except ImageNotFound:
+            found = [] if short is None else self._images_like(short[1])
+            if len(found) == 1:
+                return found[0]
+            raise DockerError(404, f"No such image: {reference[:300]}") from None
+
+    def _images_like(self, prefix: str) -> list[Image]:
+        images = {image.digest: image for image in self.store.list()}
+        return [image for digest, image in images.items() if digest.startswith(f"sha256:{prefix}")]
+
+    def users_of(self, image: Image) -> list[Container]:
+        return [container for container in self.containers.values() if container.image.digest == image.digest]
+
+    # ---- containers ----
+
+    def find(self, reference: str) -> Container:
+        """By id, by name, or by the beginning of an id."""
+        name = reference.removeprefix("/")
+        identity = self._names.get(name, name)
+        if identity in self.containers:
+            return self.containers[identity]
+        found = [identity for identity in self.containers if name and identity.startswith(name)]
+        if len(found) > 1:
+            raise DockerError(400, f"Multiple IDs found with provided prefix: {name[:64]}")
+        if not found:
+            raise DockerError(404, f"No such container: {name[:200]}")
+        return self.containers[found[0]]
+
+    def find_exec(self, identity: str) -> tuple[Container, ExecProcess]:
+        for container in self.containers.values():
+            if identity in container.execs:
+                return container, container.execs[identity]
+        raise DockerError(404, f"No such exec instance: {identity[:80]}")
+
+    async def create(self, name: str, spec: ContainerSpec, image: Image) -> Container:
+        name = check_name(name) if name else f"cell_{secrets.token_hex(4)}"
+        if len(self.containers) >= self.settings.containers:
+            most = self.settings.containers
+            raise DockerError(409, f"there are {most} containers, the most allowed; remove some (docker rm)")
+        self._reserve(name, "")
+        spec, own_volumes = name_volumes(spec)
+        try:
+            policy = self._policy(spec)
+            backend = await in_thread(
+                lambda: ProcessBackend(policy=policy, image=image, user=spec.user), discard=lambda made: made.close()
+            )
+        except BaseException:
+            del self._names[name]
+            await self._remove_volumes(own_volumes)
+            raise
+        container = Container(name, spec, image, ContainerCage(backend, spec.env), self._emit)
+        container.own_volumes = own_volumes
+        self.containers[container.id], self._names[name] = container, container.id
+        container.emit("create")
+        return container
+
+    def _reserve(self, name: str, identity: str) -> None:
+        if name in self._names:
+            owner = self._names[name][:12]
+            message = f'Conflict. The container name "/{name}" is already in use by container "{owner}".'
+            raise DockerError(409, f"{message} You have to remove (or rename) that container to be able to reuse it.")
+        self._names[name] = identity
+
+    def rename(self, container: Container, name: str) -> None:
+        self._reserve(check_name(name), container.id)
+        del self._names[container.name]
+        container.name = name
+        container.emit("rename")
+
+    async def start(self, container: Container) -> bool:
+        """False if it runs already. One with AutoRemove that cannot start is removed."""
+        try:
+            return await container.start()
+        except (DockerError, SandboxError):
+            if container.spec.is_auto_removed and not container.is_removed:
+                await self.remove(container)
+            raise
+
+    async def remove(self, container: Container) -> None:
+        """Ends it and frees its name. Its volumes without a name go with it."""
+        if container.is_removed:
+            raise DockerError(409, f"removal of container {container.id[:12]} is already in progress")
+        await container.remove()
+        await self._remove_volumes(container.own_volumes)
+        self._names.pop(container.name, None)
+        self.containers.pop(container.id, None)
+
+    async def _remove_volumes(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self.volumes.all:
+                await in_thread(partial(self.volumes.remove, name))
+
+    def _emit(self, container: Container, action: str, attributes: dict[str, str]) -> None:
+        labels = {"image": container.spec.image_name, "name": container.name, **container.spec.labels}
+        self.events.add("container", action, container.id, {**labels, **attributes})
+        if action == "die" and container.spec.is_auto_removed and not container.is_removed:
+            self._tasks.add(task := asyncio.ensure_future(self.remove(container)))
+            task.add_done_callback(self._forget)
+
+    # ---- what a container may have ----
+
+    def _policy(self, spec: ContainerSpec) -> SandboxPolicy:
+        ceiling = self.settings.ceiling
+        is_online = spec.network == BRIDGE
+        return SandboxPolicy(
+            allowed_paths=tuple(self._path(mount) for mount in spec.mounts),
+            allow_network=ceiling.allow_network and is_online,
+            network_rules=ceiling.network_rules if is_online else (),
+            allow_process_spawn=True,
+            limits=check_ceiling(spec.limits, ceiling.limits or Limits()),
+        )
+
+    @property
+    def has_network(self) -> bool:
+        """Whether containers on the bridge reach anything."""
+        return self.settings.ceiling.allow_network or bool(self.settings.ceiling.network_rules)
+
+    def _path(self, mount: Mount) -> AllowedPath:
+        mode = AccessMode.READ_WRITE if mount.is_writable else AccessMode.READ_ONLY
+        if mount.is_volume:
+            return AllowedPath(self.volumes.use(mount.source), mode, mount.target)
+        return AllowedPath(self._check_bind(mount), mode, mount.target)
+
+    def _check_bind(self, mount: Mount) -> str:
+        """The path with links resolved, which must be inside of what the operator allowed."""
+        real = os.path.realpath(mount.source)
+        allowed = [path for path in self.settings.ceiling.allowed_paths if is_within(real, os.path.realpath(path.path))]
+        if not allowed:
+            reason = "the operator did not allow this directory; see --docker-binds"
+            raise DockerError(403, f"invalid mount source {mount.source[:200]!r}: {reason}")
+        if mount.is_writable and all(path.mode is not AccessMode.READ_WRITE for path in allowed):
+            raise DockerError(403, f"invalid mount source {mount.source[:200]!r}: it may only be bound read-only (:ro)")
+        if not os.path.exists(real):
+            raise DockerError(400, f"invalid mount source {mount.source[:200]!r}: it does not exist")
+        return real
+
+    async def close(self) -> None:
+        """Ends all containers and removes every file."""
+        for container in tuple(self.containers.values()):
+            if not container.is_removed:
+                await self.remove(container)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        self.events.close()
+        await in_thread(self.directory.close)
+
+
+def name_volumes(spec: ContainerSpec) -> tuple[ContainerSpec, list[str]]:
+    """Gives volumes without a name one, and lists these: they are removed with their container."""
+    own: list[str] = []
+    mounts = []
+    for mount in spec.mounts:
+        if mount.is_volume and not mount.source:
+            own.append(secrets.token_hex(32))
+            mount = replace(mount, source=own[-1])
+        mounts.append(mount)
+    return replace(spec, mounts=tuple(mounts)), own
+
+
+def check_ceiling(asked: Limits, ceiling: Limits) -> Limits:
+    """The limits of a container. What a client asked for beyond the operator's limit is refused, a default lowered."""
+    for name in ("memory_mb", "processes", "open_files", "disk_mb", "cpus"):
+        wanted, most = getattr(asked, name), getattr(ceiling, name)
+        if None not in (wanted, most) and wanted > most and wanted != getattr(DEFAULT_LIMITS, name):
+            raise DockerError(400, f"{name} {wanted:g} is more than the operator allows ({most:g})")
+    return asked.cap_with(ceiling)

@@ -1,0 +1,181 @@
+"""Requests, responses and errors of the Docker Engine API. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from warmcell.core.errors import (
+    BackendBusy,
+    ImageInvalid,
+    ImageNotFound,
+    InvalidRequest,
+    PathTraversal,
+    PolicyViolation,
+    SandboxError,
+)
+
+JSON_TYPE = "application/json"
+_MAX_MESSAGE = 4000
+_CALLERS_FAULT = (InvalidRequest, ImageInvalid, PolicyViolation, PathTraversal)
+
+
+class DockerError(Exception):
+    """A refusal: the status, and the text that clients show."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+def refusal_of(error: SandboxError) -> DockerError:
+    """An error of ours as Docker's."""
+    if isinstance(error, ImageNotFound):
+        return DockerError(404, f"No such image: {error}")
+    if isinstance(error, _CALLERS_FAULT):
+        return DockerError(400, str(error))
+    return DockerError(503 if isinstance(error, BackendBusy) else 500, str(error))
+
+
+class Body(Protocol):
+    """The body of a request as it arrives."""
+
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+
+@dataclass(slots=True)
+class Request:
+    """One request. `body` is the whole body unless its route streams it."""
+
+    method: str
+    path: str
+    query: Mapping[str, list[str]]
+    headers: Mapping[str, str]
+    stream: Body
+    body: bytes = b""
+    #: The variable parts of the path.
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_upgrade(self) -> bool:
+        return "upgrade" in self.headers
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.query.get(name, [default])[-1]
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A boolean as Docker reads them: everything but these is true."""
+        if name not in self.query:
+            return default
+        return self.text(name).strip().lower() not in ("", "0", "no", "false", "none")
+
+    def number(self, name: str, default: int) -> int:
+        text = self.text(name)
+        if not text:
+            return default
+        try:
+            return int(text[:20])
+        except ValueError:
+            raise DockerError(400, f"{name}: {text[:40]!r} is not a whole number") from None
+
+    def json(self) -> dict[str, Any]:
+        """The body as an object; an empty body is an empty one."""
+        if not self.body.strip():
+            return {}
+        try:
+            document = json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise DockerError(400, "the body is not JSON") from None
+        if document is None:
+            return {}
+        if not isinstance(document, dict):
+            raise DockerError(400, "the body is not a JSON object")
+        return document
+
+    def filters(self, *known: str) -> dict[str, list[str]]:
+        """The `filters` of a list: names to values. An unknown one is refused, since it might have left out more."""
+        try:
+            document = json.loads(self.text("filters") or "{}")
+        except (ValueError, RecursionError):
+            raise DockerError(400, "filters: not JSON") from None
+        if not isinstance(document, dict):
+            raise DockerError(400, "filters: not a JSON object")
+        found = {str(name): _filter_values(values) for name, values in document.items()}
+        if unknown := sorted(found.keys() - set(known)):
+            raise DockerError(400, f"invalid filter {unknown[0]!r}: use {', '.join(known) or 'none'}")
+        return found
+
+
+def _filter_values(values: object) -> list[str]:
+    """A list, or an object with true values, as older clients write it."""
+    if isinstance(values, dict):
+        return [str(value) for value, is_set in values.items() if is_set]
+    if isinstance(values, list):
+        return [str(value) for value in values]
+    raise DockerError(400, "filters: values must be lists")
+
+
+def is_match(filters: Mapping[str, list[str]], name: str, is_like: Callable[[str], bool]) -> bool:
+    """Whether a filter is not given, or one of its values fits."""
+    return name not in filters or any(is_like(value) for value in filters[name])
+
+
+def has_labels(labels: Mapping[str, str], wanted: list[str]) -> bool:
+    """Whether all of `KEY` and `KEY=VALUE` are among the labels."""
+    pairs = [text.partition("=") for text in wanted]
+    return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
+
+
+@dataclass(slots=True)
+class Response:
+    """A response with its whole body, or one that streams: `chunks` in place of `body`."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: AsyncIterator[bytes] | None = None
+
+
+class RawStream(Protocol):
+    """The connection of a client after the head of the response."""
+
+    async def read(self) -> bytes:
+        """What the client sent; empty when it sends no more."""
+        ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def wait_for_hangup(self) -> None:
+        """Until the client has closed both directions."""
+
+
+@dataclass(slots=True)
+class Hijack:
+    """The connection becomes a raw stream in both directions, which ends with `run`."""
+
+    run: Callable[[RawStream], Awaitable[None]]
+    content_type: str
+
+
+Answer = Response | Hijack
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    return Response(status, json.dumps(document).encode() + b"\n", {"content-type": JSON_TYPE})
+
+
+def json_line(document: Any) -> bytes:
+    """One message of a stream of JSON."""
+    return json.dumps(document).encode() + b"\r\n"
+
+
+def error_response(error: DockerError) -> Response:
+    message = error.message[:_MAX_MESSAGE].encode("utf-8", "replace").decode()
+    return json_response({"message": message}, error.status)
+
+
+def no_content(status: int = 204) -> Response:
+    return Response(status)
