@@ -1,8 +1,7 @@
-"""One kernel in a live cage, with its five channels on the host's loopback. Knows nothing of Jupyter's own classes.
+"""One kernel in a live cage, with its five channels on the host's loopback. Independent of Jupyter's classes.
 
-The cage has a loopback of its own, where the kernel listens; `expose` carries each channel out. Sockets in a directory
-that both sides see would do as well, but there a guest could put a link in a socket's place, and have its own
-client connect to any socket of the host.
+The kernel listens on the cage's own loopback, and `expose` forwards each channel. Unix sockets in a shared directory
+would be unsafe: a guest could replace one by a link and make the client connect to any socket of the host.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
-from warmcell.languages.toolchain import configured_program, shown_for
+from warmcell.languages.toolchain import configured_program, visible_paths
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.workspace.mount_points import work_path_beside
@@ -30,19 +29,19 @@ if TYPE_CHECKING:
     from warmcell.sandbox.processes import AsyncProcess
 
 CHANNELS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-#: Below those that the kernel gives to who asks for any: where the policy opens the network, the cage has the host's.
+#: Below the ephemeral range: if the policy opens the network, the cage shares the host's ports.
 _GUEST_PORTS = range(20_000, 32_000)
 _PYTHON = re.compile(r"python[\d.]*t?")
 _IS_THERE = "import importlib.util as u, sys; sys.exit(0 if u.find_spec(sys.argv[1]) else 3)"
 _IS_MISSING = 3
 _CHECK_SECONDS = 60
-#: The kernel's key is its own user's to read, and no part of the work directory.
+#: Writes the connection file, which has the key, outside the work directory with mode 0600.
 _START = '(umask 077; cat >"$0") && exec "$@" </dev/null'
 
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """What a kernelspec says of its cage."""
+    """The cage's settings in a kernelspec."""
 
     policy: SandboxPolicy | None = None
     memory_mb: int | None = None
@@ -50,10 +49,10 @@ class KernelSettings:
 
 
 class CagedKernel:
-    """A sandbox for the kernel's whole life: restarts find its files and the same ports. Call it on one event loop."""
+    """A sandbox for the kernel's lifetime: files and ports survive restarts. Use it on one event loop."""
 
     def __init__(self, settings: KernelSettings, argv: Sequence[str], resource_dir: str | None = None) -> None:
-        """`argv` is the kernelspec's; its program must be on this host."""
+        """`argv` is the kernelspec's; its program must exist on this host."""
         program = _guest_program(argv[0])
         shown = list(program.shown)
         if resource_dir and any(resource_dir in word for word in argv):
@@ -70,11 +69,11 @@ class CagedKernel:
         )
         self._guest_ports = dict(zip(CHANNELS, random.sample(_GUEST_PORTS, len(CHANNELS)), strict=True))
         self._process: AsyncProcess | None = None
-        #: On the host, by the names that connection files have for them.
+        #: Ports on the host, by their names in connection files.
         self.ports: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Makes the cage, and listens for clients: from now on the ports are nobody else's."""
+        """Make the cage and bind the ports on the host."""
         try:
             for channel, port in self._guest_ports.items():
                 self.ports[channel] = (await self._sandbox.expose(port)).port
@@ -85,23 +84,23 @@ class CagedKernel:
     async def start(
         self, argv: Sequence[str], connection_file: str, info: Mapping[str, Any], env: Mapping[str, str]
     ) -> None:
-        """`argv` names the host's `connection_file`; the kernel gets one of its own, with the ports that it has."""
+        """Start the kernel. `argv` names the host's `connection_file`; the kernel gets its own."""
         inside = f"/tmp/{os.path.basename(connection_file)}"
-        said = json.dumps({**info, **self._guest_ports, "ip": "127.0.0.1", "transport": "tcp"}, default=_as_text)
+        content = json.dumps({**info, **self._guest_ports, "ip": "127.0.0.1", "transport": "tcp"}, default=_as_text)
         command = [self._program.path, *(word.replace(connection_file, inside) for word in argv[1:])]
         await self._check_module(command)
         self._process = await self._sandbox.spawn(["sh", "-c", _START, inside, *command], env=env)
-        await self._process.write(said)
+        await self._process.write(content)
         await self._process.close_stdin()
 
     async def _check_module(self, command: Sequence[str]) -> None:
-        """`python -m module` without that module would end before anybody can ask it why."""
+        """Report a missing module of `python -m module`; the kernel would exit without an explanation."""
         if not self._program.is_python or command[1:2] != ["-m"] or len(command) < 3:
             return
         check = await self._sandbox.spawn([command[0], "-c", _IS_THERE, command[2]], stdin=False)
         if (await check.wait(_CHECK_SECONDS)).exit_code == _IS_MISSING:
             raise BackendUnavailable(
-                f"{self._program.path} has no module {command[2]!r}, which the kernel is",
+                f"{self._program.path} has no module {command[2]!r}, which the kernel needs",
                 hint=f"{self._program.path} -m pip install ipykernel; or 'warmcell jupyter install --python' another",
             )
 
@@ -111,16 +110,16 @@ class CagedKernel:
 
     @property
     def exit_code(self) -> int | None:
-        """Of one that has ended; None where it went with its cage."""
+        """The exit code; None if it is running or ended with its cage."""
         return self._process.info.exit_code if self._process is not None else None
 
-    async def ended(self) -> None:
-        """Returns when it has, however it did."""
+    async def wait(self) -> None:
+        """Wait for the kernel to end, for any reason."""
         with suppress(SandboxError):
             await self.result()
 
     async def result(self) -> ExecResult:
-        """What it left, when it has ended; raises what ended it, where that was a limit."""
+        """Wait for the kernel and return its result. Raises if a limit ended it."""
         if self._process is None:
             raise InvalidRequest("no kernel was started", field="kernel")
         return await self._process.wait()
@@ -130,12 +129,12 @@ class CagedKernel:
             await self._process.signal(number)
 
     async def kill(self) -> None:
-        """The kernel and everything that it started."""
+        """Kill the kernel and everything that it started."""
         if self._process is not None:
             await self._process.kill()
 
     async def close(self) -> None:
-        """Cage, ports and private files are gone. May be called twice."""
+        """Destroy the cage, its ports and its private files. Idempotent."""
         await self._sandbox.destroy()
 
 
@@ -149,18 +148,18 @@ class _Program:
 
 
 def _guest_program(program: str) -> _Program:
-    """A Python brings its standard library and its packages into the cage, another program its installation."""
+    """The program and what it needs in the cage: for Python its library and packages, else its installation."""
     if _PYTHON.fullmatch(os.path.basename(program)):
         config = ProcessConfig(python_path=program)
         found = find_interpreter(config)
         return _Program(found.path, config, found.runtime_paths, is_python=True)
     path = configured_program(program, "argv")
-    shown = shown_for(path)
+    shown = visible_paths(path)
     return _Program(path, ProcessConfig(), (path, *shown), shown)
 
 
 def _as_text(value: object) -> str:
-    """Keys are bytes in Jupyter's own hands."""
+    """Encode the key, which Jupyter keeps as bytes."""
     if isinstance(value, bytes):
         return value.decode()
-    raise TypeError(f"a connection file has no place for {type(value).__name__}")
+    raise TypeError(f"cannot write {type(value).__name__} to a connection file")

@@ -1,4 +1,4 @@
-"""The kernelspec that Jupyter finds: a kernel's own, with our provisioner in it."""
+"""Kernelspecs with our provisioner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ASK_IPYKERNEL = "import json; from ipykernel.kernelspec import get_kernel_dict;
 
 
 def python_spec(python: str) -> dict[str, Any]:
-    """As that Python's ipykernel describes itself: what it can encrypt and debug depends on its version."""
+    """The kernelspec of that Python's ipykernel, whose features depend on its version."""
     try:
         spec: dict[str, Any] = json.loads(ask([python, "-c", _ASK_IPYKERNEL]))
     except (BackendUnavailable, ValueError) as error:
         raise BackendUnavailable(
-            f"{python} has no ipykernel that works ({getattr(error, 'message', error)})",
+            f"{python} has no working ipykernel ({getattr(error, 'message', error)})",
             hint=f"{python} -m pip install ipykernel",
         ) from None
     spec["argv"] = [python, *spec["argv"][1:]]
@@ -31,29 +31,27 @@ def python_spec(python: str) -> dict[str, Any]:
 
 
 def installed_spec(name: str) -> tuple[dict[str, Any], str]:
-    """Of a kernel that Jupyter has already, with the directory of what belongs to it."""
+    """The kernelspec of an installed kernel, and its resource directory."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
     try:
         found = KernelSpecManager().get_kernel_spec(name)
     except NoSuchKernel:
-        hint = "'jupyter kernelspec list' has them all"
+        hint = "'jupyter kernelspec list' lists them"
         raise InvalidRequest(f"Jupyter has no kernel {name!r}", field="kernel", hint=hint) from None
     spec: dict[str, Any] = json.loads(found.to_json())
     return {**spec, "display_name": f"{spec['display_name']} (Warmcell)"}, found.resource_dir
 
 
-def caged(spec: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` are the provisioner's: what is None is left out."""
-    said = {name: value for name, value in settings.items() if value is not None}
-    provisioner = {"provisioner_name": PROVISIONER, "config": said}
+def with_provisioner(spec: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Add our provisioner with these settings, except those that are None."""
+    config = {name: value for name, value in settings.items() if value is not None}
+    provisioner = {"provisioner_name": PROVISIONER, "config": config}
     return {**spec, "metadata": {**spec.get("metadata", {}), "kernel_provisioner": provisioner}}
 
 
 def install(spec: dict[str, Any], name: str, resources: str | None, *, user: bool, prefix: str | None) -> str:
-    """The directory that Jupyter will find it in: this environment's, unless somebody says otherwise. Pictures and
-    whatever else `resources` has come along.
-    """
+    """Install the kernelspec with the files of `resources`, by default for this environment; return its directory."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     if prefix is None and not user:
@@ -68,5 +66,5 @@ def install(spec: dict[str, Any], name: str, resources: str | None, *, user: boo
         except ValueError as error:
             raise InvalidRequest(str(error), field="name") from None
         except OSError as error:
-            hint = "--user installs for you alone, --prefix DIR elsewhere"
+            hint = "use --user, or --prefix DIR"
             raise BackendUnavailable(f"could not write the kernelspec: {error}", hint=hint) from None

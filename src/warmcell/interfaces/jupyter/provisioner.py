@@ -1,4 +1,4 @@
-"""The kernel provisioner `warmcell`: any kernelspec that names it gets its kernel started in a live cage."""
+"""The kernel provisioner `warmcell`: kernelspecs that name it start their kernel in a live cage."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ except ImportError as error:
     ) from error
 
 _KILLED = -9
-_MOST_TOLD = 2000
+_MOST_LOGGED = 2000
 
 
 class WarmcellProvisioner(LocalProvisioner):
-    """Jupyter's local provisioner with a cage in the place of a child process: key, ports, connection file and
-    encryption are as it makes them. Of the host's environment the kernel has what its kernelspec names.
+    """Jupyter's local provisioner with a cage instead of a child process. Key, connection file and encryption are as
+    in the base class. The kernel's environment has only the variables that its kernelspec names.
     """
 
     policy = Dict(default_value=None, allow_none=True, help="what code may do, as SandboxPolicy.to_json() has it")
@@ -37,12 +37,12 @@ class WarmcellProvisioner(LocalProvisioner):
 
     def __init__(self, **kwargs: Any) -> None:
         if unknown := set(kwargs) - {"parent", "config", "log"} - set(self.trait_names()):
-            # Jupyter would go on without them, and one of them may have been meant to keep something out.
+            # Jupyter would ignore them, and one may be a misspelt restriction.
             raise InvalidRequest(f"the kernelspec has unknown settings: {', '.join(sorted(unknown))}")
         super().__init__(**kwargs)
         self._kernel: CagedKernel | None = None
         self._has_process = False
-        self._is_told = False
+        self._is_reported = False
 
     @property
     def has_process(self) -> bool:
@@ -51,7 +51,7 @@ class WarmcellProvisioner(LocalProvisioner):
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         manager: Any = self.parent
         if manager.transport != "tcp":
-            raise InvalidRequest("kernels in a cage are reached over tcp", field="transport")
+            raise InvalidRequest("kernels in a cage support only tcp", field="transport")
         if self._kernel is None:
             settings = self._settings(kwargs.get("cwd"))
             command = manager.format_kernel_cmd()
@@ -61,7 +61,7 @@ class WarmcellProvisioner(LocalProvisioner):
         manager.ip = "127.0.0.1"
         for channel in CHANNELS:
             setattr(manager, channel, self._kernel.ports[channel])
-        self.ports_cached = True  # they are ours already: none are to be looked for
+        self.ports_cached = True  # already bound; Jupyter must not pick others
         try:
             return await super().pre_launch(**kwargs)
         except BaseException:
@@ -77,7 +77,7 @@ class WarmcellProvisioner(LocalProvisioner):
         except BaseException:
             await self._close()
             raise
-        self._has_process, self._is_told = True, False
+        self._has_process, self._is_reported = True, False
         return self.connection_info
 
     async def poll(self) -> int | None:
@@ -85,14 +85,14 @@ class WarmcellProvisioner(LocalProvisioner):
             return 0
         if self._kernel.is_running:
             return None
-        await self._tell_why()
+        await self._log_exit()
         code = self._kernel.exit_code
         return _KILLED if code is None else code
 
     async def wait(self) -> int | None:
         if self._kernel is None or not self._has_process:
             return 0
-        await portal.reach(self._kernel.ended)
+        await portal.reach(self._kernel.wait)
         code = await self.poll()
         self._has_process = False
         return code
@@ -106,20 +106,20 @@ class WarmcellProvisioner(LocalProvisioner):
 
     async def kill(self, restart: bool = False) -> None:
         if self._kernel is not None:
-            self._is_told = True  # whoever kills knows why it ended
+            self._is_reported = True  # a requested kill needs no explanation
             await portal.reach(self._kernel.kill)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        self._is_told = True
+        self._is_reported = True
 
     async def cleanup(self, restart: bool = False) -> None:
         if restart and self._kernel is not None:
-            await portal.reach(self._kernel.kill)  # what it left running in the background
+            await portal.reach(self._kernel.kill)  # kills its background processes too
         elif not restart:
             await self._close()
 
     def resolve_path(self, path_str: str) -> str | None:
-        """Paths of the cage mean nothing outside, and those of the host are none of the kernel's business."""
+        """None: paths of the cage do not exist on the host."""
         return None
 
     async def _close(self) -> None:
@@ -134,15 +134,15 @@ class WarmcellProvisioner(LocalProvisioner):
             work_dir = os.path.abspath(cwd or os.getcwd())
         return KernelSettings(policy, self.memory_mb, work_dir)
 
-    async def _tell_why(self) -> None:
-        """To the operator's log, once: clients are told no more than that the kernel is dead."""
-        if self._is_told or self._kernel is None:
+    async def _log_exit(self) -> None:
+        """Log why the kernel ended, once: clients learn only that it is dead."""
+        if self._is_reported or self._kernel is None:
             return
-        self._is_told = True
+        self._is_reported = True
         try:
             result = await portal.reach(self._kernel.result)
         except SandboxError as error:
-            self.log.error("the kernel in its cage was ended: %s", one_line(str(error)))
+            self.log.error("the caged kernel was ended: %s", one_line(str(error)))
             return
-        said = one_line(result.stderr[-_MOST_TOLD:]) or "it said nothing"
-        self.log.error("the kernel in its cage ended with status %s: %s", result.exit_code, said)
+        stderr = one_line(result.stderr[-_MOST_LOGGED:]) or "no output on stderr"
+        self.log.error("the caged kernel exited with status %s: %s", result.exit_code, stderr)
