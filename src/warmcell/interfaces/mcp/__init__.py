@@ -1,4 +1,4 @@
-"""The door for MCP clients: one sandbox for each, its tools and its files, gone when the client goes.
+"""The MCP server: one sandbox per client, with its tools and files, destroyed when the client disconnects.
 
 Built on the official SDK (`warmcell[mcp]`), which is imported only here.
 """

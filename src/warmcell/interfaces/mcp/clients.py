@@ -1,4 +1,4 @@
-"""Whose sandbox a request means: one for each client, made at its first call, destroyed when it goes."""
+"""One sandbox per client, made at its first call and destroyed when it disconnects."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from warmcell.sandbox.tools.definitions import MAX_TIMEOUT
 from warmcell.sandbox.tools.toolset import Toolset
 
 T = TypeVar("T")
-_ONLY_ONE = "stdio"
+_STDIO = "stdio"
 
 
-class Place(Protocol):
-    """Where a client's sandbox lives, and by what right its calls are made."""
+class ClientSandbox(Protocol):
+    """A client's sandbox and the limits on its calls."""
 
     sandbox: AsyncSandbox
-    #: The most seconds that a call may ask for.
+    #: The longest timeout that a call may ask for, in seconds.
     max_timeout: int
 
     def turn(self) -> AbstractAsyncContextManager[object]:
-        """Held for as long as a call takes; may raise a `SandboxError`, which the client is told."""
+        """Held during a call. May raise `SandboxError`, which is returned to the client."""
 
     async def end(self) -> None:
-        """Destroys the sandbox."""
+        """Destroy the sandbox."""
 
 
-class OwnPlace:
-    """A sandbox that nobody else has a say in."""
+class PrivateSandbox:
+    """A sandbox without a tenant's limits."""
 
     max_timeout = MAX_TIMEOUT
 
@@ -50,15 +50,15 @@ class OwnPlace:
         await self.sandbox.destroy()
 
 
-#: From the context of a client's first request.
-MakePlace = Callable[[Any], Place]
+#: Called with the context of a client's first request.
+SandboxFactory = Callable[[Any], ClientSandbox]
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client's sandbox and the tools over it."""
+    """One client's sandbox and its tools."""
 
-    place: Place
+    place: ClientSandbox
     tools: Toolset
 
     @property
@@ -69,45 +69,45 @@ class Client:
 class Clients:
     """All clients of one server."""
 
-    def __init__(self, make: MakePlace, languages: Sequence[str] | None, is_stateful: bool) -> None:
+    def __init__(self, make: SandboxFactory, languages: Sequence[str] | None, is_stateful: bool) -> None:
         self._make = make
         self._is_stateful = is_stateful
         self._languages = languages
-        self._begun: dict[str, asyncio.Task[Client]] = {}
+        self._clients: dict[str, asyncio.Task[Client]] = {}
 
     async def of(self, context: Any) -> Client:
-        """The client's own. Two calls that come at once get the same."""
+        """The client of a request. Concurrent first calls get the same one."""
         key = self._key(context)
-        if key not in self._begun:
-            self._begun[key] = asyncio.create_task(self._begin(context))
-            if key != _ONLY_ONE:  # over stdio it lives as long as the server
+        if key not in self._clients:
+            self._clients[key] = asyncio.create_task(self._begin(context))
+            if key != _STDIO:  # the stdio client lives as long as the server
                 context.session._connection.exit_stack.push_async_callback(self.end, key)
         try:
-            return await asyncio.shield(self._begun[key])
+            return await asyncio.shield(self._clients[key])
         except Exception:
-            self._begun.pop(key, None)  # the next call may find room
+            self._clients.pop(key, None)  # the next call tries again
             raise
 
     async def end(self, key: str) -> None:
-        begun = self._begun.pop(key, None)
-        if begun is not None:
+        task = self._clients.pop(key, None)
+        if task is not None:
             with anyio.CancelScope(shield=True):
-                (client,) = await asyncio.gather(begun, return_exceptions=True)
+                (client,) = await asyncio.gather(task, return_exceptions=True)
                 if isinstance(client, Client):
                     await client.place.end()
 
     async def end_all(self) -> None:
-        await asyncio.gather(*(self.end(key) for key in list(self._begun)))
+        await asyncio.gather(*(self.end(key) for key in list(self._clients)))
 
     def _key(self, context: Any) -> str:
-        """Over HTTP the session that the client began with `initialize`: requests that carry no state have none."""
+        """Over HTTP, the session id from `initialize`. Stateless requests have none and are refused."""
         if context.request is None:
-            return _ONLY_ONE
+            return _STDIO
         session_id = context.session._connection.session_id
         if session_id is None:
-            said = "this server keeps a sandbox for each client: begin with initialize"
+            message = "this server keeps a sandbox per session: begin with initialize"
             versions = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": context.protocol_version}
-            raise MCPError(types.UNSUPPORTED_PROTOCOL_VERSION, said, versions)
+            raise MCPError(types.UNSUPPORTED_PROTOCOL_VERSION, message, versions)
         return str(session_id)
 
     async def _begin(self, context: Any) -> Client:
@@ -123,9 +123,9 @@ class Clients:
         return Client(place, tools)
 
 
-async def to_the_end(work: Awaitable[T]) -> T:
-    """Cancelled, `work` is cancelled once and waited for. A cancelled scope of anyio cancels again and again whatever
-    its task waits for, and would break into the clean-up of a run.
+async def cancel_once(work: Awaitable[T]) -> T:
+    """Await `work`; if cancelled, cancel it once and wait for it. A cancelled anyio scope cancels repeatedly, which
+    would interrupt the clean-up of a run.
     """
     task = asyncio.ensure_future(work)
     try:

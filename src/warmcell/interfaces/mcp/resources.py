@@ -26,7 +26,7 @@ def uri_of(path: str) -> str:
 
 
 async def list_resources(client: Client) -> list[types.Resource]:
-    """The files of the work directory, as `list_files` finds them, up to its limit."""
+    """The files of the work directory, up to the limit of `list_files`."""
     found: dict[str, Any] = await client.tools.call("list_files", {"recursive": True})
     return [
         types.Resource(
@@ -40,7 +40,7 @@ async def list_resources(client: Client) -> list[types.Resource]:
 async def read_resource(client: Client, uri: str) -> types.TextResourceContents | types.BlobResourceContents:
     parts = urlsplit(uri)
     if parts.scheme != SCHEME or parts.netloc or parts.query or parts.fragment:
-        raise MCPError(types.INVALID_PARAMS, f"resources are {SCHEME}:///path")
+        raise MCPError(types.INVALID_PARAMS, f"invalid resource URI {uri[:200]!r}: use {SCHEME}:///PATH")
     path = unquote(parts.path.lstrip("/"))
     try:
         raw = await client.sandbox.read_file(path, max_bytes=MAX_BYTES)
@@ -55,12 +55,12 @@ async def read_resource(client: Client, uri: str) -> types.TextResourceContents 
 
 
 async def read_image(client: Client, output: dict[str, str]) -> types.ImageContent | None:
-    """What a cell showed, if it is an image that could be kept."""
+    """An image that a cell displayed; None for other outputs and images that were not saved."""
     if "path" not in output:
         return None
     try:
         raw = await client.sandbox.read_file(output["path"], max_bytes=MAX_BYTES)
-    except SandboxError:  # too large for a message, or gone already: its path is in the answer
+    except SandboxError:  # too large or already removed; the answer has its path
         return None
     return types.ImageContent(type="image", data=base64.b64encode(raw).decode(), mime_type=output["mime"])
 

@@ -1,8 +1,11 @@
-"""The MCP server: what a client may ask, and what it is answered. How clients reach it is `transports.py`."""
+"""The MCP server's request handlers. `transports.py` connects clients to it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,24 +17,23 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from warmcell.core.door_text import explain
+from warmcell.core.door_text import explain, in_guest_terms
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.mcp import resources
-from warmcell.interfaces.mcp.clients import Client, Clients, MakePlace, to_the_end
-from warmcell.interfaces.mcp.progress import Progress, is_wanted
+from warmcell.interfaces.mcp.clients import Client, Clients, SandboxFactory, cancel_once
 from warmcell.sandbox.tools.answers import failure
 from warmcell.sandbox.tools.definitions import Definition
 
 INSTRUCTIONS = (
-    "A sandbox of your own: code, commands and files in a work directory that nobody else sees. It is closed by "
-    "default: no network and no host files unless the operator allowed some. Files stay between calls and are gone "
-    "when you disconnect. What was refused is in `denials`, with what the operator could do to allow it."
+    "A sandbox of your own: run code and commands and use files in a private work directory. It is closed by default: "
+    "no network and no host files unless the operator allowed some. Files persist between calls and are deleted when "
+    "you disconnect. `denials` lists what was refused, with what the operator could do to allow it."
 )
 _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
 def make_server(
-    make: MakePlace,
+    make: SandboxFactory,
     languages: Sequence[str] | None = None,
     *,
     is_http: bool = False,
@@ -48,7 +50,7 @@ def make_server(
             await clients.end_all()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # logging leaves the protocol in 2026; its clients do not, yet
+        warnings.simplefilter("ignore")  # the SDK deprecates logging, which clients still use
         server = Server(
             "warmcell",
             version=version("warmcell"),
@@ -62,7 +64,7 @@ def make_server(
             on_read_resource=_read_resource,
             on_set_logging_level=_set_level,
         )
-    if is_http:  # the newest revision has no sessions there, and so nobody to keep a sandbox for
+    if is_http:  # the newest protocol revision has no HTTP sessions to keep a sandbox for
         server.add_request_handler("server/discover", types.RequestParams, _offer_sessions_only)
     return server
 
@@ -85,7 +87,7 @@ async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types
     try:
         async with client.place.turn():
             answer = await _answer(context, client, params.name, params.arguments or {})
-    except SandboxError as error:  # there was no turn for it
+    except SandboxError as error:  # refused before it could start
         answer = failure(error)
     await _log(context, answer)
     return await _as_result(client, answer)
@@ -93,11 +95,11 @@ async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types
 
 async def _answer(context: Any, client: Client, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if not is_wanted(context):
-        return await to_the_end(client.tools.call(name, arguments))
+        return await cancel_once(client.tools.call(name, arguments))
     seconds = arguments.get("timeout_secs")
     total = float(seconds) if type(seconds) is int and 0 < seconds < 1e6 else None
     async with Progress(context, total) as progress:
-        return await to_the_end(client.tools.call(name, arguments, progress.hear))
+        return await cancel_once(client.tools.call(name, arguments, progress.add_output))
 
 
 async def _list_resources(context: Any, _: object) -> types.ListResourcesResult:
@@ -125,7 +127,7 @@ async def _offer_sessions_only(context: Any, _: object) -> types.DiscoverResult:
 
 
 async def _log(context: Any, answer: dict[str, Any]) -> None:
-    """What an operator would want to see: refusals, and failures that are ours."""
+    """Log refusals and failures of the host."""
     entries = [("warning", {"refused": denial}) for denial in answer.get("denials", [])]
     if answer.get("fault") == "host":
         entries.append(("error", {"failed": answer["stderr"]}))
@@ -155,7 +157,7 @@ def _as_tool(definition: Definition) -> types.Tool:
 
 
 async def _as_result(client: Client, answer: dict[str, Any]) -> types.CallToolResult:
-    """The answer as structure and as text, with its images, and links to what was left in the work directory."""
+    """The answer as structure and text, with images and links to files with the full output."""
     blocks: list[Any] = [types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))]
     for output in answer.get("outputs", []):
         image = await resources.read_image(client, output)
@@ -163,3 +165,42 @@ async def _as_result(client: Client, answer: dict[str, Any]) -> types.CallToolRe
     for path in answer.get("full_output", {}).values():
         blocks.append(types.ResourceLink(type="resource_link", name=path, uri=resources.uri_of(path)))
     return types.CallToolResult(content=blocks, structured_content=answer, is_error=answer["status"] != "success")
+
+
+SECONDS_BETWEEN = 0.5
+_LONGEST_MESSAGE = 2000
+
+
+class Progress:
+    """Reports at a fixed rate, however much is printed."""
+
+    def __init__(self, context: Any, total: float | None) -> None:
+        self._context = context
+        self._total = total
+        self._output = ""
+        self._began = time.monotonic()
+
+    def add_output(self, stream: str, text: str) -> None:
+        self._output = (self._output + text)[-_LONGEST_MESSAGE:]
+
+    async def __aenter__(self) -> Progress:
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ticking.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # the client may have disconnected
+            await self._ticking
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN)
+            message, self._output = self._output, ""
+            elapsed = round(time.monotonic() - self._began, 3)
+            await self._context.session.report_progress(elapsed, self._total, in_guest_terms(message) or None)
+
+
+def is_wanted(context: Any) -> bool:
+    """Whether the client asked for progress."""
+    meta = context.meta or {}
+    return any(meta.get(name) is not None for name in ("progress_token", "progressToken"))

@@ -1,15 +1,17 @@
-"""How clients reach the server: over this process's stdin and stdout, or over streamable HTTP."""
+"""Transports of the MCP server: stdio and streamable HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import os
+import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import anyio.to_thread
 import mcp_types as types
 import uvicorn
 from mcp.server.lowlevel.server import Server
@@ -17,51 +19,50 @@ from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.message import SessionMessage
 
-from warmcell.interfaces.mcp.bounded_lines import BoundedLines
 from warmcell.interfaces.mcp.clients import Clients
+from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
 from warmcell.interfaces.serve.settings import is_loopback
-from warmcell.interfaces.serve.slow_clients import MAX_HEAD, ImpatientProtocol
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_SESSIONS = 256
 
 
 async def serve_stdio(server: Server[Clients]) -> None:
-    """Until stdin ends or the process is asked to: then every sandbox is destroyed first."""
+    """Serve until stdin closes or a signal arrives, then destroy the sandbox."""
     loop = asyncio.get_running_loop()
-    is_told, is_over = asyncio.Event(), asyncio.Event()
-    serving = loop.create_task(_while_heard(server, is_over))
+    is_stopping, has_ended = asyncio.Event(), asyncio.Event()
+    serving = loop.create_task(_serve_until_closed(server, has_ended))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, is_told.set)
-    await asyncio.wait([serving, loop.create_task(is_told.wait())], return_when=asyncio.FIRST_COMPLETED)
+        loop.add_signal_handler(number, is_stopping.set)
+    await asyncio.wait([serving, loop.create_task(is_stopping.wait())], return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         return serving.result()
     serving.cancel()
-    await is_over.wait()
-    os._exit(0)  # a thread of the SDK still waits for a line, and nothing but one could end it
+    await has_ended.wait()
+    os._exit(0)  # a thread of the SDK is still blocked in readline
 
 
-async def _while_heard(server: Server[Clients], is_over: asyncio.Event) -> None:
-    """A client that died while it was to be answered has gone like any other."""
+async def _serve_until_closed(server: Server[Clients], has_ended: asyncio.Event) -> None:
+    """A broken pipe is a normal disconnect."""
     try:
-        await _over_stdio(server, is_over)
+        await _over_stdio(server, has_ended)
     except* (BrokenPipeError, ConnectionResetError):
-        is_over.set()
+        has_ended.set()
 
 
-async def _over_stdio(server: Server[Clients], is_over: asyncio.Event) -> None:
+async def _over_stdio(server: Server[Clients], has_ended: asyncio.Event) -> None:
     lines = BoundedLines(MAX_BODY)
     async with stdio_server(stdin=cast(Any, lines)) as (reading, writing):
 
         async def refuse(request: str | int | None) -> None:
-            said = types.ErrorData(code=types.INVALID_REQUEST, message=f"a message has at most {MAX_BODY} bytes")
-            await writing.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request, error=said)))
+            error = types.ErrorData(code=types.INVALID_REQUEST, message=f"a message has at most {MAX_BODY} bytes")
+            await writing.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request, error=error)))
 
         lines.on_too_large = refuse
         try:
             await server.run(reading, writing, server.create_initialization_options())
         finally:
-            is_over.set()
+            has_ended.set()
 
 
 def http_app(server: Server[Clients], host: str, token: str | None, idle_seconds: float) -> Any:
@@ -74,16 +75,16 @@ def http_app(server: Server[Clients], host: str, token: str | None, idle_seconds
         max_sessions=MAX_SESSIONS,
         transport_security=security,
     )
-    return app if token is None else _Guarded(app, token)
+    return app if token is None else _TokenGuard(app, token)
 
 
 async def serve_http(app: Any, host: str, port: int, on_listening: Callable[[str], object]) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=ImpatientProtocol,
+        http=DeadlineProtocol,
         h11_max_incomplete_event_size=MAX_HEAD,
         lifespan="on",
         log_config=None,
@@ -93,14 +94,14 @@ async def serve_http(app: Any, host: str, port: int, on_listening: Callable[[str
     )
     serving = _HttpServer(config)
     with config.bind_socket() as listening:
-        listening.listen(config.backlog)  # uvicorn would do so later than the address is told
+        listening.listen(config.backlog)  # before the address is printed; uvicorn would listen later
         address, bound = listening.getsockname()[:2]
         on_listening(f"http://[{address}]:{bound}/mcp" if ":" in address else f"http://{address}:{bound}/mcp")
         await serving.serve(sockets=[listening])
 
 
 class _HttpServer(uvicorn.Server):
-    """Ends in order at a signal, and not by it: uvicorn would raise it again when all is done."""
+    """Shuts down gracefully on a signal; uvicorn would raise it again afterwards."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -110,8 +111,8 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-class _Guarded:
-    """Lets in who presents the token; compared whole, so that time tells nothing about it."""
+class _TokenGuard:
+    """Requires the bearer token, compared in constant time."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app
@@ -124,4 +125,47 @@ class _Guarded:
             return
         headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"error": "a token is needed"}'})
+        await send({"type": "http.response.body", "body": b'{"error": "missing or invalid token"}'})
+
+
+#: The id is searched in the first bytes only: clients write it before long content.
+_ID = re.compile(rb'"id"\s*:\s*(?:"([^"\\]{1,200})"|([0-9]{1,15}))\s*[,}]')
+_HEAD = 4096
+
+#: Called with the id of a request that was too large, or None if it was not found.
+OnTooLarge = Callable[[str | int | None], Awaitable[None]]
+
+
+class BoundedLines:
+    """Replaces stdin, whose descriptor becomes /dev/null, so that programs that we start cannot read our messages."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        wire = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        # Never closed: a thread may be blocked in readline until the process exits.
+        self._stream = os.fdopen(wire, "rb", closefd=False)
+        self.on_too_large: OnTooLarge | None = None
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while line := await anyio.to_thread.run_sync(self._next):
+            if len(line) <= self._most:
+                yield line.decode("utf-8", "replace")
+            elif self.on_too_large is not None:
+                await self.on_too_large(_id_in(line[:_HEAD]))
+
+    def _next(self) -> bytes:
+        """A line, or the start of one that is too long, whose rest is skipped."""
+        line = part = self._stream.readline(self._most + 1)
+        while len(line) > self._most and part and not part.endswith(b"\n"):
+            part = self._stream.readline(1 << 16)
+        return line
+
+
+def _id_in(head: bytes) -> str | int | None:
+    found = _ID.search(head)
+    if found is None:
+        return None
+    return found[1].decode("utf-8", "replace") if found[1] is not None else int(found[2])
