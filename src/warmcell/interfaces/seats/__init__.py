@@ -1,1 +1,10 @@
-"""Seats in agent frameworks, one small file each. Import the one that you need; each has an extra of its name."""
+"""Adapters for agent frameworks, one module each. Import the one that you need; its extra has the same name."""
+
+from __future__ import annotations
+
+from warmcell.core.errors import BackendUnavailable
+
+
+def framework_missing(extra: str, error: ImportError) -> BackendUnavailable:
+    hint = f"pip install 'warmcell[{extra}]'"
+    return BackendUnavailable(f"this adapter needs the package {error.name or extra!r}", hint=hint)

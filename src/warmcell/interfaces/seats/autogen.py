@@ -1,11 +1,12 @@
-"""The seat in AutoGen: a `CodeExecutor`. Files stay between blocks; Python keeps its variables until `restart`."""
+"""AutoGen: a `CodeExecutor`. Files persist between blocks; Python keeps its variables until `restart`."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import TIMED_OUT
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.blocking import Sandbox
@@ -16,11 +17,9 @@ try:
 except ImportError as error:
     raise framework_missing("autogen", error) from error
 
-_TIMED_OUT = 124
-
 
 class WarmcellCodeExecutor(CodeExecutor):
-    """Runs blocks in order until one fails. `start` makes a sandbox of these settings, `stop` destroys it."""
+    """Runs blocks in order until one fails. `start` makes a sandbox with these settings, `stop` destroys it."""
 
     def __init__(self, *, timeout: float = 60, **settings: Any) -> None:
         self._timeout = timeout
@@ -59,5 +58,5 @@ class WarmcellCodeExecutor(CodeExecutor):
     async def _run(self, block: CodeBlock) -> tuple[int, str]:
         arguments = {"code": block.code, "language": block.language or "python"}
         answer = await portal.reach(self._tools.call, "run_code", arguments)
-        exit_code = {"success": answer.get("exit_code", 0), "timeout": _TIMED_OUT}.get(answer["status"], 1)
+        exit_code = {"success": answer.get("exit_code", 0), "timeout": TIMED_OUT}.get(answer["status"], 1)
         return exit_code, answer.get("stdout", "") + answer.get("stderr", "")

@@ -1,20 +1,28 @@
-"""Commands and files of a sandbox's live cage, as frameworks want them: by any path that the cage has."""
+"""Commands and files of a sandbox's live cage, as agent frameworks use them. The base of most adapters."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.types import MIB, ExecResult
+from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.sandbox.processes import AsyncProcess
 
+WORK = "/work"
 MAX_OUTPUT = 10 * MIB
 MAX_FILE = 256 * MIB
-#: The guest's own shell looks, so that links, permissions and special files mean what they mean to it.
+#: The timeout of commands without one.
+A_DAY = 86_400.0
+#: The exit status of commands that timed out, as of timeout(1).
+TIMED_OUT = 124
+#: Checks run in the guest's shell, so that links, permissions and special files are the guest's.
 _READ = """
 [ -d "$1" ] && exit 21
 [ -e "$1" ] || exit 2
@@ -35,16 +43,27 @@ _ERRORS: dict[int, tuple[type[OSError], str]] = {
     13: (PermissionError, "permission denied"),
     20: (NotADirectoryError, "not a directory"),
     21: (IsADirectoryError, "is a directory"),
-    22: (OSError, "not a plain file"),
+    22: (OSError, "not a regular file"),
 }
 
 
 class CageCommands:
-    """Over a `Sandbox`, whose event loop is the portal's: call the methods by `portal.reach` or `portal.call`."""
+    """Commands in a `Sandbox`. Call `run`, `read` and `write` by `portal.reach` or `portal.call`: its event loop is the
+    portal's.
+    """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self._async: AsyncSandbox = sandbox._async
+
+    @classmethod
+    async def create(cls, settings: Mapping[str, Any]) -> CageCommands:
+        """Make a sandbox with these settings, from any event loop."""
+        return cls(await in_thread(partial(Sandbox, **settings)))
+
+    async def destroy(self) -> None:
+        """Destroy the sandbox, from any event loop."""
+        await in_thread(self.sandbox.destroy)
 
     async def run(
         self,
@@ -56,8 +75,8 @@ class CageCommands:
         timeout: float | None = None,
         most: int = MAX_OUTPUT,
     ) -> ExecResult:
-        """One program, or a line for the shell. What it left running in the background goes on. Cancelled, it and all
-        that it started are killed; so is one that prints more than `most` bytes, whose result says truncated.
+        """Run a program or a shell command line. Background processes that it leaves keep running. If this is
+        cancelled or the program prints more than `most` bytes, it is killed with everything that it started.
         """
         argv = [command] if isinstance(command, str) else list(command)
         if isinstance(command, str):
@@ -65,19 +84,19 @@ class CageCommands:
         if cwd is not None:
             argv = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv]
         process = await self._async._start_process(
-            argv, env=env, stdin=stdin is not None, timeout=timeout, is_heard=True
+            argv, env=env, stdin=stdin is not None, timeout=timeout, is_followed=True
         )
         feeding = asyncio.ensure_future(_feed(process, stdin or b""))
         try:
-            return await self._gathered(process, most)
+            return await self._collect(process, most)
         except BaseException:
             await process.kill()
             raise
         finally:
             feeding.cancel()
 
-    async def _gathered(self, process: AsyncProcess, most: int) -> ExecResult:
-        """All that it prints: what the process keeps of it is less."""
+    async def _collect(self, process: AsyncProcess, most: int) -> ExecResult:
+        """Collect all output; the process itself keeps less of it."""
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         sizes = {"stdout": 0, "stderr": 0}
         async for event in process.output():
@@ -94,7 +113,7 @@ class CageCommands:
         return _with_output(ended, parts, most)
 
     async def read(self, path: str, most: int = MAX_FILE) -> bytes:
-        """A file's content, or the `OSError` that a program in the cage would meet."""
+        """A file's content. Raises the `OSError` that a program in the cage would get."""
         result = await self.run(["sh", "-c", _READ, "sh", path], most=most)
         if result.stdout_truncated:
             raise OSError(f"{path!r} has more than {most} bytes")
@@ -102,8 +121,30 @@ class CageCommands:
         return result.stdout_bytes
 
     async def write(self, path: str, data: bytes) -> None:
-        """Creates or replaces a file, with the directories on the way; links are followed as in the cage."""
+        """Create or replace a file and its parent directories. Links are followed, inside the cage."""
         _check(await self.run(["sh", "-c", _WRITE, "sh", path], stdin=data), path)
+
+
+#: Sandboxes of this process by id, for frameworks that pass ids around.
+_shared: dict[str, CageCommands] = {}
+
+
+async def create_shared(settings: Mapping[str, Any]) -> str:
+    """Make a sandbox that is found by its id until `destroy_shared`."""
+    commands = await CageCommands.create(settings)
+    _shared[commands.sandbox.id] = commands
+    return commands.sandbox.id
+
+
+def find_shared(sandbox_id: str) -> CageCommands | None:
+    return _shared.get(sandbox_id)
+
+
+async def destroy_shared(sandbox_id: str) -> None:
+    """Idempotent."""
+    commands = _shared.pop(sandbox_id, None)
+    if commands is not None:
+        await commands.destroy()
 
 
 async def _feed(process: AsyncProcess, data: bytes) -> None:

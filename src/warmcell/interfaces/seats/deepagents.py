@@ -1,4 +1,4 @@
-"""The seat in deepagents and LangChain: `create_deep_agent(backend=WarmcellSandbox())`."""
+"""deepagents and LangChain: `create_deep_agent(backend=WarmcellSandbox())`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from warmcell.core.door_text import explain
 from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.seats.cage_commands import CageCommands
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import TIMED_OUT, CageCommands
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
@@ -18,11 +18,9 @@ try:
 except ImportError as error:
     raise framework_missing("deepagents", error) from error
 
-_TIMED_OUT = 124
-
 
 class WarmcellSandbox(BaseSandbox):
-    """A sandbox for a deep agent. Without one of your own it makes one of these settings; `close` destroys that."""
+    """A sandbox for a deep agent. Without `sandbox` it makes one with these settings, which `close` destroys."""
 
     def __init__(self, sandbox: Sandbox | None = None, *, timeout: float = 120, **settings: Any) -> None:
         self._is_ours = sandbox is None
@@ -38,7 +36,7 @@ class WarmcellSandbox(BaseSandbox):
             result = portal.call(self._commands.run, command, timeout=timeout or self._timeout)
         except ExecutionTimeout as error:
             partial = error.result or ExecResult()
-            return ExecuteResponse(_both(partial) + f"\n{error.message}", _TIMED_OUT, partial.stdout_truncated)
+            return ExecuteResponse(_both(partial) + f"\n{error.message}", TIMED_OUT, partial.stdout_truncated)
         except SandboxError as error:
             return ExecuteResponse(explain(error), None)
         return ExecuteResponse(_both(result), result.exit_code, result.stdout_truncated or result.stderr_truncated)
@@ -58,7 +56,7 @@ class WarmcellSandbox(BaseSandbox):
             _check_path(path)
             portal.call(self._commands.write, path, content)
         except OSError as error:
-            return _word_for(error)
+            return _error_code(error)
         return None
 
     def _download(self, path: str) -> FileDownloadResponse:
@@ -66,7 +64,7 @@ class WarmcellSandbox(BaseSandbox):
             _check_path(path)
             return FileDownloadResponse(path, portal.call(self._commands.read, path))
         except OSError as error:
-            return FileDownloadResponse(path, None, _word_for(error))
+            return FileDownloadResponse(path, None, _error_code(error))
 
 
 def _check_path(path: str) -> None:
@@ -79,12 +77,12 @@ def _both(result: ExecResult) -> str:
     return f"{result.stdout}{separator}{result.stderr}"
 
 
-def _word_for(error: OSError) -> str:
-    """Their words for what models can do something about."""
-    words = {
+def _error_code(error: OSError) -> str:
+    """deepagents' codes for errors that a model can act on."""
+    codes = {
         FileNotFoundError: "file_not_found",
         PermissionError: "permission_denied",
         IsADirectoryError: "is_directory",
         NotADirectoryError: "invalid_path",
     }
-    return words.get(type(error), str(error.strerror or error))
+    return codes.get(type(error), str(error.strerror or error))

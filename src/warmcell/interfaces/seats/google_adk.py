@@ -1,18 +1,16 @@
-"""The seats in Google's ADK: `Agent(code_executor=...)`, and `EnvironmentToolset(environment=...)`."""
+"""Google's ADK: `Agent(code_executor=...)` and `EnvironmentToolset(environment=...)`."""
 
 from __future__ import annotations
 
 import base64
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.seats.cage_commands import CageCommands
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import A_DAY, TIMED_OUT, WORK, CageCommands
 from warmcell.lifetime.portal import portal
-from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.blocking import Sandbox
 
 try:
@@ -26,17 +24,15 @@ except ImportError as error:
 
 _MOST_FILES = 20
 _DEFAULT_TIMEOUT = 60
-_A_DAY = 86_400.0
-_TIMED_OUT = 124
 
 
 class WarmcellCodeExecutor(BaseCodeExecutor):
-    """Each call runs in a fresh sandbox; its input files are there, and the files that it made come back."""
+    """Runs each call in a fresh sandbox with its input files, and returns the files that it created."""
 
     _settings: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __init__(self, *, sandbox: dict[str, Any] | None = None, **fields: Any) -> None:
-        """`sandbox`: settings of the `Sandbox` that each call gets."""
+        """`sandbox`: settings of each call's `Sandbox`."""
         super().__init__(**fields)
         self._settings = dict(sandbox or {})
 
@@ -65,43 +61,43 @@ class WarmcellCodeExecutor(BaseCodeExecutor):
 
 
 class WarmcellEnvironment(BaseEnvironment):
-    """Commands and files in one live cage: what runs in the background and `/tmp` stay until `close`."""
+    """Commands and files in one live cage. Background processes and `/tmp` persist until `close`."""
 
     def __init__(self, **settings: Any) -> None:
-        """`settings` of the `Sandbox` that `initialize` makes."""
+        """`settings`: of the `Sandbox` that `initialize` makes."""
         self._settings = settings
         self._commands: CageCommands | None = None
 
     @property
     def working_dir(self) -> Path:
-        return Path("/work")
+        return Path(WORK)
 
     async def initialize(self) -> None:
         if self._commands is None:
-            self._commands = CageCommands(await in_thread(partial(Sandbox, **self._settings)))
+            self._commands = await CageCommands.create(self._settings)
         self.is_initialized = True
 
     async def close(self) -> None:
         commands, self._commands, self.is_initialized = self._commands, None, False
         if commands is not None:
-            await in_thread(commands.sandbox.destroy)
+            await commands.destroy()
 
     async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
         try:
-            result = await portal.reach(self._opened().run, command, timeout=timeout or _A_DAY)
+            result = await portal.reach(self._require_commands().run, command, timeout=timeout or A_DAY)
         except ExecutionTimeout as error:
             part = error.result or ExecResult()
-            return ExecutionResult(_TIMED_OUT, part.stdout, part.stderr, timed_out=True)
+            return ExecutionResult(TIMED_OUT, part.stdout, part.stderr, timed_out=True)
         return ExecutionResult(result.exit_code, result.stdout, result.stderr)
 
     async def read_file(self, path: Path) -> bytes:
-        return await portal.reach(self._opened().read, str(path))
+        return await portal.reach(self._require_commands().read, str(path))
 
     async def write_file(self, path: Path, content: str | bytes) -> None:
         data = content.encode() if isinstance(content, str) else content
-        await portal.reach(self._opened().write, str(path), data)
+        await portal.reach(self._require_commands().write, str(path), data)
 
-    def _opened(self) -> CageCommands:
+    def _require_commands(self) -> CageCommands:
         if self._commands is None:
             raise RuntimeError("the environment is not initialized: await initialize() first")
         return self._commands

@@ -1,4 +1,4 @@
-"""The seat in Inspect: `Task(..., sandbox="warmcell")`. A sandbox for each sample, gone when it is scored."""
+"""Inspect: `Task(..., sandbox="warmcell")`. One sandbox per sample."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from functools import partial
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout
-from warmcell.interfaces.seats.cage_commands import CageCommands
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import A_DAY, WORK, CageCommands
 from warmcell.lifetime.portal import portal
-from warmcell.lifetime.threads import in_thread
-from warmcell.sandbox.blocking import Sandbox
 
 try:
     from inspect_ai.util import (
@@ -25,29 +23,28 @@ try:
 except ImportError as error:
     raise framework_missing("inspect-ai", error) from error
 
-_WORK = "/work"
-_A_DAY = 86_400.0
-_SHELLS_REFUSAL = 126
+#: The shell's status for a program that is not executable.
+_NOT_EXECUTABLE = 126
 
 
 @sandboxenv(name="warmcell")
 class WarmcellSandboxEnvironment(SandboxEnvironment):
-    """One sandbox: a work directory at /work, which relative paths start from, and all that runs in it."""
+    """One sandbox. Relative paths start at /work."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, commands: CageCommands) -> None:
         super().__init__()
-        self._commands = CageCommands(sandbox)
+        self._commands = commands
 
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: dict[str, str]) -> dict[str, SandboxEnvironment]:
-        return {"default": cls(await in_thread(Sandbox))}
+        return {"default": cls(await CageCommands.create({}))}
 
     @classmethod
     async def sample_cleanup(
         cls, task_name: str, config: Any, environments: dict[str, SandboxEnvironment], interrupted: bool
     ) -> None:
         for environment in environments.values():
-            await in_thread(environment.as_type(cls)._commands.sandbox.destroy)
+            await environment.as_type(cls)._commands.destroy()
 
     async def exec(
         self,
@@ -61,9 +58,9 @@ class WarmcellSandboxEnvironment(SandboxEnvironment):
         concurrency: bool = True,
     ) -> ExecResult[str]:
         if user is not None:
-            raise SandboxUserUnsupportedError(f"a Warmcell sandbox has one user, and {user!r} is not offered")
+            raise SandboxUserUnsupportedError(f"a Warmcell sandbox has one user; {user!r} is not supported")
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        run = partial(self._commands.run, cmd, cwd=_absolute(cwd or "."), env=env, timeout=timeout or _A_DAY, most=most)
+        run = partial(self._commands.run, cmd, cwd=_absolute(cwd or "."), env=env, timeout=timeout or A_DAY, most=most)
         try:
             result = await portal.reach(run, stdin=input.encode() if isinstance(input, str) else input)
         except ExecutionTimeout as error:
@@ -71,7 +68,7 @@ class WarmcellSandboxEnvironment(SandboxEnvironment):
         if result.stdout_truncated or result.stderr_truncated:
             limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR
             raise OutputLimitExceededError(limit_str=limit, truncated_output=result.stdout or result.stderr)
-        if result.exit_code == _SHELLS_REFUSAL:
+        if result.exit_code == _NOT_EXECUTABLE:
             raise PermissionError(errno.EACCES, result.stderr.strip() or "permission denied", cmd[0])
         return ExecResult(result.ok, result.exit_code, result.stdout, result.stderr)
 
@@ -92,4 +89,4 @@ class WarmcellSandboxEnvironment(SandboxEnvironment):
 
 
 def _absolute(path: str) -> str:
-    return path if path.startswith("/") else f"{_WORK}/{path}"
+    return path if path.startswith("/") else f"{WORK}/{path}"

@@ -1,11 +1,11 @@
-"""The seat for LangChain and LangGraph agents: a sandbox's tools as `StructuredTool`s."""
+"""LangChain and LangGraph: a sandbox's tools as `StructuredTool`s."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.interfaces.seats import framework_missing
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
@@ -19,8 +19,8 @@ def sandbox_tools(sandbox: Sandbox, **options: Any) -> list[BaseTool]:
     """For `create_agent(model, tools=sandbox_tools(sandbox))`; `options` are those of `sandbox.tools()`."""
     inner = sandbox._async.tools(**options)
 
-    def made(name: str, description: str, parameters: dict[str, Any]) -> BaseTool:
-        # Functions, for agents look at their annotations, which a `partial` does not have.
+    def make_tool(name: str, description: str, parameters: dict[str, Any]) -> BaseTool:
+        # Functions, not partials: agents read their annotations.
         def call(**arguments: Any) -> str:
             return json.dumps(portal.call(inner.call, name, arguments))
 
@@ -29,4 +29,4 @@ def sandbox_tools(sandbox: Sandbox, **options: Any) -> list[BaseTool]:
 
         return StructuredTool(name=name, description=description, args_schema=parameters, func=call, coroutine=acall)
 
-    return [made(tool.name, tool.description, tool.parameters) for tool in inner]
+    return [make_tool(tool.name, tool.description, tool.parameters) for tool in inner]

@@ -1,23 +1,27 @@
-"""The seat of a sandbox in the OpenAI Agents SDK: `SandboxRunConfig(client=WarmcellSandboxClient())`.
+"""OpenAI Agents SDK, sandbox agents: `SandboxRunConfig(client=WarmcellSandboxClient())`.
 
-The agent's workspace is the work directory, at /work. Commands share one live cage. State is good within the process
-that made it; a snapshot carries the files further.
+The agent's workspace is the work directory, at /work. Commands share one live cage. State is valid only in the process
+that made it; a snapshot keeps the files.
 """
 
 from __future__ import annotations
 
 import io
 import uuid
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from warmcell.core.errors import ExecutionTimeout, SandboxError
-from warmcell.interfaces.seats.cage_commands import CageCommands
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.core.errors import ExecutionTimeout, SandboxDestroyed, SandboxError
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import (
+    A_DAY,
+    WORK,
+    CageCommands,
+    create_shared,
+    destroy_shared,
+    find_shared,
+)
 from warmcell.lifetime.portal import portal
-from warmcell.lifetime.threads import in_thread
-from warmcell.sandbox.blocking import Sandbox
 
 try:
     from agents.sandbox.errors import (
@@ -41,14 +45,11 @@ try:
 except ImportError as error:
     raise framework_missing("openai-agents", error) from error
 
-_WORK = "/work"
-_A_DAY = 86_400.0
 _MAX_ARCHIVE = 1 << 30
-_alive: dict[str, CageCommands] = {}
 
 
 class WarmcellSandboxOptions(BaseSandboxClientOptions):
-    """`sandbox`: settings of the `Sandbox` of each session."""
+    """`sandbox`: settings of each session's `Sandbox`."""
 
     type: Literal["warmcell"] = "warmcell"
     sandbox: dict[str, Any] = Field(default_factory=dict)
@@ -72,15 +73,18 @@ class WarmcellSandboxSession(BaseSandboxSession):
 
     @property
     def _commands(self) -> CageCommands:
-        return _alive[self.state.sandbox_id]
+        commands = find_shared(self.state.sandbox_id)
+        if commands is None:
+            raise SandboxDestroyed("the session's sandbox was destroyed")
+        return commands
 
     async def _exec_internal(self, *command: str | Path, timeout: float | None = None) -> ExecResult:
         words = [str(word) for word in command]
         try:
             env = await self.state.manifest.environment.resolve()
-            # Before the workspace is there, commands make it.
+            # Until the workspace exists, commands run without it, to create it.
             cwd = self.state.manifest.root if self.state.workspace_root_ready else None
-            result = await portal.reach(self._commands.run, words, cwd=cwd, env=env, timeout=timeout or _A_DAY)
+            result = await portal.reach(self._commands.run, words, cwd=cwd, env=env, timeout=timeout or A_DAY)
         except ExecutionTimeout as error:
             raise ExecTimeoutError(command=command, timeout_s=timeout, cause=error) from error
         except (SandboxError, KeyError) as error:
@@ -109,14 +113,14 @@ class WarmcellSandboxSession(BaseSandboxSession):
             raise WorkspaceArchiveWriteError(path=found, cause=error) from error
 
     async def running(self) -> bool:
-        return self.state.workspace_root_ready and self.state.sandbox_id in _alive
+        return self.state.workspace_root_ready and find_shared(self.state.sandbox_id) is not None
 
     async def persist_workspace(self) -> io.IOBase:
         root = self._workspace_root_path()
         skipped = " ".join(shell_tar_exclude_args(self._persist_workspace_skip_relpaths()))
         script = f'exec tar {skipped} -C "$1" -cf - .'
         argv = ["sh", "-c", script, "sh", root.as_posix()]
-        result = await portal.reach(self._commands.run, argv, timeout=_A_DAY, most=_MAX_ARCHIVE)
+        result = await portal.reach(self._commands.run, argv, timeout=A_DAY, most=_MAX_ARCHIVE)
         if not result.ok or result.stdout_truncated:
             raise WorkspaceArchiveReadError(path=root, context={"stderr": result.stderr[-2000:]}, retryable=False)
         return io.BytesIO(result.stdout_bytes)
@@ -134,7 +138,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
             raise WorkspaceArchiveWriteError(path=root, context={"stderr": result.stderr[-2000:]})
 
     async def _prepare_backend_workspace(self) -> None:
-        """Their manifests may name a directory below ours."""
+        """A manifest's root may be a directory below /work."""
         await self._exec_checked_nonzero("mkdir", "-p", "--", self.state.manifest.root)
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
@@ -152,11 +156,11 @@ class WarmcellSandboxSession(BaseSandboxSession):
         return ExposedPortEndpoint(host=self._ports[port].host, port=self._ports[port].port, tls=False)
 
     async def _shutdown_backend(self) -> None:
-        await end(self.state.sandbox_id)
+        await destroy_shared(self.state.sandbox_id)
 
 
 class WarmcellSandboxClient(BaseSandboxClient[WarmcellSandboxOptions]):
-    """Makes a sandbox for each session. Without options, one that is closed."""
+    """Makes a sandbox for each session; without options, one with the default policy."""
 
     backend_id = "warmcell"
     supports_default_options = True
@@ -172,22 +176,22 @@ class WarmcellSandboxClient(BaseSandboxClient[WarmcellSandboxOptions]):
             manifest=manifest,
             snapshot=resolve_snapshot(snapshot, str(session_id)),
             exposed_ports=options.exposed_ports,
-            sandbox_id=await _begin(options.sandbox),
+            sandbox_id=await create_shared(options.sandbox),
             settings=options.sandbox,
         )
         return self._wrap_session(WarmcellSandboxSession(state))
 
     async def delete(self, session: SandboxSession) -> SandboxSession:
-        await end(session._inner.state.sandbox_id)
+        await destroy_shared(session._inner.state.sandbox_id)
         return session
 
     async def resume(self, state: SandboxSessionState) -> SandboxSession:
         if not isinstance(state, WarmcellSandboxState):
-            raise TypeError(f"a WarmcellSandboxState, not {type(state).__name__}")
+            raise TypeError(f"expected a WarmcellSandboxState, not {type(state).__name__}")
         state.assert_path_grants_rebound()
-        is_alive = state.sandbox_id in _alive
+        is_alive = find_shared(state.sandbox_id) is not None
         if not is_alive:
-            state.sandbox_id, state.workspace_root_ready = await _begin(state.settings), False
+            state.sandbox_id, state.workspace_root_ready = await create_shared(state.settings), False
         inner = WarmcellSandboxSession(state)
         inner._set_start_state_preserved(is_alive, system=is_alive)
         return self._wrap_session(inner)
@@ -196,24 +200,11 @@ class WarmcellSandboxClient(BaseSandboxClient[WarmcellSandboxOptions]):
         return self._deserialize_session_state_payload(payload, WarmcellSandboxState)
 
 
-async def _begin(settings: dict[str, Any]) -> str:
-    made = CageCommands(await in_thread(partial(Sandbox, **settings)))
-    _alive[made.sandbox.id] = made
-    return made.sandbox.id
-
-
-async def end(sandbox_id: str) -> None:
-    """Destroys a session's sandbox. May be called twice."""
-    commands = _alive.pop(sandbox_id, None)
-    if commands is not None:
-        await in_thread(commands.sandbox.destroy)
-
-
 def _at_work(manifest: Manifest) -> Manifest:
-    """Their usual root has no place in a cage; one below /work or /tmp stays."""
-    if Path(manifest.root).is_relative_to(_WORK) or Path(manifest.root).is_relative_to("/tmp"):
+    """Use /work unless the manifest's root is below /work or /tmp: the default root does not exist in a cage."""
+    if Path(manifest.root).is_relative_to(WORK) or Path(manifest.root).is_relative_to("/tmp"):
         return manifest
-    return manifest.model_copy(update={"root": _WORK})
+    return manifest.model_copy(update={"root": WORK})
 
 
 def _bytes_of(data: io.IOBase, path: Path) -> bytes:

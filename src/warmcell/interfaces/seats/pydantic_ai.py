@@ -1,20 +1,24 @@
-"""The seat in PydanticAI: a `WorkspaceBackend` in the cage. File operations go through its shell."""
+"""PydanticAI: a `WorkspaceBackend` in a live cage. File operations use the cage's shell."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxDestroyed, SessionEnded
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.seats.cage_commands import CageCommands
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import (
+    A_DAY,
+    WORK,
+    CageCommands,
+    create_shared,
+    destroy_shared,
+    find_shared,
+)
 from warmcell.lifetime.portal import portal
-from warmcell.lifetime.threads import in_thread
-from warmcell.sandbox.blocking import Sandbox
 
 try:
     from pydantic_ai.workspaces.protocol import (
@@ -28,14 +32,9 @@ try:
 except ImportError as error:
     raise framework_missing("pydantic-ai", error) from error
 
-_WORK = "/work"
-_A_DAY = 86_400.0
-#: A ref names a sandbox of this process: it lives until somebody destroys it or the process ends.
-_alive: dict[str, CageCommands] = {}
-
 
 class WarmcellWorkspace:
-    """Made without input or output; the first operation makes a sandbox of these settings, or finds that of `ref`."""
+    """The first operation makes a sandbox with these settings, or finds that of `ref`, of this process."""
 
     def __init__(self, ref: WorkspaceRef | None = None, **settings: Any) -> None:
         self._ref = ref
@@ -48,7 +47,7 @@ class WarmcellWorkspace:
 
     async def working_dir(self) -> str:
         await self._commands()
-        return _WORK
+        return WORK
 
     async def run(
         self,
@@ -59,11 +58,11 @@ class WarmcellWorkspace:
         timeout: float | None = None,
     ) -> CommandResult:
         if isinstance(command, str) != shell:
-            raise TypeError("a string needs shell=True, and a list of words shell=False")
+            raise TypeError("a string needs shell=True, a list shell=False")
         validate_timeout(timeout)
         commands = await self._commands()
         try:
-            result = await portal.reach(commands.run, command, cwd=_WORK, env=env, timeout=timeout or _A_DAY)
+            result = await portal.reach(commands.run, command, cwd=WORK, env=env, timeout=timeout or A_DAY)
         except ExecutionTimeout as error:
             part = error.result or ExecResult()
             raise WorkspaceTimeoutError(error.message, stdout=part.stdout, stderr=part.stderr) from None
@@ -75,26 +74,23 @@ class WarmcellWorkspace:
         return CommandResult(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
 
     async def realpath(self, path: str) -> str:
-        """As the cage sees it, whatever is missing; a loop of links is an `OSError`."""
+        """Resolve a path inside the cage; missing components are allowed. A loop of links raises `OSError`."""
         found = await self.run(["realpath", "-m", "-z", "--", path])
         if found.exit_code:
-            raise OSError(errno.ELOOP, "cannot be resolved", path)
+            raise OSError(errno.ELOOP, "cannot resolve the path", path)
         return found.stdout.rstrip("\0")
 
     async def destroy(self) -> None:
-        """For whoever holds it: ends all that runs in it and removes its files."""
-        commands = _alive.pop(self._ref.id, None) if self._ref is not None else None
-        if commands is not None:
-            await in_thread(commands.sandbox.destroy)
+        """Destroy the sandbox with its processes and files."""
+        if self._ref is not None:
+            await destroy_shared(self._ref.id)
 
     async def _commands(self) -> CageCommands:
         self._making = self._making or asyncio.Lock()
         async with self._making:
             if self._ref is None:
-                made = CageCommands(await in_thread(partial(Sandbox, **self._settings)))
-                _alive[made.sandbox.id] = made
-                self._ref = WorkspaceRef(provider="warmcell", id=made.sandbox.id)
-        found = _alive.get(self._ref.id)
+                self._ref = WorkspaceRef(provider="warmcell", id=await create_shared(self._settings))
+        found = find_shared(self._ref.id)
         if found is None:
-            raise WorkspaceUnavailableError("this sandbox is gone, or another process's")
+            raise WorkspaceUnavailableError("the sandbox was destroyed or belongs to another process")
         return found

@@ -1,4 +1,4 @@
-"""The seat in smolagents: `CodeAgent(..., executor=WarmcellExecutor())`. Variables stay from step to step."""
+"""smolagents: `CodeAgent(..., executor=WarmcellExecutor())`. Variables persist between steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.seats.missing import framework_missing
+from warmcell.interfaces.seats import framework_missing
 from warmcell.sandbox.blocking import Sandbox
 
 try:
@@ -21,15 +21,15 @@ try:
 except ImportError as error:
     raise framework_missing("smolagents", error) from error
 
-#: What the framework sends imports PIL and numpy at its top, used or not.
+#: The code that the framework sends imports PIL and numpy, used or not.
 _IMPORT = re.compile(r"^import ([\w.]+)$", re.MULTILINE)
 
 
 class WarmcellExecutor(RemotePythonExecutor):
-    """Runs an agent's Python in a session of a sandbox. Without one of your own it makes one of these settings.
+    """Runs an agent's Python in a session of a sandbox. Without `sandbox` it makes one with these settings.
 
-    Tools are sent as source, answers come back as JSON: nothing that the guest said is unpickled. There is no network
-    to install packages from: put what tools need into `Sandbox(config=ProcessConfig(python_path=...))`.
+    Tools are sent as source and answers are received as JSON, never unpickled. No packages are installed: use
+    `Sandbox(config=ProcessConfig(python_path=...))` with a Python that has what the tools need.
     """
 
     def __init__(self, sandbox: Sandbox | None = None, *, timeout: float = 60, **settings: Any) -> None:
@@ -53,14 +53,14 @@ class WarmcellExecutor(RemotePythonExecutor):
         return CodeOutput(output=_value(cell), logs=cell.stdout, is_final_answer=False)
 
     def send_tools(self, tools: dict[str, Any]) -> None:
-        """Their source, in which what cannot be imported is missed where it is used and not before."""
+        """Send the tools' source. A failed import becomes an error only where the module is used."""
         if "final_answer" in tools:
             self._patch_final_answer_with_exception(tools["final_answer"])
         code = get_tools_definition_code(tools)
         self.run_code_raise_errors(_IMPORT.sub(r"try:\n    import \1\nexcept ImportError:\n    pass", code))
 
     def install_packages(self, additional_imports: list[str]) -> list[str]:
-        """Nothing is installed: what is there is what the sandbox's Python has."""
+        """Installs nothing: the sandbox's Python has what it has."""
         return list(additional_imports)
 
     def cleanup(self) -> None:
@@ -72,7 +72,7 @@ class WarmcellExecutor(RemotePythonExecutor):
 
 
 def _value(cell: Any) -> Any:
-    """The last line's value: an image as one, the rest as text."""
+    """The value of the last line: an image, or text."""
     for item in cell.outputs:
         data = item.mime.get("image/png") or item.mime.get("image/jpeg")
         if item.is_result and isinstance(data, str):

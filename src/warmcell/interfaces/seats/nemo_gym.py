@@ -1,0 +1,129 @@
+"""NeMo Gym: the sandbox provider `warmcell` (entry point `nemo_gym.sandbox_providers`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warmcell.core.errors import ExecutionTimeout, SandboxError
+from warmcell.core.types import Limits
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import A_DAY, CageCommands
+from warmcell.lifetime.portal import portal
+from warmcell.lifetime.threads import in_thread
+
+try:
+    from nemo_gym.sandbox.providers.base import (
+        SandboxCreateError,
+        SandboxExecResult,
+        SandboxHandle,
+        SandboxSpec,
+        SandboxStatus,
+    )
+except ImportError as error:
+    raise framework_missing("nemo-gym", error) from error
+
+#: `return_code` of commands that the sandbox itself ended, as in NeMo Gym's own providers.
+_NO_STATUS = -1
+_MIB_PER_GIB = 1024
+
+
+@dataclass
+class _Running:
+    commands: CageCommands
+    workdir: str | None
+    user: str | None
+    is_closed: bool = False
+
+
+class WarmcellProvider:
+    """One live cage per sandbox: this host's programs, or the spec's image.
+
+    Files, `/tmp` and background processes stay from one command to the next. There is no network.
+    """
+
+    name = "warmcell"
+
+    def __init__(self, default_timeout_s: float = 180.0, memory_mib: int = 2048) -> None:
+        self._default_timeout, self._memory = default_timeout_s, memory_mib
+        self._running: dict[str, _Running] = {}
+
+    async def create(self, spec: SandboxSpec) -> SandboxHandle:
+        """`cpu` is a request here, not a limit. What cannot be had is refused."""
+        for what, is_asked in (("gpu", spec.resources.gpu), ("entrypoint", spec.entrypoint), ("ttl_s", spec.ttl_s)):
+            if is_asked:
+                raise SandboxCreateError(f"{what} is not supported by the provider 'warmcell'")
+        user = spec.provider_options.get("user", "root") if spec.image else None
+        disk = spec.resources.disk_gib
+        limits = Limits(
+            memory_mb=spec.resources.memory_mib or self._memory, disk_mb=None if disk is None else disk * _MIB_PER_GIB
+        )
+        settings = {"image": spec.image, "user": user, "env": dict(spec.env), "limits": limits, "live": True}
+        try:
+            running = _Running(await CageCommands.create(settings), spec.workdir, user)
+            handle = SandboxHandle(running.commands.sandbox.id, self.name, running)
+            self._running[handle.sandbox_id] = running
+            await portal.reach(running.commands.run, ["mkdir", "-p", "--", spec.workdir or "/tmp"])
+        except SandboxError as error:
+            raise SandboxCreateError(str(error)) from error
+        return handle
+
+    async def exec(
+        self,
+        handle: SandboxHandle,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_s: int | float | None = None,
+        user: str | int | None = None,
+    ) -> SandboxExecResult:
+        running = _running(handle)
+        if user is not None and not _is_same(user, running.user):
+            raise ValueError(f"user {user!r} is not supported: all programs of this sandbox run as {running.user!r}")
+        timeout = timeout_s or self._default_timeout or A_DAY
+        try:
+            result = await portal.reach(
+                running.commands.run, command, cwd=cwd or running.workdir, env=env, timeout=timeout
+            )
+        except SandboxError as error:
+            kind = "timeout" if isinstance(error, ExecutionTimeout) else "sandbox"
+            stdout = error.result.stdout if isinstance(error, ExecutionTimeout) and error.result else None
+            return SandboxExecResult(stdout, str(error), _NO_STATUS, kind)
+        return SandboxExecResult(result.stdout, result.stderr, result.exit_code)
+
+    async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
+        data = await in_thread(Path(source_path).read_bytes)
+        await portal.reach(_running(handle).commands.write, target_path, data)
+
+    async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
+        data = await portal.reach(_running(handle).commands.read, source_path)
+        Path(target_path).parent.mkdir(parents=True, exist_ok=True)
+        await in_thread(lambda: Path(target_path).write_bytes(data))
+
+    async def status(self, handle: SandboxHandle) -> SandboxStatus:
+        return SandboxStatus.STOPPED if handle.raw.is_closed else SandboxStatus.RUNNING
+
+    async def close(self, handle: SandboxHandle) -> None:
+        """Idempotent."""
+        if self._running.pop(handle.sandbox_id, None) is not None:
+            handle.raw.is_closed = True
+            await handle.raw.commands.destroy()
+
+    async def aclose(self) -> None:
+        for sandbox_id, running in list(self._running.items()):
+            await self.close(SandboxHandle(sandbox_id, self.name, running))
+
+
+def _running(handle: SandboxHandle) -> _Running:
+    running: Any = handle.raw
+    if not isinstance(running, _Running) or running.is_closed:
+        raise RuntimeError(f"the sandbox {handle.sandbox_id} was closed")
+    return running
+
+
+def _is_same(wanted: str | int, user: str | None) -> bool:
+    """Without an image, programs run as one user without a name."""
+    roots = ("root", "0")
+    return str(wanted) == user or (str(wanted) in roots and user in roots)

@@ -1,0 +1,142 @@
+"""OpenHands: `WarmcellWorkspace`, a `BaseWorkspace` whose commands and files are in a cage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from warmcell.core.errors import ExecutionTimeout, SandboxError
+from warmcell.core.types import Limits
+from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats.cage_commands import CageCommands
+from warmcell.lifetime.portal import portal
+from warmcell.sandbox.blocking import Sandbox
+
+try:
+    from openhands.sdk.git.models import GitChange, GitChangeStatus, GitDiff
+    from openhands.sdk.workspace.base import BaseWorkspace
+    from openhands.sdk.workspace.models import CommandResult, FileOperationResult
+    from pydantic import PrivateAttr
+except ImportError as error:
+    raise framework_missing("openhands", error) from error
+
+_GIT = 'cd -- "$1" && shift && exec git --no-pager "$@"'
+_KINDS = {"A": GitChangeStatus.ADDED, "D": GitChangeStatus.DELETED}
+#: The exit code of a command that timed out, as of `LocalWorkspace`.
+_TIMED_OUT = -1
+
+
+class WarmcellWorkspace(BaseWorkspace):
+    """For programs that use a workspace themselves. A conversation refuses it: its tools would run on the host.
+
+    `image` is the root file system (default: this host's programs), as `user`. Files, `/tmp` and background processes
+    stay from one command to the next.
+    """
+
+    working_dir: str = "/work"
+    image: str | None = None
+    user: str | None = None
+    memory_mb: int = 2048
+    _commands: CageCommands | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        limits = Limits(memory_mb=self.memory_mb)
+        self._commands = CageCommands(Sandbox(live=True, image=self.image, user=self.user, limits=limits))
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        self._send_completion_callback(exc_type, exc_val)
+        self.close()
+
+    def close(self) -> None:
+        """Ends everything in the cage. Idempotent."""
+        commands, self._commands = self._commands, None
+        if commands is not None:
+            commands.sandbox.close()
+
+    @property
+    def _cage(self) -> CageCommands:
+        if self._commands is None:
+            raise RuntimeError("the workspace was closed")
+        return self._commands
+
+    def execute_command(self, command: str, cwd: str | Path | None = None, timeout: float = 30.0) -> CommandResult:
+        script = 'if command -v bash >/dev/null; then exec bash -c "$1"; fi; exec sh -c "$1"'
+        place = self._path(cwd or ".")
+        try:
+            result = portal.call(self._cage.run, ["sh", "-c", script, "sh", command], cwd=place, timeout=timeout)
+        except ExecutionTimeout as error:
+            printed = error.result
+            return CommandResult(
+                command=command,
+                exit_code=_TIMED_OUT,
+                stdout=printed.stdout if printed else "",
+                stderr=f"{printed.stderr if printed else ''}{error}",
+                timeout_occurred=True,
+            )
+        return CommandResult(
+            command=command,
+            exit_code=result.exit_code,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            timeout_occurred=False,
+        )
+
+    def file_upload(self, source_path: str | Path, destination_path: str | Path) -> FileOperationResult:
+        def upload() -> int:
+            data = Path(source_path).read_bytes()
+            portal.call(self._cage.write, self._path(destination_path), data)
+            return len(data)
+
+        return _operate(upload, source_path, destination_path)
+
+    def file_download(self, source_path: str | Path, destination_path: str | Path) -> FileOperationResult:
+        def download() -> int:
+            data = portal.call(self._cage.read, self._path(source_path))
+            Path(destination_path).parent.mkdir(parents=True, exist_ok=True)
+            return Path(destination_path).write_bytes(data)
+
+        return _operate(download, source_path, destination_path)
+
+    def git_changes(self, path: str | Path) -> list[GitChange]:
+        """Against the last commit; files that git does not know count as added."""
+        self._git(path, "rev-parse", "--git-dir")  # `git diff` alone works outside of repositories
+        listed = self._git(path, "diff", "--name-status", "--no-renames", "-z", "HEAD").split("\0")
+        changes = [
+            GitChange(status=_KINDS.get(kind, GitChangeStatus.UPDATED), path=Path(name))
+            for kind, name in zip(listed[::2], listed[1::2], strict=False)
+        ]
+        unknown = self._git(path, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+        return changes + [GitChange(status=GitChangeStatus.ADDED, path=Path(name)) for name in unknown if name]
+
+    def git_diff(self, path: str | Path) -> GitDiff:
+        """The file at the last commit and now; None where there is none."""
+        place = Path(self._path(path))
+        try:
+            original = self._git(place.parent, "show", f"HEAD:./{place.name}")
+        except RuntimeError:
+            self._git(place.parent, "rev-parse", "--git-dir")  # raises if it is not a repository
+            original = None
+        try:
+            modified = portal.call(self._cage.read, str(place)).decode("utf-8", "replace")
+        except FileNotFoundError:
+            modified = None
+        return GitDiff(original=original, modified=modified)
+
+    def _git(self, path: str | Path, *words: str) -> str:
+        result = portal.call(self._cage.run, ["sh", "-c", _GIT, "sh", self._path(path), *words], timeout=60)
+        if not result.ok:
+            raise RuntimeError(f"git {words[0]} failed in {path}: {result.stderr.strip()[:500]}")
+        return result.stdout
+
+    def _path(self, path: str | Path) -> str:
+        return str(Path(self.working_dir) / path)
+
+
+def _operate(act: Callable[[], int], source: str | Path, destination: str | Path) -> FileOperationResult:
+    names = {"source_path": str(source), "destination_path": str(destination)}
+    try:
+        return FileOperationResult(success=True, file_size=act(), **names)
+    except (OSError, SandboxError) as error:
+        return FileOperationResult(success=False, error=str(error), **names)
